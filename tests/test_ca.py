@@ -314,6 +314,7 @@ def test_killed_twenty_times(finished: Path, tmp_path: Path, compilation_cache_d
     kills.check(["train", "ca", *WORDS], finished, tmp_path, compilation_cache_directory)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_later(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)

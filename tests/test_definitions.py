@@ -344,6 +344,19 @@ def compare(name: str, code: str, example: Example) -> None:
         )
 
 
+@pytest.mark.fast(
+    "detect*",
+    "lookup*",
+    "sparse_lookup",
+    "lut_pair_attention",
+    "*gates",
+    "*_lut",
+    "margins*",
+    "weighted_lookup",
+    "gate_coefficients",
+    "scale_gradient",
+    "cell_total_variation",
+)
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_ops_compute_their_definitions(name):
     documented = getattr(lutjax, name.split(",")[0])

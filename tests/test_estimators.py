@@ -449,6 +449,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]
     return path, out, command("train", "classify", "--data", path, "--out", out, *words.split())
 
 
+@pytest.mark.slow
 def test_trees_are_trained_by_the_command(trees: tuple[Path, Path, Result]) -> None:
     _, out, result = trees
     assert result.exit_code == 0, result.output
@@ -521,6 +522,7 @@ def test_trees_read_edges(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     _, out, _ = trees
     other = tmp_path / "run"

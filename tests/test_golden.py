@@ -48,7 +48,17 @@ def test_all_are_here():
     assert len(SCORED) == 6
 
 
-@pytest.mark.fast("*-ops", "gt_fc_small-reference", "gt_attn_pd0-reference", "ext_fc_internal-reference")
+@pytest.mark.fast(
+    "gt_fc_*-ops",
+    "gt_attn_pd0-*",
+    "ext_fc_*-ops",
+    "ext_concat_pd3-ops",
+    "ext_conv2d_*-ops",
+    "ext_product_pd4-ops",
+    "ext_projection_grid-ops",
+    "gt_fc_small-reference",
+    "ext_fc_internal-reference",
+)
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=["ops", "reference"])
 @pytest.mark.parametrize(("path", "kind"), recorded())
 def test_recorded(path, kind, module):

@@ -146,6 +146,7 @@ def chunks(x: jax.Array, lengths: tuple[int, ...]) -> list[jax.Array]:
 CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n if n == "attention" else slow(n) for n in ATTENTION],

@@ -266,6 +266,7 @@ def test_generate_draws():
     np.testing.assert_array_equal(again, everything)
 
 
+@pytest.mark.slow
 def test_generate_any_batch():
     model = model_of()
     assert model.generate(tokens_of(3), 2, key=jax.random.key(0)).shape == (2,)

@@ -383,6 +383,7 @@ def test_tables_of_integers_of_stacked_blocks():
         np.testing.assert_array_equal(deployed.tables.exponents[i], want.exponents)
 
 
+@pytest.mark.slow
 def test_tables_of_integers_in_linen_and_haiku():
     case = CASES["powers_of_two"]
     arrays, x = variables_of(case), inputs_of(case)

@@ -500,6 +500,7 @@ def test_a_sequence_axis_that_is_not_there():
         lutjax.lut_attention(X, jnp.zeros((4, n_rows // 4, 1)), anchors, sequence_axis="sequence")
 
 
+@pytest.mark.slow
 @needs_devices(8)
 def test_plain_jit_with_the_specs_of_a_model():
     """Parameters and optimiser state lie where `specs` says, before and after a step, and hold what they do on one device."""

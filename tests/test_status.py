@@ -56,6 +56,7 @@ def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     forget_compiled()
 
 
+@pytest.mark.slow
 def test_checks_in_processes_say_the_same(monkeypatch):
     main = sys.modules["__main__"]  # new processes would run it first
     monkeypatch.setattr(main, "__spec__", None)

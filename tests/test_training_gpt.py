@@ -234,6 +234,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"

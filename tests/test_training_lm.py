@@ -160,6 +160,7 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
     assert equal(models.restore(tmp_path, 4, run), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table_optimizer", ["row_adagrad", slow("row_adam")])
 def test_resumed_run_ends_like_one_that_was_never_stopped(
     run: Run, tmp_path: Path, table_optimizer: str

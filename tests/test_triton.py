@@ -748,6 +748,7 @@ def test_several_backends_in_one_process(op, dtype, monkeypatch):
     assert traced.out_info == jax.eval_shape(of_op.expected, *of_op.shapes())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel_cache")
 def test_layers_of_trees_compile(launches):
     """The layer chooses one kernel for whole trees and their pools on a GPU."""
