@@ -162,6 +162,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "platform",
     [

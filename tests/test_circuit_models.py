@@ -119,6 +119,7 @@ def test_circuits_of_all_bits(name: str) -> None:
     np.testing.assert_array_equal(packed.circuit(outputs="votes")(x), votes)
 
 
+@pytest.mark.slow
 def test_a_circuit_of_the_size_of_digits() -> None:
     rng = RNG(0)
     x = rng.integers(0, 17, (360, 64)).astype(np.uint8)
@@ -195,6 +196,7 @@ def test_equal_votes_are_the_first_class() -> None:
         np.testing.assert_array_equal(circuit(x), votes.argmax(-1))
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("n_classes", [2, 3, 5])
 def test_classes_that_share_votes(n_classes: int) -> None:
     """Gates that pass on, invert, or are constant: bits that vote for several classes, often, and against each other."""
@@ -283,6 +285,7 @@ def test_layers_of_nnx() -> None:
     assert circuits.of([gates, votes], simplify=False).parts[0] == ("layer 1", 9)
 
 
+@pytest.mark.slow
 def test_layers_of_linen() -> None:
     layers = stack(linen)
     model = nn.Sequential(layers)

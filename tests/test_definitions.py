@@ -443,7 +443,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     }
 
 
-@pytest.mark.fast("lut*", "sparse_lut*", "logic_gates", "scored_lut", "conv_lut")
+@pytest.mark.fast("lut", "sparse_lut", "logic_gates", "scored_lut", "conv_lut")
 @pytest.mark.parametrize(
     "name",
     [
@@ -534,6 +534,7 @@ def test_every_rule_has_a_definition():
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
 
+@pytest.mark.fast("None")
 @pytest.mark.parametrize("sizes", [None, (2,), (1, 4, 3)])
 def test_update_table_is_its_definition(sizes):
     rates = None if sizes is None else jnp.asarray(1 + grid(*sizes))

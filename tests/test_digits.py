@@ -59,7 +59,7 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
-@pytest.mark.fast("gates", "binary")
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", ["light", "gates", "binary", slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]

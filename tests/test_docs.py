@@ -133,6 +133,7 @@ def test_every_public_op_is_in_the_readme():
 LONG_EXAMPLES = (
     "lutjax.models.tree_net", "lutjax.models.gpt", "lutjax.models.transformer", "lutjax.layers.haiku._tables",
     "lutjax.layers.haiku._logic", "lutjax.layers.haiku._images", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
+    "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
 )  # fmt: skip
 
 

@@ -287,6 +287,7 @@ def test_learned_thresholds_move(run: classifier.Run) -> None:
     np.testing.assert_array_equal(circuits.of(model, inputs="uint8")(x).ravel(), hard)
 
 
+@pytest.mark.slow
 def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_path: Path) -> None:
     whole, _ = run.advance(run.init(), 0, 6)
     half, _ = run.advance(run.init(), 0, 2)

@@ -182,6 +182,7 @@ def test_two_halves_of_a_batch_add_up():
         assert_equal(whole, result(op, COARSE))
 
 
+@pytest.mark.fast("lookup", "sparse_lookup", "lookup_attention")
 def test_both_formulations_have_the_same_bits(op, request):
     expected = result(op, FINE)
     request.getfixturevalue("accelerator_formulation")
@@ -337,6 +338,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
     jax.eval_shape(jax.hessian(lambda x: fixed(x, weights).sum()), x)  # any mode, of any order
 
 
+@pytest.mark.fast("lookup-*", "lookup_attention-*", "detect-*")
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
 def test_lowers_for_every_platform(op, platform, device_kind):
     testing.check_lowering(split(op), platform=platform, device_kind=device_kind, accumulate=FINE)

@@ -96,6 +96,7 @@ def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
     return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
 
 
+@pytest.mark.fast("lut")
 @pytest.mark.parametrize("changes", [{}, TABLES_ALONE], ids=["dense", "lut"])
 def test_definition(changes):
     """Longer than the context, too, where attention has a window."""

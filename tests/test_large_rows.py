@@ -203,7 +203,7 @@ def bases(world, dtype):
     return (LARGE_OF_PRODUCTS if world in MULTIPLIES_FIRST else LARGE)[dtype]
 
 
-@pytest.mark.fast("*-lookup")
+@pytest.mark.fast("xla*-lookup", "triton-lookup", "pallas/tpu-lookup", "pallas/sparsecore-lookup")
 @pytest.mark.parametrize(("world", "op"), worlds.in_worlds(LOOK_UPS, slow))
 def test_large_rows(world, op, request):
     with worlds.of(world, request) as implementation:
@@ -231,6 +231,7 @@ LISTS = {
 }
 
 
+@pytest.mark.fast("*one list")
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("world", ["xla", "triton", "pallas/sparsecore"])
 def test_large_rows_of_other_lists(world, lists, request):

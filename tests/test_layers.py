@@ -201,6 +201,7 @@ def test_libraries_decode(name):
     np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
 
 
+@pytest.mark.slow
 def test_decoding_is_an_argument_of_calls():
     """Decode by an argument of calls as by that of the layer; in Linen the first call makes the cache."""
     case = CASES["attention"]

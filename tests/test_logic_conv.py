@@ -317,6 +317,7 @@ def test_trees_read_some_channels():
     spec.check(arrays)
 
 
+@pytest.mark.fast("options1", "options2")
 @pytest.mark.parametrize(
     "options",
     [

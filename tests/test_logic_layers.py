@@ -156,6 +156,7 @@ def test_group_sum():
     np.testing.assert_allclose(f.apply({}, None, x), want, rtol=1e-6)
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
     """Return a network without shared gates, whose wires are ids of the whole image."""
@@ -477,6 +478,7 @@ def test_balanced(n_inputs, n_gates, arity):
 
 
 # A part of a circle, a circle and a part, whole circles, with opposite inputs.
+@pytest.mark.fast("2-1", "6-14")
 @pytest.mark.parametrize(("n_inputs", "n_gates"), [(2, 1), (5, 4), (5, 7), (5, 10), (6, 8), (6, 14)])
 def test_unique_pairs(n_inputs, n_gates):
     wires = np.asarray(wiring.unique_pairs(jax.random.key(0), n_inputs, n_gates))

@@ -268,7 +268,7 @@ def test_a_step_of_a_model(name, kind):
 FAST_TO_PRODUCE = ("powers of two", "gates", "trees")
 
 
-@pytest.mark.fast("powers of two-*", "gates-*")
+@pytest.mark.fast("gates-*")
 @pytest.mark.parametrize("kind", ["explicit", slow("auto")])
 @pytest.mark.parametrize(
     "name", [n if n in FAST_TO_PRODUCE else slow(n) for n in MODELS if "automaton" not in n]

@@ -378,6 +378,7 @@ def test_published_size():
     assert f"{count / 1e6:.1f}" == "812.7"
 
 
+@pytest.mark.slow
 def test_state_round_trip():
     model, tokens = model_of(), tokens_of(2, 5)
     state = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))

@@ -40,6 +40,7 @@ def split(op, **sizes):
     return testing.case(op, "split", **sizes)
 
 
+@pytest.mark.fast("jit", "vmap of grad", "shard_map, sharded table", "export")
 @pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
 def test_parity(op, transformation):
     testing.check(split(op), transformation=transformation)

@@ -57,6 +57,7 @@ def test_small_arrays_are_compared():
 SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
 
 
+@pytest.mark.fast("*-plain JAX")
 @pytest.mark.parametrize("of", ["the reference", "plain JAX"])
 @pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
 def test_results_are_rounded_once(op, of):
@@ -142,15 +143,15 @@ def test_shapes(op, implementation, shape):
         pytest.skip(str(error.candidates[0].reason))
 
 
-# Where every op does the same, one that reads tables and one of gates stay fast; `test_shapes` has every op under `jax.jit`.
-UNDER_EVERY_TRANSFORMATION = ("lookup", "bilinear_gates")
+# Where every op does the same, one that reads tables and one of gates stay fast.
+FOR_ALL = ("lookup", "bilinear_gates")
 
 
 def dtypes_of_kernels():
     """All dtypes but the first; of plain JAX those of two ops are fast: tests/properties/test_values.py has all."""
     for values in in_dtypes():
         (op, implementation, *rest), is_slow = values_of(values)
-        left = implementation == "xla" and op not in UNDER_EVERY_TRANSFORMATION
+        left = implementation == "xla" and op not in FOR_ALL
         yield slow(op, implementation, *rest) if is_slow or left else (op, implementation, *rest)
 
 
@@ -160,10 +161,11 @@ def test_dtypes(op, implementation, shape, dtype):
         testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
+# `test_shapes` has every op under `jax.jit`.
 WITH_EVERY_OP = ("vmap of grad", "shard_map, sharded table", "export")
 TRANSFORMED = [
     (op, implementation, transformation)
-    if op in UNDER_EVERY_TRANSFORMATION or transformation in WITH_EVERY_OP
+    if op in FOR_ALL or transformation in WITH_EVERY_OP
     else slow(op, implementation, transformation)
     for op, implementation in IMPLEMENTED
     for transformation in testing.TRANSFORMATIONS

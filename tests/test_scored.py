@@ -320,6 +320,7 @@ def test_weighted_lookup_is_its_sum():
             np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
+@pytest.mark.fast("2")
 @pytest.mark.parametrize("groups", [None, 2])
 def test_a_coefficient_of_zero_reads_and_adds_nothing(groups):
     weights = jnp.ones((2, 3, 2)).at[:, 1].set(jnp.inf).at[:, 2].set(jnp.nan)

@@ -239,6 +239,7 @@ def test_plain_jit(name, accumulate, layout, kind):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
+@pytest.mark.fast("explicit")
 @needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_devices_send_the_outputs_of_their_own_groups(kind):
@@ -316,7 +317,7 @@ FAST_IN_GROUPS = [
 ]
 
 
-@pytest.mark.fast("powers of two-sizes0-auto", "places*")
+@pytest.mark.fast("places*")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "sizes", "kind"),
@@ -378,6 +379,7 @@ def test_what_devices_have_unequal_parts_of(what):
 GATES = normal(8, 16), normal(12, 16), RNG.integers(0, 8, (12, 2), np.int32)
 
 
+@pytest.mark.fast("True-auto", "False-explicit")
 @needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("with_readers", [False, True])

@@ -304,6 +304,7 @@ def test_layers(name):
     assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
 
 
+@pytest.mark.slow
 def test_decoding():
     case = CASES["concatenated"]
     x = inputs_of(case)

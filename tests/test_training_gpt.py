@@ -137,6 +137,7 @@ def test_cosine_falls_to_a_tenth() -> None:
     assert (np.diff(rate[10:]) < 0).all()
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_norm_of_all_gradients() -> None:
     moved: dict[float | None, Any] = {}
     start: State | None = None

@@ -548,6 +548,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.fast("*-step")
 @pytest.mark.parametrize(
     ("rule", "form"),
     [

@@ -85,14 +85,13 @@ def interpreted():
 # ------------------------------------------------------------------------------------- in the interpreter
 @pytest.mark.fast(
     "*-split",
-    "*-empty_batch",
+    "lookup-empty_batch",
+    "bilinear_gates-empty_batch",
     "sparse_lookup-*_list",
     "sparse_lookup-list_per_table",
     "*-readers",
-    "*-no_gates",
     "*-no_way",
     "*-no_slots",
-    "*-no_pairs",
 )
 @pytest.mark.parametrize(
     ("op", "shape"),
@@ -450,6 +449,7 @@ def test_scored_reads_of_any_input(read):
         testing.assert_close("y", actual, expected)
 
 
+@pytest.mark.fast("3-False")
 @pytest.mark.parametrize("sum_groups", [False, slow(True)])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.usefixtures("interpreted")
@@ -552,6 +552,7 @@ def test_pair_attention_of_any_place(interleave, window, start, epsilon):
     same_as_plain_jax(attend, x, keys, weights, positions)
 
 
+@pytest.mark.fast("bilinear_gates")
 @pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])
 @pytest.mark.usefixtures("interpreted")
 def test_gates_of_any_ids(op):
@@ -644,6 +645,7 @@ def check_compilation(launches, capability):
         assert binary.metadata.shared <= 1024 * _nvidia._SHARED_MEMORY[capability], kernel
 
 
+@pytest.mark.fast("*-90")
 @pytest.mark.parametrize(
     ("op", "capability"),
     [

@@ -133,6 +133,7 @@ def test_impossible_wirings(name):
         make()
 
 
+@pytest.mark.fast("random", "butterfly")
 @pytest.mark.parametrize("kind", ["random", "butterfly", wiring.Windows((2, 4), 2), wiring.Groups(2)])
 def test_layers_have_drawn_wires(kind):
     case = Case("LogicGates", {"wiring": kind}, (5, 8), (8, 10))
@@ -299,6 +300,7 @@ def test_parts_of_the_batch_have_the_expectation_of_all():
     np.testing.assert_allclose(mean, one_by_one, atol=0.02)
 
 
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", ["gates", "signs_of_all", slow("tables"), slow("gates_of_all")])
 def test_libraries_agree(name):
     case = CASES[name]
@@ -350,6 +352,7 @@ def test_memory_is_that_of_fixed_wires():
     assert largest(step_of("learnable")) >= n * k * batch
 
 
+@pytest.mark.slow
 def test_meshes():
     """Scores are divided by gate, samples by device, and gradients are those of one device."""
     mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -135,6 +135,7 @@ USES: dict[str, Any] = {
 }
 
 
+@pytest.mark.fast("once-*", "swapped-*", "twice*", "*stopped*", "not at all-*", "scaled*", "half*")
 @pytest.mark.parametrize("jitted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("use", USES)
 def test_a_table_has_the_right_gradient_or_none(use, jitted):
