@@ -5,6 +5,7 @@ jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_
 on what users get.
 """
 
+import fnmatch
 import gc
 import importlib.metadata
 import os
@@ -61,6 +62,24 @@ def pytest_report_header():
     import native_kernels
 
     return f"native kernels: {native_kernels.why_not() or 'tested'}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector):
+    items = yield
+    return leave_to_slow(items, collector.CollectError) if isinstance(items, list) else items
+
+
+def leave_to_slow(items, error):
+    """Return the cases of a test; those that its mark `fast` does not name are left to the slow suite."""
+    for mark in items[0].iter_markers("fast") if items else ():
+        ids = [item.callspec.id for item in items]
+        if unknown := [p for p in mark.args if not fnmatch.filter(ids, p)]:
+            raise error(f"the mark `fast` of {items[0].originalname} names no case: {unknown} of {ids}")
+        for item, case in zip(items, ids, strict=True):
+            if not any(fnmatch.fnmatchcase(case, p) for p in mark.args):
+                item.add_marker(pytest.mark.slow)
+    return items
 
 
 def pytest_collection_finish():

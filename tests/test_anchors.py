@@ -23,6 +23,7 @@ def assert_without_replacement(anchors: np.ndarray, pool: np.ndarray) -> None:
             assert len({tuple(pair) for pair in detector}) == anchors.shape[1]
 
 
+@pytest.mark.fast("2-3-1-3", "5-2-20-1")
 @pytest.mark.parametrize(
     ("inputs", "detectors", "bits", "groups"),
     [(8, 6, 4, 1), (4, 10, 5, 2), (5, 2, 20, 1), (2, 3, 1, 3)],

@@ -257,6 +257,7 @@ def abstract(shape: shapes.OfOp, row: str, dtype: str = "float32") -> Any:
     return jax.eval_shape(lambda: measurements.arguments(shape, row, dtype))
 
 
+@pytest.mark.fast("scored-*", "seq-*", "fc-*", "sparse-*")
 @pytest.mark.parametrize(
     "dtype",
     [measurements.DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in measurements.DTYPES[1:])],
@@ -282,6 +283,7 @@ def test_rows_of_every_kind(text: str, dtype: str) -> None:
     assert sum(g.size for g in gradients.values()) == traffic.numbers_in
 
 
+@pytest.mark.fast("soft_lut", "binary_lut")
 @pytest.mark.parametrize("text", GATES.values(), ids=GATES)
 def test_rows_of_gates(text: str) -> None:
     shape = shapes.parse(text)
@@ -305,6 +307,7 @@ def test_rows_of_gates(text: str) -> None:
     assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
 
 
+@pytest.mark.fast("bfloat16")
 @pytest.mark.parametrize("dtype", measurements.DTYPES)
 def test_tables_of_integers_have_a_forward_pass_alone(dtype: str) -> None:
     """8 samples, 2 groups of 4 inputs and 3 outputs, 4 tables of 4 rows: of int8, whatever the dtype of the rest."""

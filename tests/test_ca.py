@@ -65,6 +65,7 @@ def simulated(model, state, coefficients):
     return new
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("periodic", [False, True])
 def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     model = small(periodic=periodic)
@@ -77,6 +78,7 @@ def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     assert (model(bits, deterministic=True) == simulated(model, bits, hard)).all()
 
 
+@pytest.mark.fast("{}-3", "{'update_rate': 0.6}-35")
 @pytest.mark.parametrize(
     ("options", "width"),
     [
@@ -160,6 +162,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "platform",
     [
@@ -312,6 +315,7 @@ def test_killed_twenty_times(finished: Path, tmp_path: Path, compilation_cache_d
     kills.check(["train", "ca", *WORDS], finished, tmp_path, compilation_cache_directory)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_later(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)

@@ -168,6 +168,7 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
 
 
 # ------------------------------------------------------------------------------------- programs
+@pytest.mark.fast("interpreter-32", "functions-*8", "functions-512")
 @checked
 @pytest.mark.parametrize(
     ("style", "lanes"),

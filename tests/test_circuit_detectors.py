@@ -356,6 +356,7 @@ def check_texts(rounded: Rounded, program: Path) -> None:
         assert run(program, "-n", 20, "-t", 0, given=prompt) == likeliest
 
 
+@pytest.mark.slow
 def test_the_program_writes_the_bytes_of_the_model(rounded: Rounded, program: Path) -> None:
     check_texts(rounded, program)
     text = b"--, or an argument?"
@@ -374,6 +375,7 @@ def test_logits_are_those_of_the_model_in_jax(rounded: Rounded, program: Path) -
         assert logits_in_c(program, text[:n]) == units[n - 1].tolist()
 
 
+@pytest.mark.slow
 def test_pairs(compiler: str, tmp_path: Path) -> None:
     rounded = Rounded(model_of(PAIRS), tables="int8")
     check_texts(rounded, built(compiler, written(rounded.integer, tmp_path)))

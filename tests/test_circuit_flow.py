@@ -131,6 +131,7 @@ def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None
     assert len(np.unique(vectors.outputs["y"])) > 1
 
 
+@pytest.mark.fast("digits")
 @pytest.mark.tools
 @pytest.mark.parametrize("kind", ["digits", "automaton"])
 def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) -> None:
@@ -415,6 +416,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     return write_trees(tmp_path_factory.mktemp("trees"), x, y), x
 
 
+@pytest.mark.slow
 @pytest.mark.tools
 def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     run, _ = trees

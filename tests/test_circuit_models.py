@@ -80,6 +80,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 
 
 # ------------------------------------------------------------------------------------- classifiers
+@pytest.mark.fast("gates", "light", "binary")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_circuit_is_the_classifier(name: str) -> None:
     model, config = configured(name), CONFIGS[name]
@@ -118,6 +119,7 @@ def test_circuits_of_all_bits(name: str) -> None:
     np.testing.assert_array_equal(packed.circuit(outputs="votes")(x), votes)
 
 
+@pytest.mark.slow
 def test_a_circuit_of_the_size_of_digits() -> None:
     rng = RNG(0)
     x = rng.integers(0, 17, (360, 64)).astype(np.uint8)
@@ -194,6 +196,7 @@ def test_equal_votes_are_the_first_class() -> None:
         np.testing.assert_array_equal(circuit(x), votes.argmax(-1))
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("n_classes", [2, 3, 5])
 def test_classes_that_share_votes(n_classes: int) -> None:
     """Gates that pass on, invert, or are constant: bits that vote for several classes, often, and against each other."""
@@ -282,6 +285,7 @@ def test_layers_of_nnx() -> None:
     assert circuits.of([gates, votes], simplify=False).parts[0] == ("layer 1", 9)
 
 
+@pytest.mark.slow
 def test_layers_of_linen() -> None:
     layers = stack(linen)
     model = nn.Sequential(layers)
@@ -369,6 +373,7 @@ def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **optio
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
+@pytest.mark.fast("tables", "padded_pools", "rectangular")
 @pytest.mark.parametrize("name", TREES)
 def test_trees_at_every_place(name: str) -> None:
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
@@ -437,6 +442,7 @@ def test_the_rule_of_all_neighbourhoods() -> None:
         assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
 
 
+@pytest.mark.fast("False")
 @pytest.mark.parametrize("periodic", [True, False])
 def test_steps_of_an_automaton(periodic: bool) -> None:
     model = automaton(3, periodic=periodic)

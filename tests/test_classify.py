@@ -928,6 +928,7 @@ def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result]
         assert message in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     _, out, _ = finished
     other = tmp_path / "run"

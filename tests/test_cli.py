@@ -263,6 +263,7 @@ def test_devices_that_cannot_be_used(finished: tuple[Path, Result], text: Path, 
 WORDS = ["train", "lm", *SIZES, *STEPS]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_checkpoint(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, compilation_cache_directory: Path
 ) -> None:

@@ -333,6 +333,7 @@ def test_memory_is_in_proportion_to_the_file(end):
     assert memory < (500 if end in ("aig", "aag") else 100) * len(data)
 
 
+@pytest.mark.fast("json", "aig")
 @pytest.mark.parametrize("end", READERS)
 def test_one_octet_of_a_netlist_may_be_any(end):
     """Every octet is changed once; each is an error in a line, or another circuit."""

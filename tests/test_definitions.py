@@ -344,12 +344,26 @@ def compare(name: str, code: str, example: Example) -> None:
         )
 
 
+@pytest.mark.fast(
+    "detect*",
+    "lookup*",
+    "sparse_lookup",
+    "lut_pair_attention",
+    "*gates",
+    "*_lut",
+    "margins*",
+    "weighted_lookup",
+    "gate_coefficients",
+    "scale_gradient",
+    "cell_total_variation",
+)
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_ops_compute_their_definitions(name):
     documented = getattr(lutjax, name.split(",")[0])
     compare(name, definition(documented), EXAMPLES[name]())
 
 
+@pytest.mark.fast("lookup-*", "sparse_lookup-*", "detect-*", "binary_lut-*", "weighted_lookup-*", "margins-*")
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
@@ -429,6 +443,7 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     }
 
 
+@pytest.mark.fast("lut", "sparse_lut", "logic_gates", "scored_lut", "conv_lut")
 @pytest.mark.parametrize(
     "name",
     [
@@ -519,6 +534,7 @@ def test_every_rule_has_a_definition():
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
 
+@pytest.mark.fast("None")
 @pytest.mark.parametrize("sizes", [None, (2,), (1, 4, 3)])
 def test_update_table_is_its_definition(sizes):
     rates = None if sizes is None else jnp.asarray(1 + grid(*sizes))

@@ -60,6 +60,7 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", ["light", "gates", "binary", slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]
@@ -89,6 +90,7 @@ def test_baselines_are_fitted_last(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "on the same bits a coin 12.5 %" in finished.output
 
 
+@pytest.mark.fast("33", "31")
 @pytest.mark.parametrize("batch", [1, 31, 33, 100])
 def test_packed_takes_any_number_of_samples(batch: int, light: LogicClassifier) -> None:
     x = data(batch).astype(np.float32)

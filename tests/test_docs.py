@@ -10,7 +10,7 @@ import re
 
 import jax
 import pytest
-from cases import absence
+from cases import absence, slow
 
 import lutjax
 from lutjax import _ahead_of_time
@@ -33,7 +33,11 @@ def as_a_reader(without_typechecking):
         yield
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [slow(p) if p.name == "images.md" else p for p in PAGES],  # which trains two networks for 15 s
+    ids=lambda page: page.name,
+)
 @pytest.mark.usefixtures("as_a_reader")
 def test_pages_run(page, request):
     """Run the code in one namespace, from the first block to the last."""
@@ -125,7 +129,15 @@ def test_every_public_op_is_in_the_readme():
             assert f"`{module.name}(" in README, module.name
 
 
-@pytest.mark.parametrize("name", list(modules()))
+# Those whose examples compile large programs: tests of their own run what these show.
+LONG_EXAMPLES = (
+    "lutjax.models.tree_net", "lutjax.models.gpt", "lutjax.models.transformer", "lutjax.layers.haiku._tables",
+    "lutjax.layers.haiku._logic", "lutjax.layers.haiku._images", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
+    "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [slow(n) if n in LONG_EXAMPLES else n for n in modules()])
 @pytest.mark.usefixtures("as_a_reader")
 def test_docstrings(name, request):
     try:

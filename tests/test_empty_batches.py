@@ -66,6 +66,7 @@ def test_gradients_of_scores_are_zero():
     assert not np.any(gradients["scores"][...])
 
 
+@pytest.mark.fast("edges")
 @pytest.mark.parametrize("config", [TREES, EDGES], ids=["pixels", "edges"])
 def test_packed_trees(config):
     packed = models.LogicTreeNet(config, rngs=nnx.Rngs(0)).packed()

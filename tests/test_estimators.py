@@ -146,6 +146,7 @@ AT_HALF = {
 }
 
 
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", AT_HALF)
 def test_a_temperature_of_a_call_is_that_of_the_layer(name: str) -> None:
     case = AT_HALF[name]
@@ -286,6 +287,7 @@ def test_learned_thresholds_move(run: classifier.Run) -> None:
     np.testing.assert_array_equal(circuits.of(model, inputs="uint8")(x).ravel(), hard)
 
 
+@pytest.mark.slow
 def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_path: Path) -> None:
     whole, _ = run.advance(run.init(), 0, 6)
     half, _ = run.advance(run.init(), 0, 2)
@@ -448,6 +450,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]
     return path, out, command("train", "classify", "--data", path, "--out", out, *words.split())
 
 
+@pytest.mark.slow
 def test_trees_are_trained_by_the_command(trees: tuple[Path, Path, Result]) -> None:
     _, out, result = trees
     assert result.exit_code == 0, result.output
@@ -520,6 +523,7 @@ def test_trees_read_edges(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     _, out, _ = trees
     other = tmp_path / "run"

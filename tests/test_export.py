@@ -71,6 +71,7 @@ def exported(f, *arguments, shape):
     return jax.export.deserialize(whole.serialize()).call
 
 
+@pytest.mark.fast("attention", "gates")
 @pytest.mark.parametrize("name", [n if n in ("attention", "pairs", "gates") else slow(n) for n in FUNCTIONS])
 def test_batches_of_any_size(name):
     function, shape, trained = FUNCTIONS[name]

@@ -101,6 +101,7 @@ def permuted(op, accumulate, axis):
 
 
 # ------------------------------------------------------------------------------------- any order
+@pytest.mark.fast("lookup", "lookup_attention")
 def test_any_order_of_samples_and_detectors(op):
     for axis in ("batch", "detector"):
         assert_equal(permuted(op, FINE, axis), result(op, FINE))
@@ -113,6 +114,7 @@ def test_floating_point_sums_depend_on_the_order(axis):
         assert_equal(permuted("lookup", None, axis), result("lookup", None))
 
 
+@pytest.mark.fast("lookup", "detect")
 @needs_devices(4)
 def test_any_order_of_devices(op):
     """shard_map with replicated tables, and with sharded ones; cotangents of what is replicated are sums over devices."""
@@ -134,6 +136,7 @@ def test_partial_outputs_of_sharded_detectors_are_exact_while_they_are_short():
     assert_equal(testing._jitted(run, f, case, ct), result("lookup", COARSE))
 
 
+@pytest.mark.fast("lookup", "margins")
 @needs_devices(4)
 def test_sharded_arrays_under_jit(op):
     """The compiler's own partition, over samples and detectors."""
@@ -179,6 +182,7 @@ def test_two_halves_of_a_batch_add_up():
         assert_equal(whole, result(op, COARSE))
 
 
+@pytest.mark.fast("lookup", "sparse_lookup", "lookup_attention")
 def test_both_formulations_have_the_same_bits(op, request):
     expected = result(op, FINE)
     request.getfixturevalue("accelerator_formulation")
@@ -191,6 +195,7 @@ def _arguments(op):
 
 
 # ------------------------------------------------------------------------------------- the right values
+@pytest.mark.fast("lookup-*", "sparse_lookup-float16*")
 @pytest.mark.parametrize(
     ("op", "dtype", "shape"),
     [
@@ -275,6 +280,7 @@ def test_the_largest_addend_of_float64():
         assert float(lutjax.lookup(table, d, accumulate=FixedPoint(1))[0]) == 2**31 - 1
 
 
+@pytest.mark.fast("lookup-vmap of grad", "lookup-export", "lookup-scan")
 @pytest.mark.parametrize(
     ("op", "transformation"),
     [
@@ -332,6 +338,7 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
     jax.eval_shape(jax.hessian(lambda x: fixed(x, weights).sum()), x)  # any mode, of any order
 
 
+@pytest.mark.fast("lookup-*", "lookup_attention-*", "detect-*")
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
 def test_lowers_for_every_platform(op, platform, device_kind):
     testing.check_lowering(split(op), platform=platform, device_kind=device_kind, accumulate=FINE)
@@ -431,6 +438,7 @@ def test_every_op_checks_its_type(op):
 CHECKED = lutjax.FixedPoint(2.0**20, checked=True)
 
 
+@pytest.mark.fast("shard_map*")
 @pytest.mark.parametrize("transformation", ["vmap of grad", "shard_map, replicated table"])
 def test_checked_sums_under_transformations(transformation):
     if "shard_map" in transformation and jax.device_count() < 2:
@@ -438,6 +446,7 @@ def test_checked_sums_under_transformations(transformation):
     testing.check(split("lookup"), "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
 
 
+@pytest.mark.fast("lookup", "margins")
 def test_checked_sums_that_fit_are_the_same_bits(op):
     case = split(op)
     values = [

@@ -48,6 +48,17 @@ def test_all_are_here():
     assert len(SCORED) == 6
 
 
+@pytest.mark.fast(
+    "gt_fc_*-ops",
+    "gt_attn_pd0-*",
+    "ext_fc_*-ops",
+    "ext_concat_pd3-ops",
+    "ext_conv2d_*-ops",
+    "ext_product_pd4-ops",
+    "ext_projection_grid-ops",
+    "gt_fc_small-reference",
+    "ext_fc_internal-reference",
+)
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=["ops", "reference"])
 @pytest.mark.parametrize(("path", "kind"), recorded())
 def test_recorded(path, kind, module):
@@ -146,6 +157,7 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)
 
 
+@pytest.mark.fast("scored_gen3_n2-*", "scored_p2_int8_n2-*", "scored_gen3_n1_single-*")
 @pytest.mark.parametrize(
     ("name", "module"),
     [*((name, lutjax) for name in SCORED), ("scored_gen3_n2_ties_dropout", lutjax.reference)],

@@ -96,6 +96,7 @@ def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
     return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
 
 
+@pytest.mark.fast("lut")
 @pytest.mark.parametrize("changes", [{}, TABLES_ALONE], ids=["dense", "lut"])
 def test_definition(changes):
     """Longer than the context, too, where attention has a window."""
@@ -106,6 +107,7 @@ def test_definition(changes):
     np.testing.assert_allclose(logits_of(model, tokens[0, :5]), want[0, :5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fast("dense")
 @pytest.mark.parametrize(
     "changes",
     [{}, slow({"dtype": "bfloat16"}), TABLES, slow(SCORED_ALONE), slow(TABLES_ALONE)],

@@ -33,6 +33,7 @@ def variables_of(case):
     return arrays
 
 
+@pytest.mark.fast("conv")
 @pytest.mark.parametrize("name", [slow("window") if n == "window" else n for n in CASES])
 def test_dropped_tables_and_integers(name):
     """Dropped tables add nothing anywhere in an image, others twice as much; integers have the values of the trained layer."""

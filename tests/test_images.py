@@ -446,6 +446,7 @@ def group_by_group(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.einsum("gbk,gko->bo", jax.vmap(of_group)(*groups), reaches)
 
 
+@pytest.mark.fast("spatial_scored")
 @pytest.mark.parametrize("name", [n if n in ("spatial", "spatial_scored") else slow(n) for n in CASES])
 def test_definition(name):
     """Outputs and every gradient are those of the groups one by one."""

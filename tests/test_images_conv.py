@@ -84,6 +84,7 @@ def arguments(shape, kernel, groups, n_images=2, n_detectors=4, n_anchors=3, n_o
 FAST = ("beyond_the_window", "padded", "larger_than_the_image")
 
 
+@pytest.mark.fast("padded", "beyond*")
 @pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in GEOMETRY])
 def test_values_by_loops(name):
     shape, kernel, stride, padding, groups = GEOMETRY[name]
@@ -116,6 +117,7 @@ READS = {
 }
 
 
+@pytest.mark.fast("rows-padded")
 @pytest.mark.parametrize(
     ("name", "geometry"),
     [
@@ -352,6 +354,7 @@ def test_averages_are_made_in_float32():
     assert _images._averaged(y, (4, 4)).ravel().tolist() == [129.0]
 
 
+@pytest.mark.slow
 def test_layers_are_values():
     """Sizes follow the arrays, options are attributes, and lists of sizes are tuples."""
     layer = nnx_layer(CASES["channels"])

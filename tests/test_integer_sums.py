@@ -89,6 +89,7 @@ MORE = [
 ]
 
 
+@pytest.mark.fast("{'n_tables': 8191, *", "{'n_tables': 16385, *")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("how", [*BOUNDS, *map(slow, MORE)], ids=str)
 def test_sums_of_tables(how, implementation):
@@ -126,6 +127,7 @@ def few_fit(monkeypatch):
     forget_compiled()
 
 
+@pytest.mark.fast("2-3-4")
 @pytest.mark.parametrize(("n_tables", "groups", "n"), [(2, 3, 4), (7, 2, 65), (40, 1, 9)])
 @pytest.mark.usefixtures("few_fit")
 def test_sums_of_any_number_of_tables(n_tables, groups, n):

@@ -203,6 +203,7 @@ def bases(world, dtype):
     return (LARGE_OF_PRODUCTS if world in MULTIPLIES_FIRST else LARGE)[dtype]
 
 
+@pytest.mark.fast("xla*-lookup", "triton-lookup", "pallas/tpu-lookup", "pallas/sparsecore-lookup")
 @pytest.mark.parametrize(("world", "op"), worlds.in_worlds(LOOK_UPS, slow))
 def test_large_rows(world, op, request):
     with worlds.of(world, request) as implementation:
@@ -230,6 +231,7 @@ LISTS = {
 }
 
 
+@pytest.mark.fast("*one list")
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("world", ["xla", "triton", "pallas/sparsecore"])
 def test_large_rows_of_other_lists(world, lists, request):
@@ -241,6 +243,7 @@ def test_large_rows_of_other_lists(world, lists, request):
         check(world, "sparse_lookup", implementation, (1e8, largest), "float32", case)
 
 
+@pytest.mark.fast("xla")
 @pytest.mark.parametrize("world", ["xla", "triton"])
 def test_rows_whose_difference_is_too_large(world, request):
     """An infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""

@@ -83,6 +83,7 @@ LIKE_ANOTHER = [
 BFLOAT16 = ["lut", "sparse_per_row", "attention_without_positions", "attention", "pair"]
 
 
+@pytest.mark.fast("lut-float32", "attention-*", "pair_interleaved-*", "sparse_per_row-*")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [slow(name, "float32") if name in LIKE_ANOTHER else (name, "float32") for name in CASES]
@@ -95,6 +96,7 @@ def test_libraries_agree(name, dtype):
     assert_libraries_agree(case, arrays, x, cotangent)
 
 
+@pytest.mark.fast("lut", "attention", "pair", "sparse_per_row")
 @pytest.mark.parametrize("name", CASES)
 def test_variables_drawn(name):
     """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
@@ -114,6 +116,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.fast("lut")
 @pytest.mark.parametrize("name", GROUPED)
 def test_groups_are_layers_side_by_side(name):
     case = GROUPED[name]
@@ -143,6 +146,7 @@ def chunks(x: jax.Array, lengths: tuple[int, ...]) -> list[jax.Array]:
 CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n if n == "attention" else slow(n) for n in ATTENTION],
@@ -197,6 +201,7 @@ def test_libraries_decode(name):
     np.testing.assert_array_equal(jnp.concatenate(got, -2), want)
 
 
+@pytest.mark.slow
 def test_decoding_is_an_argument_of_calls():
     """Decode by an argument of calls as by that of the layer; in Linen the first call makes the cache."""
     case = CASES["attention"]
@@ -221,6 +226,7 @@ def test_decoding_is_an_argument_of_calls():
     np.testing.assert_array_equal(y, want[:, 4:])
 
 
+@pytest.mark.fast("attention", "pair")
 @pytest.mark.parametrize("name", ATTENTION)
 def test_keys_from_elsewhere(name):
     """A layer attends to itself with its own inputs as keys; a chunk sees the keys before it."""
@@ -235,6 +241,7 @@ def test_keys_from_elsewhere(name):
     assert np.any(other != want)
 
 
+@pytest.mark.fast("attention")
 @pytest.mark.parametrize("name", ["attention", "pair"])
 def test_segments(name):
     """Two texts in one row are two texts."""
@@ -278,6 +285,7 @@ def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array
     return lutjax.reference.lookup_attention(weights, query, key, position, query_segments=segments, **places)
 
 
+@pytest.mark.fast("attention")
 @pytest.mark.parametrize(
     "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
 )
@@ -633,6 +641,7 @@ PRUNED = {
 }
 
 
+@pytest.mark.fast("sparse_per_row")
 @pytest.mark.parametrize("name", [n if n in ("lut", "sparse_per_row", "pair") else slow(n) for n in PRUNED])
 @pytest.mark.usefixtures("without_typechecking")
 def test_sizes_follow_pruned_arrays(name):

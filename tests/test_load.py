@@ -77,6 +77,7 @@ def call(model: Any) -> Any:
 RUNS = {"lm": lm_run, "digits": digits_run, "ca": ca_run}
 
 
+@pytest.mark.fast("lm", "digits")
 @pytest.mark.parametrize("kind", RUNS)
 def test_load(kind: str, tmp_path: Path) -> None:
     want = RUNS[kind](tmp_path / "run")

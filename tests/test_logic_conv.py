@@ -158,6 +158,7 @@ def by_loops(case: Case, arrays: dict[str, jax.Array], x: Any, hard: bool) -> np
 FAST = ("rectangular", "padded_pools", "few_channels", "tables", "features_first")
 
 
+@pytest.mark.fast("few_channels", "tables", "padded_pools")
 @pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in GEOMETRIES])
 def test_against_loops(name):
     case = case_of(name)
@@ -202,6 +203,7 @@ def with_copies(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.take_along_axis(groups, jnp.argmax(groups, -1)[..., None], -1)[..., 0]
 
 
+@pytest.mark.fast("pools-True")
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
@@ -315,6 +317,7 @@ def test_trees_read_some_channels():
     spec.check(arrays)
 
 
+@pytest.mark.fast("options1", "options2")
 @pytest.mark.parametrize(
     "options",
     [

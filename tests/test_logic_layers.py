@@ -79,6 +79,7 @@ AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tabl
 SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
 
 
+@pytest.mark.fast("gates_straight_through", "tables_of_signs", "trees")
 @pytest.mark.parametrize("name", [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)])
 def test_libraries_agree(name):
     case = CASES[name]
@@ -87,6 +88,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, x, random(y.shape, y.dtype))
 
 
+@pytest.mark.fast("gates*", "tables*", "thermometer*")
 @pytest.mark.parametrize("name", SOME)
 def test_variables_drawn(name):
     case = CASES[name]
@@ -154,6 +156,7 @@ def test_group_sum():
     np.testing.assert_allclose(f.apply({}, None, x), want, rtol=1e-6)
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
     """Return a network without shared gates, whose wires are ids of the whole image."""
@@ -296,6 +299,7 @@ def needs_of(tables: np.ndarray) -> np.ndarray:
     return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
 
 
+@pytest.mark.fast("gates", "tables_light", "tables_of_signs")
 @pytest.mark.parametrize(
     "name", ["gates", "tables_light", "tables_walsh", "tables_raw", "tables_of_signs", "tables_of_signs_soft"]
 )
@@ -474,6 +478,7 @@ def test_balanced(n_inputs, n_gates, arity):
 
 
 # A part of a circle, a circle and a part, whole circles, with opposite inputs.
+@pytest.mark.fast("2-1", "6-14")
 @pytest.mark.parametrize(("n_inputs", "n_gates"), [(2, 1), (5, 4), (5, 7), (5, 10), (6, 8), (6, 14)])
 def test_unique_pairs(n_inputs, n_gates):
     wires = np.asarray(wiring.unique_pairs(jax.random.key(0), n_inputs, n_gates))
@@ -656,6 +661,7 @@ def test_impossible(name):
 
 
 # ------------------------------------------------------------------------------------- bits
+@pytest.mark.fast("gates*", "tables*", "thermometer", "group_sum")
 @pytest.mark.parametrize(
     "name",
     ["gates_features_first", "tables_light", slow("tables_of_signs"), "trees", "thermometer", "group_sum"],

@@ -46,6 +46,7 @@ def naive(x, logits, wires):
     return jnp.einsum("kbg,gk->bg", jnp.stack(gates), jax.nn.softmax(logits), precision="highest")
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("with_readers", [False, True])
 def test_mixtures_of_gates(with_readers):
     """Values and gradients with logits at random; two gates read one wire twice."""
@@ -82,6 +83,7 @@ def test_tables_of_two_bits_are_gates():
     np.testing.assert_allclose(lutjax.soft_lut(x, truth.astype(jnp.float32), w), gates, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_hard_tables_agree_at_bits(n):
     """soft_lut at bits, binary_lut at signs and packed words answer alike."""
@@ -94,6 +96,7 @@ def test_hard_tables_agree_at_bits(n):
     np.testing.assert_array_equal(lutjax.unpack_bits(packed, 2**n).T, soft > 0)
 
 
+@pytest.mark.fast("6-64", "2-1")
 @pytest.mark.parametrize(("n", "samples"), [(2, 1), (4, 100), (6, 64)])
 def test_packed_words(n, samples):
     bits = RNG.integers(0, 2, (7, samples)).astype(bool)
@@ -223,6 +226,7 @@ def test_oracle_knows_finite_differences():
         np.testing.assert_allclose(slope, (f(1e-5) - f(-1e-5)) / 2e-5, rtol=1e-7)
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_derivatives_of_coefficients(axis):
     """Forward mode, and second derivatives in both modes: the coefficients' own rule, differentiated again."""

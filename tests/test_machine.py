@@ -4,15 +4,37 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import cases
+import conftest
 import machine
 import pytest
 
 TESTS = Path(__file__).parent
 EARLY = "import jax.numpy as jnp\n\nONE = jnp.ones(3)\n\n\ndef test_early():\n    pass\n"
 LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).sum() == 3\n"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"), [(("lookup-*",), ["detect-a"]), (("*-a", "none"), None), ((), [])]
+)
+def test_cases_that_the_mark_fast_does_not_name_are_slow(patterns, left):
+    """Of a test with cases; a pattern that names none of them is an error, so that no list outlives what it names."""
+    marks, found = [pytest.mark.fast(*patterns).mark] if patterns else [], []
+    for name in ("lookup-a", "lookup-b", "detect-a"):
+        item = types.SimpleNamespace(
+            callspec=types.SimpleNamespace(id=name), originalname="test_x", marked=[]
+        )
+        item.iter_markers, item.add_marker = {"fast": marks}.__getitem__, item.marked.append
+        found.append(item)
+    if left is None:
+        with pytest.raises(ValueError, match=r"names no case: \['none'\]"):
+            conftest.leave_to_slow(found, ValueError)
+        return
+    assert conftest.leave_to_slow(found, ValueError) is found
+    assert [item.callspec.id for item in found if item.marked == [pytest.mark.slow]] == left
 
 
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):

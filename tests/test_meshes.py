@@ -62,6 +62,7 @@ def mesh():
     return found
 
 
+@pytest.mark.fast("lut-*", "lut_pair_attention-detectors", "binary_lut-the batch", "bilinear_gates-detectors")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "name", [slow(n) if n in ("lut_attention", "sparse_lut", "soft_lut") else n for n in OPS]
@@ -101,6 +102,7 @@ def test_outside_of_jit_and_under_vmap(mesh):
         np.testing.assert_allclose(jax.jit(in_scope)(x, weights), y, atol=2e-5)
 
 
+@pytest.mark.fast("detectors")
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
     """A step in microbatches, clipped, and with a penalty on neighbouring rows of the other table."""
@@ -232,6 +234,7 @@ def test_every_model_is_here():
     assert {type(config).__name__ for config, _ in MODELS.values()} == configs
 
 
+@pytest.mark.fast("powers of two-explicit", "trees-auto")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n if n in ("powers of two", "trees") else slow(n) for n in MODELS])
 def test_a_step_of_a_model(name, kind):
@@ -265,6 +268,7 @@ def test_a_step_of_a_model(name, kind):
 FAST_TO_PRODUCE = ("powers of two", "gates", "trees")
 
 
+@pytest.mark.fast("gates-*")
 @pytest.mark.parametrize("kind", ["explicit", slow("auto")])
 @pytest.mark.parametrize(
     "name", [n if n in FAST_TO_PRODUCE else slow(n) for n in MODELS if "automaton" not in n]
@@ -323,21 +327,21 @@ def test_decoding(layer):
     assert_same(later, expected[:, 2:], layer)
 
 
-FAST_LAYERS = {  # and the library in which it is tried in the fast suite
-    "LUT, groups": "nnx",
-    "SparseLUT, targets of tables": "linen",
-    "LUTAttention, window": "haiku",
-    "LUTPairAttention, interleaved": "nnx",
-    "ProjectionLUT, powers of two": "linen",
-    "SpatialLUT, powers of two": "haiku",
-    "WindowLUT, dropout": "nnx",
-    "ConvLUT, powers of two": "linen",
-    "LogicGates, learnable, soft": "haiku",
-    "SoftLUT, features first": "nnx",
-    "BinaryLUT, top-k, straight_through": "linen",
-    "LogicConv": "haiku",
-    "GroupSum": "nnx",
-    "Thermometer, straight_through": "linen",
+FAST_LAYERS = {  # and the library and the kind of mesh on which it is tried in the fast suite
+    "LUT, groups": ("nnx", "auto"),
+    "SparseLUT, targets of tables": ("linen", "explicit"),
+    "LUTAttention, window": ("haiku", "explicit"),
+    "LUTPairAttention, interleaved": ("nnx", "auto"),
+    "ProjectionLUT, powers of two": ("linen", "explicit"),
+    "SpatialLUT, powers of two": ("haiku", "auto"),
+    "WindowLUT, dropout": ("nnx", "explicit"),
+    "ConvLUT, powers of two": ("linen", "auto"),
+    "LogicGates, learnable, soft": ("haiku", "explicit"),
+    "SoftLUT, features first": ("nnx", "auto"),
+    "BinaryLUT, top-k, straight_through": ("linen", "explicit"),
+    "LogicConv": ("haiku", "auto"),
+    "GroupSum": ("nnx", "explicit"),
+    "Thermometer, straight_through": ("linen", "auto"),
 }
 
 
@@ -346,27 +350,29 @@ def test_a_case_of_every_layer_is_fast():
 
 
 @pytest.mark.parametrize(
-    ("library", "name"),
+    ("library", "name", "kind"),
     [
-        (library, name) if FAST_LAYERS.get(name) == library else slow(library, name)
+        (library, name, kind) if FAST_LAYERS.get(name) == (library, kind) else slow(library, name, kind)
         for library in LIBRARIES
         for name in CASES
+        for kind in KINDS
     ],
 )
-def test_layers_of_all_libraries(library, name):
-    """Outputs and gradients on both kinds of meshes, parameters by `sharding.specs` and the batch by samples."""
-    _check_layer(library, name, KINDS)
+def test_layers_of_all_libraries(library, name, kind):
+    """Outputs and gradients on a mesh of a kind, parameters by `sharding.specs` and the batch by samples."""
+    _check_layer(library, name, kind)
 
 
+@pytest.mark.fast("LUT, groups")
 @pytest.mark.parametrize(
     "name", [n if n in ("LUT, groups", "SpatialLUT, hard", "ConvLUT, integers") else slow(n) for n in CASES]
 )
 def test_inputs_divided_by_features(name):
     """An op gets whole features, and what layers do with them before does not depend on where they lie."""
-    _check_layer("nnx", name, ("explicit",), by_sample=False)
+    _check_layer("nnx", name, "explicit", by_sample=False)
 
 
-def _check_layer(library, name, kinds, by_sample=True):
+def _check_layer(library, name, kind, by_sample=True):
     case = CASES[name]
     arrays, x = variables_of(case), array(*case.shape)
     layer, params = function(library, case, arrays), by_kind(case, arrays).get("params", {})
@@ -379,8 +385,7 @@ def _check_layer(library, name, kinds, by_sample=True):
 
     run = jax.jit(loss if "quantised" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
     expected = run(params, x)
-    for kind in kinds:
-        with mesh_of_both(kind) as mesh:
-            specs = sharding.specs({"layer": params}, mesh)["layer"]
-            actual = run(put(params, specs, mesh), put(x, of_x, mesh))
-        assert_same(actual, expected, kind)
+    with mesh_of_both(kind) as mesh:
+        specs = sharding.specs({"layer": params}, mesh)["layer"]
+        actual = run(put(params, specs, mesh), put(x, of_x, mesh))
+    assert_same(actual, expected, kind)

@@ -161,6 +161,7 @@ def gradients_of(model: LUTTransformer, tokens: jax.Array) -> dict[str, Any]:
 
 
 # Two layers show all that one shows.
+@pytest.mark.fast("gt_*")
 @pytest.mark.parametrize(
     "path",
     [pytest.param(p, marks=pytest.mark.slow if p.stem == "gt_tr_l1h1" else (), id=p.stem) for p in RECORDED],
@@ -265,6 +266,7 @@ def test_generate_draws():
     np.testing.assert_array_equal(again, everything)
 
 
+@pytest.mark.slow
 def test_generate_any_batch():
     model = model_of()
     assert model.generate(tokens_of(3), 2, key=jax.random.key(0)).shape == (2,)
@@ -376,6 +378,7 @@ def test_published_size():
     assert f"{count / 1e6:.1f}" == "812.7"
 
 
+@pytest.mark.slow
 def test_state_round_trip():
     model, tokens = model_of(), tokens_of(2, 5)
     state = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))

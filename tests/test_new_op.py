@@ -40,11 +40,13 @@ def split(op, **sizes):
     return testing.case(op, "split", **sizes)
 
 
+@pytest.mark.fast("jit", "vmap of grad", "shard_map, sharded table", "export")
 @pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
 def test_parity(op, transformation):
     testing.check(split(op), transformation=transformation)
 
 
+@pytest.mark.fast("none", "vmap of grad", "shard_map, sharded table")
 @pytest.mark.parametrize("transformation", testing.FACTORED_TRANSFORMATIONS)
 def test_factored_gradients(op, transformation):
     testing.check_factored(split(op), transformation=transformation)

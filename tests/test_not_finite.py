@@ -90,6 +90,16 @@ def reached(op, implementation, name, expected, arguments):
     return np.False_
 
 
+@pytest.mark.fast(
+    "detect*-split",
+    "lookup*-split",
+    "sparse_lookup-*-split",
+    "bilinear_gates-*-split",
+    "scored_lut-*-split",
+    "lut_at_places-*-split",
+    "logic_trees-*-split",
+    "margins-*-split",
+)
 @pytest.mark.parametrize(("op", "implementation", "size"), list(places()))
 def test_every_element_is_as_in_the_reference(op, implementation, size):
     run = jax.jit(testing.program(case_of(op, size), implementation).function)
@@ -128,6 +138,7 @@ def run_read(read, x, implementation):
     return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
 
 
+@pytest.mark.fast("PowersOfTwo*")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[2], ALL[7], *map(slow, (*ALL[:2], *ALL[3:7]))], ids=str)
 def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
@@ -145,6 +156,7 @@ def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
     assert all(np.isnan(d) for d in ds.values())
 
 
+@pytest.mark.fast("Confidence*")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[6], ALL[5], *map(slow, (*ALL[:5], ALL[7]))], ids=str)
 def test_an_infinity_is_no_score(read, implementation):

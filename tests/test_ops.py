@@ -256,6 +256,7 @@ def test_dead_zone():
     np.testing.assert_array_equal(near.flip, far.flip)
 
 
+@pytest.mark.fast("detect")
 @pytest.mark.parametrize("op", ["detect", "detect_signs"])
 def test_dead_zone_equals_the_reference(op):
     case = testing.case(op, "primes")
@@ -283,6 +284,7 @@ WILD = np.array(
 )  # wrapped, some would be ids that exist
 
 
+@pytest.mark.fast("lutjax")
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
 def test_ids_beyond_int32_saturate(module, without_typechecking):
     tame = np.clip(WILD, -1, 2).astype(np.int32)
@@ -309,6 +311,7 @@ def test_ids_beyond_int32_saturate(module, without_typechecking):
     np.testing.assert_array_equal(module.lookup(rows, wild), module.lookup(rows, expected))
 
 
+@pytest.mark.fast("lutjax")
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
 def test_starts_far_apart_saturate(module):
     d, table = detection(3, 2, bits=1), jnp.ones((2, 4, 1))
@@ -372,6 +375,7 @@ def test_tables_of_no_detectors_have_gradients():
     np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
+@pytest.mark.fast("lookup_attention-int64", "lut_pair_attention-4")
 @pytest.mark.parametrize("start", [4, "int32", "int64"])
 @pytest.mark.parametrize("op", ["lookup_attention", "lut_pair_attention"])
 def test_attention_with_starts_where_integers_are_int64(op, start):
@@ -557,6 +561,7 @@ def test_reference_has_forward_mode():
     assert np.isfinite(second).all()
 
 
+@pytest.mark.fast("lut_pair_attention")
 @pytest.mark.parametrize("pairs", [False, True], ids=["lookup_attention", "lut_pair_attention"])
 def test_without_causal_order_every_query_sees_every_key(pairs):
     draw = iter(jax.random.split(jax.random.key(3), 5))

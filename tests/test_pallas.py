@@ -135,6 +135,7 @@ def test_transformations(op, transformation):
     testing.check(split(op), "pallas", transformation=transformation)
 
 
+@pytest.mark.fast("lookup-*", "scored_lut-*")
 @pytest.mark.parametrize(("op", "shape"), interpretable("update"))
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):
@@ -344,6 +345,7 @@ def test_terms_of_bfloat16_are_exact(dtype):
     np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
 
 
+@pytest.mark.fast("True")
 @mosaic
 @pytest.mark.parametrize("factor", [False, True])
 def test_update_on_gpus(monkeypatch, factor):
@@ -511,6 +513,7 @@ def test_addresses_packed_for_gpus(bits, samples):
     assert not addresses[:, samples:].any()
 
 
+@pytest.mark.fast("2")
 @pytest.mark.parametrize("bits", [2, 6])
 def test_slopes_at_addresses(bits):
     """Half of the derivatives of the interpolation where bits are softened."""

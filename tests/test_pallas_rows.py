@@ -115,6 +115,7 @@ def test_updates_in_several_blocks(op):
     testing.check_update(case, "pallas")
 
 
+@pytest.mark.fast("weighted_lookup-*")
 @pytest.mark.parametrize(
     ("op", "size", "rule"),
     [

@@ -57,6 +57,7 @@ def test_small_arrays_are_compared():
 SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
 
 
+@pytest.mark.fast("*-plain JAX")
 @pytest.mark.parametrize("of", ["the reference", "plain JAX"])
 @pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
 def test_results_are_rounded_once(op, of):
@@ -113,35 +114,22 @@ def test_every_op_has_sizes_for_every_purpose():
         assert not any(Tag.SLOW in module.sizes[name].tags for name in module.tagged(Tag.FAST)), op
 
 
-# The purposes of these sizes are tried with many values in plain JAX by tests/properties/test_values.py.
-IN_PROPERTIES = {
-    "detect": ("one", "no_pairs", "empty_batch"),
-    "detect_signs": ("no_bits", "empty_batch"),
-    "lookup": ("one", "empty_batch"),
-    "margins": ("single", "empty_batch"),
-    "weighted_lookup": ("groups", "valued", "no_way"),
-    "sparse_lookup": ("list_per_table", "one_list", "no_slots", "empty_batch", "more_slots_than_outputs"),
-    "lookup_attention": ("one", "no_bits", "empty_batch", "empty_sequence", "shared_positions", "segments"),
-    "lut_pair_attention": ("interleaved",),
-    "bilinear_gates": ("readers", "features_first", "empty_batch", "no_gates"),
-    "soft_lut": ("features_first", "empty_batch", "no_gates"),
-    "binary_lut": ("features_first", "empty_batch", "no_gates"),
-    "packed_lut": ("eight_inputs", "no_gates"),
-}
-
-
 def sizes_of_kernels():
+    """All sizes but the one that can be split; of plain JAX one alone is fast: tests/properties/test_values.py has their purposes."""
     for values in at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)]):
-        (op, implementation, shape), _ = values_of(values)
-        if implementation == "xla" and shape in IN_PROPERTIES.get(op, ()):
-            yield slow(op, implementation, shape)
-        else:
-            yield values
+        (op, implementation, shape), is_slow = values_of(values)
+        left = implementation == "xla" and shape != fast_size_of_plain_jax(op)
+        yield slow(op, implementation, shape) if is_slow or left else (op, implementation, shape)
 
 
-def test_sizes_that_are_left_to_properties_exist():
-    for op, names in IN_PROPERTIES.items():
-        assert set(names) < set(testing.cases_of(op).sizes), op
+def fast_size_of_plain_jax(op):
+    module = testing.cases_of(op)
+    names = [n for n, size in module.sizes.items() if not size.tags & {Tag.FAST, Tag.SLOW}]
+    return (
+        "primes"
+        if "primes" in names
+        else next((n for n in module.tagged(Tag.DTYPES) if n in names), names[0])
+    )
 
 
 # The size that can be split is tried under `jax.jit` as under all transformations.
@@ -155,18 +143,29 @@ def test_shapes(op, implementation, shape):
         pytest.skip(str(error.candidates[0].reason))
 
 
-@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes())
+# Where every op does the same, one that reads tables and one of gates stay fast.
+FOR_ALL = ("lookup", "bilinear_gates")
+
+
+def dtypes_of_kernels():
+    """All dtypes but the first; of plain JAX those of two ops are fast: tests/properties/test_values.py has all."""
+    for values in in_dtypes():
+        (op, implementation, *rest), is_slow = values_of(values)
+        left = implementation == "xla" and op not in FOR_ALL
+        yield slow(op, implementation, *rest) if is_slow or left else (op, implementation, *rest)
+
+
+@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), list(dtypes_of_kernels()))
 def test_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
-# Where every op does the same, one that reads tables and one of gates stay fast.
-UNDER_EVERY_TRANSFORMATION = ("lookup", "bilinear_gates")
-WITH_EVERY_OP = ("jit", "vmap of grad", "shard_map, sharded table", "export")
+# `test_shapes` has every op under `jax.jit`.
+WITH_EVERY_OP = ("vmap of grad", "shard_map, sharded table", "export")
 TRANSFORMED = [
     (op, implementation, transformation)
-    if op in UNDER_EVERY_TRANSFORMATION or transformation in WITH_EVERY_OP
+    if op in FOR_ALL or transformation in WITH_EVERY_OP
     else slow(op, implementation, transformation)
     for op, implementation in IMPLEMENTED
     for transformation in testing.TRANSFORMATIONS
@@ -194,6 +193,7 @@ OF_LOOK_UPS = [
 ]
 
 
+@pytest.mark.fast("lookup-*")
 @pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_formulation_for_accelerators(op, shape):
@@ -206,6 +206,7 @@ def test_formulation_of_gates_for_accelerators(shape):
     testing.check(testing.case("bilinear_gates", shape), "xla", transformation="jit")
 
 
+@pytest.mark.fast("lookup-*")
 @pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
 @pytest.mark.usefixtures("tpu_formulation")
 def test_formulation_for_tpus(op, shape):
@@ -261,12 +262,14 @@ def test_factored_gradients(op, implementation, shape):
     testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
 
 
+@pytest.mark.fast("lookup-*")
 @pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
 def test_factored_gradients_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check_factored(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
+@pytest.mark.fast("lookup-*", "*-shard_map, sharded table")
 @pytest.mark.parametrize(
     "transformation",
     [slow(t) if t in ("none", "remat", "scan") else t for t in testing.FACTORED_TRANSFORMATIONS],
@@ -285,7 +288,7 @@ def test_factored_gradients_under_transformations(op, implementation, transforma
         values
         for values in at_sizes(
             direction="update",
-            is_slow=lambda size: not size.tags & {Tag.FAST, Tag.DTYPES} or Tag.SLOW in size.tags,
+            is_slow=lambda size: Tag.DTYPES not in size.tags or Tag.SLOW in size.tags,
         )
         if has_rule(values_of(values)[0][1], tables.RowMomentum())
     ],
@@ -295,6 +298,7 @@ def test_updates(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.RowMomentum(weight_decay=0.25))
 
 
+@pytest.mark.fast("lookup-*", "scored_lut-*")
 @pytest.mark.parametrize(
     ("op", "implementation", "shape"), at_sizes(lambda module: module.tagged(Tag.DTYPES), "update")
 )
@@ -302,12 +306,14 @@ def test_updates_without_sums_of_rows(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.SGD())
 
 
+@pytest.mark.fast("lookup-*")
 @pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
 def test_updates_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check_update(testing.case(op, shape, dtype), implementation, tables.SGD())
 
 
+@pytest.mark.fast("*-primes", "*RowAdam(*b1=0.9*-repeats")
 @pytest.mark.parametrize("shape", ["primes", "repeats"])  # fewer hits than rows, and more
 @pytest.mark.parametrize(
     ("implementation", "rule"),

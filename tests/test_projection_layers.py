@@ -70,6 +70,7 @@ def head_by_head(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return y @ arrays["decompress_kernel"] + arrays["decompress_bias"][None] if spec.decompress else y
 
 
+@pytest.mark.fast("shared")
 @pytest.mark.parametrize("name", ["default", "shared", *map(slow, ("one_projection", "other_projection"))])
 def test_definition(name):
     case = CASES[name]
@@ -87,6 +88,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
 
 
+@pytest.mark.fast("shared")
 @pytest.mark.parametrize("name", ["default", "shared"])
 def test_variables_drawn(name):
     """The layer is zero at first; each head compares pairs that differ as far as there are."""
@@ -372,6 +374,7 @@ def test_tables_of_integers_in_nnx():
     assert layers.quantised(deployed).tables.weights.get_value() is deployed.tables.weights.get_value()
 
 
+@pytest.mark.slow
 def test_tables_of_integers_of_stacked_blocks():
     make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: Block(rngs, read=reads.PowersOfTwo())))
     blocks = make(nnx.Rngs(0))
@@ -382,6 +385,7 @@ def test_tables_of_integers_of_stacked_blocks():
         np.testing.assert_array_equal(deployed.tables.exponents[i], want.exponents)
 
 
+@pytest.mark.slow
 def test_tables_of_integers_in_linen_and_haiku():
     case = CASES["powers_of_two"]
     arrays, x = variables_of(case), inputs_of(case)

@@ -271,6 +271,7 @@ COMPOSITIONS = {
 }
 
 
+@pytest.mark.fast("lut", "conv_lut")
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_compositions_are_explained_by_their_ops(name):
     args, options, ops = COMPOSITIONS[name]

@@ -39,6 +39,7 @@ def losses(devices, *names):
     return found
 
 
+@pytest.mark.slow
 @needs_devices(8)
 def test_plain_jit_by_detector_sums_outputs_and_cotangents_alone(devices):
     """Devices sum the output of each look-up, and the cotangent of the input of all but the first: no gradient, no index, no token."""

@@ -218,6 +218,7 @@ def differentiated(name, how, x, weights, anchors, s, dy, keep, **options):
     return y, pullback(jnp.asarray(dy, y.dtype))[0]
 
 
+@pytest.mark.fast("hard", "confidence", "powers, one way")
 @pytest.mark.parametrize("name", [slow(n) if n in RECORDED else n for n in READS])
 def test_reads_are_their_closed_forms(name):
     how = LAYERS[name]
@@ -275,6 +276,7 @@ def test_nan_shows_in_its_sample_alone():
 
 
 # ------------------------------------------------------------------------------------- integers
+@pytest.mark.fast("powers, one way")
 @pytest.mark.parametrize("name", ["powers", "powers, one way"])
 def test_the_integer_read_is_the_trained_one(name):
     """Bit for bit, where floats hold the sums exactly."""
@@ -318,6 +320,7 @@ def test_weighted_lookup_is_its_sum():
             np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
+@pytest.mark.fast("2")
 @pytest.mark.parametrize("groups", [None, 2])
 def test_a_coefficient_of_zero_reads_and_adds_nothing(groups):
     weights = jnp.ones((2, 3, 2)).at[:, 1].set(jnp.inf).at[:, 2].set(jnp.nan)
@@ -348,6 +351,7 @@ def test_a_lookup_in_groups_is_one_for_each_group():
     assert lutjax.lut(x[:, :1], weights, anchors, groups=1).shape == (5, 1, 3)
 
 
+@pytest.mark.fast("scored_lut")
 @pytest.mark.parametrize("op", ["lookup", "weighted_lookup", "scored_lut"])
 def test_tables_of_groups_learn_in_place(op):
     """Steps by factors, of a rule that adds and one that does not, equal those by arrays."""

@@ -162,6 +162,7 @@ def step_of(op, axes=(), dense=False):
     return step, optimizer.init
 
 
+@pytest.mark.fast("lookup-both")
 @needs_devices(8)
 @pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
 @pytest.mark.parametrize("name", [slow(name) if name == "lut_pair_attention" else name for name in OPS])
@@ -196,6 +197,7 @@ FAST_IN_JIT = [
 ]
 
 
+@pytest.mark.fast("lookup-None-both-auto", "lookup in groups-*")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "accumulate", "layout", "kind"),
@@ -237,6 +239,7 @@ def test_plain_jit(name, accumulate, layout, kind):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
+@pytest.mark.fast("explicit")
 @needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_devices_send_the_outputs_of_their_own_groups(kind):
@@ -314,6 +317,7 @@ FAST_IN_GROUPS = [
 ]
 
 
+@pytest.mark.fast("places*")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "sizes", "kind"),
@@ -351,6 +355,7 @@ UNEVEN = {
 }
 
 
+@pytest.mark.fast("some of*")
 @needs_devices(8)
 @pytest.mark.parametrize("what", UNEVEN)
 def test_what_devices_have_unequal_parts_of(what):
@@ -374,6 +379,7 @@ def test_what_devices_have_unequal_parts_of(what):
 GATES = normal(8, 16), normal(12, 16), RNG.integers(0, 8, (12, 2), np.int32)
 
 
+@pytest.mark.fast("True-auto", "False-explicit")
 @needs_devices(8)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("with_readers", [False, True])
@@ -496,6 +502,7 @@ def test_a_sequence_axis_that_is_not_there():
         lutjax.lut_attention(X, jnp.zeros((4, n_rows // 4, 1)), anchors, sequence_axis="sequence")
 
 
+@pytest.mark.slow
 @needs_devices(8)
 def test_plain_jit_with_the_specs_of_a_model():
     """Parameters and optimiser state lie where `specs` says, before and after a step, and hold what they do on one device."""

@@ -56,6 +56,7 @@ def slot_tables(targets):
     return found
 
 
+@pytest.mark.fast("concatenated-layer")
 @pytest.mark.parametrize(
     ("kind", "lists"),
     [("concatenated", "row"), slow("pair", "row"), slow("concatenated", "table"), ("concatenated", "layer")],
@@ -279,6 +280,7 @@ CASES = {
 }
 
 
+@pytest.mark.fast("concatenated")
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name):
     case = CASES[name]
@@ -302,6 +304,7 @@ def test_layers(name):
     assert_close("y", y, op(x, dense, arrays["anchors"], positions, causal=case.options.get("causal", True)))
 
 
+@pytest.mark.slow
 def test_decoding():
     case = CASES["concatenated"]
     x = inputs_of(case)

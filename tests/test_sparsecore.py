@@ -91,6 +91,7 @@ def replaced(monkeypatch):
         yield
 
 
+@pytest.mark.fast("lookup-*", "sparse_lookup-*", "lut_pair_attention-*")
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
@@ -146,6 +147,7 @@ def test_several_blocks_and_groups_of_terms(outputs, large):
     np.testing.assert_array_equal(difference, ((rows(weights, index) - rows(weights, flipped)) * dy).sum(-1))
 
 
+@pytest.mark.fast("lists2")
 @pytest.mark.parametrize("lists", [slow((37, 4)), (37, 1), (1, 4), slow((1, 1))])
 @pytest.mark.usefixtures("replaced")
 def test_sparse_lookup_of_several_blocks_and_groups(lists, large):

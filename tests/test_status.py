@@ -56,6 +56,7 @@ def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     forget_compiled()
 
 
+@pytest.mark.slow
 def test_checks_in_processes_say_the_same(monkeypatch):
     main = sys.modules["__main__"]  # new processes would run it first
     monkeypatch.setattr(main, "__spec__", None)
@@ -451,6 +452,7 @@ def test_records_of_ops_that_are_not_there_are_left_out(records):
     assert _records.read() == {}
 
 
+@pytest.mark.slow
 def test_record_alone_writes_where_the_registry_looks(records):
     result = command("status", "--op", "detect_signs", "--record")
     assert f"written: {_records.path_of(jax.devices()[0].device_kind)}" in result.stderr

@@ -66,6 +66,7 @@ IMPLEMENTATIONS = [name for name in implementations("lookup") if name in ("xla",
 
 
 # ------------------------------------------------------------------------------------- threads
+@pytest.mark.fast("lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["lut", "int8", *map(slow, [n for n in LAYERS if n not in ("lut", "int8")])])
 def test_threads_that_call_at_the_same_time(name, implementation):
@@ -211,6 +212,7 @@ HOW = {
 }
 
 
+@pytest.mark.fast("int8-*", "scored_lut-vmap*", "lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("name", "how"),

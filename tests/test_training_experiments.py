@@ -222,6 +222,7 @@ def test_a_damaged_record_of_finishing_is_none(content: bytes, whole: Path, tmp_
         checkpoints.peek(tmp_path / "run" / "checkpoints")
 
 
+@pytest.mark.fast("picture.txt", "finished.json")
 @pytest.mark.parametrize("place", ["picture.txt", "finished.json", "curves.csv"])
 def test_finishing_goes_on_where_it_was_ended(whole: Path, tmp_path: Path, place: str) -> None:
     folder, replace, seen = tmp_path / "run", os.replace, []

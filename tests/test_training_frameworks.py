@@ -76,6 +76,7 @@ def test_nnx_equals_its_own_training_with_dense_gradients():
     assert int(optimizer.state.step[...]) == 2
 
 
+@pytest.mark.fast("False")
 @pytest.mark.parametrize("jitted", [False, True])
 def test_flax_own_optimizer_refuses_factors(jitted):
     model = nnx_layers.LUT(FEATURES, 3, rngs=nnx.Rngs(0), **SIZES)

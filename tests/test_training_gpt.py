@@ -137,6 +137,7 @@ def test_cosine_falls_to_a_tenth() -> None:
     assert (np.diff(rate[10:]) < 0).all()
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_norm_of_all_gradients() -> None:
     moved: dict[float | None, Any] = {}
     start: State | None = None
@@ -234,6 +235,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"

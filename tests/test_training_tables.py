@@ -94,6 +94,7 @@ def assert_trees_equal(actual, expected):
 
 
 # ------------------------------------------------------------------------------------- the same as dense
+@pytest.mark.fast("SGD*", "RowAdagrad*")
 @pytest.mark.parametrize("rule", [r if r in KINDS else slow(r) for r in RULES], ids=str)
 def test_steps_equal_those_with_dense_gradients(rule):
     optimizer = tables.Optimizer(rule, 0.05, rest=optax.adam(1e-2), rates={"sparse/weights": 0.5})
@@ -268,6 +269,7 @@ NORMS = {
 }
 
 
+@pytest.mark.fast("pairs", "scaled")
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_those_of_dense_gradients(name):
     gradients = NORMS[name]()
@@ -546,6 +548,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.fast("*-step")
 @pytest.mark.parametrize(
     ("rule", "form"),
     [

@@ -83,6 +83,16 @@ def interpreted():
 
 
 # ------------------------------------------------------------------------------------- in the interpreter
+@pytest.mark.fast(
+    "*-split",
+    "lookup-empty_batch",
+    "bilinear_gates-empty_batch",
+    "sparse_lookup-*_list",
+    "sparse_lookup-list_per_table",
+    "*-readers",
+    "*-no_way",
+    "*-no_slots",
+)
 @pytest.mark.parametrize(
     ("op", "shape"),
     [(op, shape) if is_fast(op, shape) else slow(op, shape) for op in OPS for shape in testing.shapes(op)],
@@ -92,6 +102,7 @@ def test_shapes(op, shape):
     testing.check(case_of(op, shape), "triton", transformation="jit")
 
 
+@pytest.mark.fast("lookup-*", "sparse_lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
 @pytest.mark.parametrize("op", [slow_op(op) for op in OPS])
 @pytest.mark.usefixtures("interpreted")
@@ -114,6 +125,7 @@ def test_fixed_point(op, dtype):
         )
 
 
+@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize(
     ("op", "transformation"),
     [
@@ -437,6 +449,7 @@ def test_scored_reads_of_any_input(read):
         testing.assert_close("y", actual, expected)
 
 
+@pytest.mark.fast("3-False")
 @pytest.mark.parametrize("sum_groups", [False, slow(True)])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.usefixtures("interpreted")
@@ -539,6 +552,7 @@ def test_pair_attention_of_any_place(interleave, window, start, epsilon):
     same_as_plain_jax(attend, x, keys, weights, positions)
 
 
+@pytest.mark.fast("bilinear_gates")
 @pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])
 @pytest.mark.usefixtures("interpreted")
 def test_gates_of_any_ids(op):
@@ -631,6 +645,7 @@ def check_compilation(launches, capability):
         assert binary.metadata.shared <= 1024 * _nvidia._SHARED_MEMORY[capability], kernel
 
 
+@pytest.mark.fast("*-90")
 @pytest.mark.parametrize(
     ("op", "capability"),
     [
@@ -713,6 +728,7 @@ def jax_triton(monkeypatch):
         _transforms._kernel.cache_clear()
 
 
+@pytest.mark.fast("lookup", "lookup_attention", "binary_lut")
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")
 @pytest.mark.parametrize("op", OPS)
 def test_lowers_through_jax_triton(op):
@@ -720,6 +736,7 @@ def test_lowers_through_jax_triton(op):
     testing.check_lowering(split(op), "triton", platform="cuda", device_kind=GPUS[90])
 
 
+@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float16")])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.usefixtures("launches")
@@ -733,6 +750,7 @@ def test_several_backends_in_one_process(op, dtype, monkeypatch):
     assert traced.out_info == jax.eval_shape(of_op.expected, *of_op.shapes())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel_cache")
 def test_layers_of_trees_compile(launches):
     """The layer chooses one kernel for whole trees and their pools on a GPU."""

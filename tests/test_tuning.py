@@ -401,6 +401,7 @@ def test_kernels_of_a_shape(interpreted: None) -> None:
     assert jnp.any(stepped != arrays[0])
 
 
+@pytest.mark.slow
 def test_kernels_of_gates(interpreted: None) -> None:
     measured = [shapes.parse(text) for text in ("gates:6,5,4", "soft_lut:6,5,4,3", "binary_lut:6,5,4,3")]
     found = search.kernels(measured, ("float32",))

@@ -119,6 +119,7 @@ def test_statistics_by_loops():
     assert json.loads(json.dumps(table.entropy)) == found.entropy.tolist()
 
 
+@pytest.mark.slow
 def test_libraries():
     x = X[:, 0]
     model = nnx.Sequential(

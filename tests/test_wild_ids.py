@@ -207,6 +207,20 @@ def check(op, implementation):
         testing.assert_close(f"{op}, {implementation}: {number}", a, e)
 
 
+@pytest.mark.fast(
+    "xla-lookup",
+    "xla-sparse_lookup",
+    "xla-detect",
+    "xla-bilinear_gates",
+    "xla-scored_lut",
+    "xla-lookup_attention",
+    "xla-lut_at_places",
+    "xla-logic_trees",
+    "pallas/tpu-lookup",
+    "pallas/sparsecore*",
+    "triton*",
+    "xla, *",
+)
 @pytest.mark.parametrize(("world", "op"), worlds.in_worlds(CASES, slow))
 def test_ids_out_of_range_are_clamped(world, op, request):
     with worlds.of(world, request) as implementation:

@@ -133,6 +133,7 @@ def test_impossible_wirings(name):
         make()
 
 
+@pytest.mark.fast("random", "butterfly")
 @pytest.mark.parametrize("kind", ["random", "butterfly", wiring.Windows((2, 4), 2), wiring.Groups(2)])
 def test_layers_have_drawn_wires(kind):
     case = Case("LogicGates", {"wiring": kind}, (5, 8), (8, 10))
@@ -188,6 +189,7 @@ def chosen_of(case: Case, arrays: Any) -> np.ndarray:
     )
 
 
+@pytest.mark.fast("gates_hard", "tables", "signs_of_all")
 @pytest.mark.parametrize("name", CASES)
 def test_layers_read_the_chosen_wires(name):
     case = CASES[name]
@@ -253,6 +255,7 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
 SIZES = [*((name, batch) for name in CASES for batch in (None, 2)), ("gates", 250)]
 
 
+@pytest.mark.fast("gates-None", "gates-2", "tables-2", "signs-None")
 @pytest.mark.parametrize(("name", "batch"), SIZES)
 def test_gradient_of_scores(name, batch):
     """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both.
@@ -297,6 +300,7 @@ def test_parts_of_the_batch_have_the_expectation_of_all():
     np.testing.assert_allclose(mean, one_by_one, atol=0.02)
 
 
+@pytest.mark.fast("gates")
 @pytest.mark.parametrize("name", ["gates", "signs_of_all", slow("tables"), slow("gates_of_all")])
 def test_libraries_agree(name):
     case = CASES[name]
@@ -348,6 +352,7 @@ def test_memory_is_that_of_fixed_wires():
     assert largest(step_of("learnable")) >= n * k * batch
 
 
+@pytest.mark.slow
 def test_meshes():
     """Scores are divided by gate, samples by device, and gradients are those of one device."""
     mesh = jax.make_mesh((4, 2), ("batch", "detectors"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -403,6 +408,7 @@ def test_explicit_mesh():
 
 
 # ------------------------------------------------------------------------------------- models
+@pytest.mark.fast("top-k")
 @pytest.mark.parametrize("kind", ["butterfly", "top-k", slow("full"), slow("random")])
 def test_classifiers(kind):
     """The packed form and the circuit have the chosen wires."""

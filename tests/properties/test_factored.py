@@ -48,6 +48,7 @@ def test_many_steps(training):
     check(training)
 
 
+@pytest.mark.fast("RowAdam*", "SGD*")
 @pytest.mark.parametrize(
     "rule", [r if r.weight_decay or r.moves_without_gradient else slow(r) for r in RULES], ids=str
 )
@@ -134,6 +135,7 @@ USES: dict[str, Any] = {
 }
 
 
+@pytest.mark.fast("once-*", "swapped-*", "twice*", "*stopped*", "not at all-*", "scaled*", "half*")
 @pytest.mark.parametrize("jitted", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("use", USES)
 def test_a_table_has_the_right_gradient_or_none(use, jitted):

@@ -101,6 +101,7 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
+@pytest.mark.fast("bilinear_gates", "scale_gradient")
 @pytest.mark.parametrize(
     "op",
     [
@@ -155,6 +156,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fast("vmap-lookup", "vmap-bilinear_gates", "shard_map-lut", "scan-lut")
 @pytest.mark.parametrize(("context", "op"), CASES)
 def test_gradients_to_all_after_those_to_one(context, op):
     every = ALL_AT_ONCE[op]
@@ -180,6 +182,7 @@ def test_pullbacks_are_of_the_call_that_made_them(op):
     first.pull("plain", seed=1)
 
 
+@pytest.mark.slow
 def test_other_shapes_bits_and_dtypes_between_two_traces():
     jax.clear_caches()
     call = ALL_AT_ONCE["lut"]
@@ -205,6 +208,7 @@ def test_a_mapped_factor_of_a_gradient_that_is_not_mapped(reference, inner):
     check(dataclasses.replace(call, inner=(mapped, *inner)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in OF_REFERENCE])
 def test_the_reference_with_one_mapped_argument(op):
     every = dataclasses.replace(ALL_AT_ONCE[op], reference=True)
@@ -351,6 +355,7 @@ def check_in_thread(call):
     raise AssertionError("interrupted 100 times")
 
 
+@pytest.mark.slow
 def test_gradients_of_several_threads_at_once():
     """Traces of one op that overlap."""
     jax.clear_caches()

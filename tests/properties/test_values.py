@@ -26,22 +26,46 @@ EVERYWHERE = {  # what plain JAX computes in another way on accelerators
 
 # Sizes whose property another op with the same kernels, or another size of the op, shows too.
 LEFT_TO_SLOW = {
-    "sparse_lookup": ("several leading axes, one of 1", "float16 inputs"),
-    "lookup_attention": ("one key", "equal starts", "more keys", "traced, float64", "window beyond all"),
+    "detect": (
+        "no comparisons", "no inputs, no detectors", "one of each", "more samples than rows", "float16 inputs", "float16 tables",
+        "float64 tables", "fixed point of bfloat16",
+    ),
+    "lookup": (
+        "several leading axes, one of 1", "no inputs, no detectors", "one of each", "float16 inputs", "float64 tables",
+        "fixed point of bfloat16",
+    ),
+    "weighted_lookup": ("bfloat16", "float64, no leading axes"),
+    "lut": ("bfloat16", "float64", "fixed point"),
+    "sparse_lut": ("fixed point",),
+    "sparse_lookup": (
+        "several leading axes, one of 1", "float16 inputs", "bfloat16", "float64", "fixed point of bfloat16", "no comparisons", "no outputs",
+    ),
+    "lookup_attention": (
+        "one key", "equal starts", "more keys", "traced, float64", "window beyond all", "positions without bits", "window", "segments",
+        "several leading axes", "no leading axes", "no comparisons", "float16 inputs", "float64", "fewer keys", "more keys, segments",
+        "queries later", "queries earlier", "traced, fixed point",
+    ),
     "lut_pair_attention": (
         "fewer keys", "equal starts", "no keys", "traced, float64", "no detectors", "window", "no places", "no leading axes",
         "float16 inputs", "queries earlier", "queries before all keys", "fewer keys, window", "shared positions, more than needed",
+        "no comparisons", "bfloat16", "float64", "dead zone", "segments", "more keys, segments",
     ),
     "lut_attention": ("shared positions, more than needed", "window", "segments", "float16 inputs", "fixed point"),
     "logic_trees": ("float64", "one place", "no trees", "strides, no samples", "groups beyond the places, bfloat16"),
     "lut_at_places": (
         "targets", "padding, groups with channels of their own", "strides, no samples", "bfloat16, groups share windows", "float64", "no detectors",
     ),
-    "scored_lut": ("hard sign, factors",),
+    "scored_lut": ("hard sign, factors", "powers, float64"),
     "conv_lut": ("groups, fixed point", "powers", "soft sign, no samples, float64"),
-    "soft_lut": ("several leading axes", "one input", "float16, float32 parameters", "readers"),
+    "bilinear_gates": ("float64", "several leading axes"),
+    "logic_gates": ("float64", "features first, readers"),
+    "soft_lut": (
+        "several leading axes", "one input", "float16, float32 parameters", "readers", "eight bits", "beyond a block", "float64",
+        "no gates, six bits",
+    ),
     "binary_lut": (
-        "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers",
+        "several leading axes", "one input", "no inputs, no gates", "float16, float32 parameters", "float64", "readers", "eight bits",
+        "beyond a block", "no gates, six bits",
     ),
 }  # fmt: skip
 
@@ -56,6 +80,9 @@ def test_values_and_cotangents(op, name):
     _check_all(calls(op, POOLS[op][name]), is_float64(POOLS[op][name]), "cpu")
 
 
+@pytest.mark.fast(
+    "lookup-*", "bilinear_gates-*", "*-one list-*", "*-traced, window*", "lut_pair_attention-decoding-*"
+)
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 @pytest.mark.parametrize(
     ("op", "name"),
@@ -239,6 +266,7 @@ _UPDATES = [
 ]
 
 
+@pytest.mark.fast("lookup-primes-*", "lookup-empty*", "sparse_lookup-one list-*")
 @pytest.mark.parametrize(("op", "name", "rule"), _UPDATES)
 def test_updates_of_tables(op, name, rule):
     @given(calls(op, {**POOLS[op][name], "kinds": ("grid",)}), st.integers(0, 2**16))
