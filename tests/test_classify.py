@@ -1075,7 +1075,7 @@ def test_a_recipe_on_other_data_warns(
 
 
 def test_numbers_that_are_no_bits_are_refused(tmp_path: Path) -> None:
-    """One line says so before anything runs, of arrays and of columns that are left numbers; bits train, and a run of before is not exported."""
+    """Refuse them in one line before anything runs, in arrays and in columns that are left numbers; bits train, and a run of before is not exported."""
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     table = write_table(tmp_path)

@@ -21,7 +21,7 @@ LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).su
     ("patterns", "left"), [(("lookup-*",), ["detect-a"]), (("*-a", "none"), None), ((), [])]
 )
 def test_cases_that_the_mark_fast_does_not_name_are_slow(patterns, left):
-    """Of a test with cases; a pattern that names none of them is an error, so that no list outlives what it names."""
+    """Try a test with cases; a pattern that names none of them is an error, so that no list outlives what it names."""
     marks, found = [pytest.mark.fast(*patterns).mark] if patterns else [], []
     for name in ("lookup-a", "lookup-b", "detect-a"):
         item = types.SimpleNamespace(
