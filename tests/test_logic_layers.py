@@ -79,7 +79,7 @@ AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tabl
 SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
 
 
-@pytest.mark.fast("gates_straight_through", "tables_of_signs", "trees")
+@pytest.mark.fast("gates_straight_through", "tables_of_signs", "trees", "tables_light", "thermometer*")
 @pytest.mark.parametrize("name", [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)])
 def test_libraries_agree(name):
     case = CASES[name]

@@ -135,7 +135,6 @@ def test_transformations(op, transformation):
     testing.check(split(op), "pallas", transformation=transformation)
 
 
-@pytest.mark.fast("lookup-*", "scored_lut-*")
 @pytest.mark.parametrize(("op", "shape"), interpretable("update"))
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):

@@ -91,7 +91,6 @@ def replaced(monkeypatch):
         yield
 
 
-@pytest.mark.fast("lookup-*", "sparse_lookup-*", "lut_pair_attention-*")
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
