@@ -15,6 +15,8 @@ gc.set_threshold(100_000, 20, 20)  # with Python's thresholds garbage takes a tw
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
     del os.environ[name]  # the processes of a cluster's job would wait for each other
 
