@@ -75,6 +75,11 @@ def reshaped(a: Array, lead: int, *shape: int) -> jax.Array:
     return result
 
 
+def lacks_elements(arrays: Any) -> bool:
+    """Return whether one of these arrays has no elements: the compiler of a `jax.shard_map` fails or ends its process (jaxlib 0.11.2)."""
+    return any(a.size == 0 for a in jax.tree.leaves(arrays))
+
+
 def in_parts(
     function: Callable[..., Any], specs: Any, outputs: Any, axes: Iterable[str] = ()
 ) -> Callable[..., Any]:

@@ -302,18 +302,20 @@ def on_part(
         axis = axis_of(name, a.shape)
         if axis is None:
             return a
-        apart = a.reshape(*a.shape[:axis], n_groups, -1, *a.shape[axis + 1 :])
+        each = a.shape[axis] // n_groups
+        apart = a.reshape(*a.shape[:axis], n_groups, each, *a.shape[axis + 1 :])
         found = jnp.take(apart, group, axis=axis, mode="clip")
-        return found.reshape(*a.shape[:axis], -1, *a.shape[axis + 1 :])
+        return found.reshape(*a.shape[:axis], count * each, *a.shape[axis + 1 :])
 
     def of_all(name: str, shape: tuple[int, ...], y: jax.Array) -> jax.Array:
         axis = axis_of(name, shape)
         if axis is None:
             return y
-        apart = jnp.moveaxis(y.reshape(*y.shape[:axis], count, -1, *y.shape[axis + 1 :]), axis, 0)
+        each = y.shape[axis] // count
+        apart = jnp.moveaxis(y.reshape(*y.shape[:axis], count, each, *y.shape[axis + 1 :]), axis, 0)
         zeros = _compat.zeros_varying(y, (n_groups, *apart.shape[1:]), y.dtype)
         every = jnp.moveaxis(zeros.at[group].add(apart), 0, axis)
-        return every.reshape(*y.shape[:axis], -1, *y.shape[axis + 1 :])
+        return every.reshape(*y.shape[:axis], n_groups * each, *y.shape[axis + 1 :])
 
     names = [*op.arrays(), *(("output",) if direction != "forward" else ())]
     of_part = [jax.tree.map(functools.partial(mine, name), a) for name, a in zip(names, args, strict=False)]

@@ -290,7 +290,7 @@ def _compiled(
         given = op.of(args, options).prepared()
         layout = Layout.of(given, first=op.features_first and feature_axis == 0)
         parts = layout.parts("forward")
-        if not parts.divides:
+        if not parts.divides or _meshes.lacks_elements((taps, given.values())):
             whole = functools.partial(inner, None)
             return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
                 *taps, *given.values()
@@ -321,10 +321,15 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         *rest, state = jax.tree.map(
             lambda a: parts.of_axes((), ("t",), a.shape) if a.ndim else PartitionSpec(), args[n + 1 :]
         )
-        specs = (*of_call, PartitionSpec(), *rest, state)
-        update = _meshes.in_parts(functools.partial(call, parts.over), specs, (of_call[table], state))
-        moved = update(*given.values(), *args[n:])
-        return jax.tree.map(_meshes.laid_out, moved, jax.tree.map(_meshes.spec_of, (args[table], args[-1])))
+        specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
+        of_all = (*given.values(), *args[n:])
+        if _meshes.lacks_elements(of_all):
+            update = _meshes.divided_by_compiler(functools.partial(call, None), lambda *_: outputs)
+        else:
+            update = _meshes.in_parts(functools.partial(call, parts.over), specs, outputs)
+        return jax.tree.map(
+            _meshes.laid_out, update(*of_all), jax.tree.map(_meshes.spec_of, (args[table], args[-1]))
+        )
 
     return _jitted(functools.partial(call, ()), on_explicit_axes, f"lutjax_{op.op}_update")
 

@@ -169,7 +169,7 @@ def conv_lut(
             valued=read.valued,
             **how,
         )
-    return y.reshape(*y.shape[:-2], n_groups * y.shape[-1])
+    return _meshes.reshaped(y, y.ndim - 2, n_groups * y.shape[-1])
 
 
 def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:

@@ -67,13 +67,18 @@ class Windows:
 
         The id of a value of the window at a place is its id in the first window plus the shift of that place.
         """
-        row, column, channel = jnp.unstack(self.in_image(anchors), axis=-1)
         width, n_channels = self.image[1] + 2 * self.padding[1], self.image[2]
-        at_first = (row * width + column) * n_channels + channel
         rows, columns = (np.arange(n) * s for n, s in zip(self.places, self.stride, strict=True))
         shifts = ((rows[:, None] * width + columns) * n_channels).astype(np.int32)
-        at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
-        return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:])
+
+        def shifted(anchors: jax.Array) -> jax.Array:
+            row, column, channel = jnp.unstack(self.in_image(anchors), axis=-1)
+            at_first = (row * width + column) * n_channels + channel
+            at_places = jnp.asarray(shifts.reshape(-1, 1, 1, 1)) + at_first[None]
+            return at_places.reshape(shifts.size * len(anchors), *anchors.shape[1:])
+
+        ids: jax.Array = _meshes.divided_by_compiler(shifted, lambda _: jax.sharding.PartitionSpec())(anchors)
+        return ids
 
     def padded(self, images: jax.Array) -> jax.Array:
         """Return images ``[..., height, width, channels]`` with rows and columns of zeros around them."""

@@ -474,7 +474,7 @@ def _tolerance(call: Call) -> float:
     dtypes = [call.dtype, *((call.options["dtype"],) if call.options.get("dtype") else ())]
     widest = max(TOLERANCE[dtype] for dtype in dtypes)
     narrow = any(dtype in ("bfloat16", "float16") for dtype in dtypes)
-    return widest * OPS[call.op].chain if narrow else widest if len(dtypes) > 1 else 0
+    return widest * OPS[call.op].chain if narrow else widest if len(dtypes) > 1 else 0.0
 
 
 def check_factored(call: Call) -> None:

@@ -336,8 +336,13 @@ def check(call: Call, formulation: str = "cpu") -> None:
     compare(call, computed(call, formulation))
 
 
-def compare(call: Call, found: dict[str, np.ndarray]) -> None:
-    """Raises AssertionError where what `computed` found of a call and the definition differ by more than rounding."""
+def compare(call: Call, found: dict[str, np.ndarray], parts: int = 1) -> None:
+    """Raises AssertionError where what `computed` found of a call and the definition differ by more than rounding.
+
+    Args:
+      parts: how many devices may each have a part of a sum, which is rounded to a
+        result of 16 bits before these are added.
+    """
     wanted = defined(call)
     assert set(found) == set(wanted), (set(found), set(wanted))
     dtypes = [a.dtype for a in call.arguments.values() if not np.issubdtype(a.dtype, np.integer)]
@@ -347,14 +352,16 @@ def compare(call: Call, found: dict[str, np.ndarray]) -> None:
         for name, want in wanted.items()
         if (
             problem := differs(
-                name, found[name], want, narrowest, exact=call.exact and call.op in EXACT.get(name, ())
+                name, found[name], want, narrowest, parts, exact=call.exact and call.op in EXACT.get(name, ())
             )
         )
     ]
     assert not problems, "\n".join([*problems, call.code()])
 
 
-def differs(name: str, got: np.ndarray, want: D.Sum, dtype: Any, *, exact: bool = False) -> str:
+def differs(
+    name: str, got: np.ndarray, want: D.Sum, dtype: Any, parts: int = 1, *, exact: bool = False
+) -> str:
     """Describe the elements that are not within the bound; empty if all are.
 
     NaN has to be where the definition has NaN, and an infinity where it has that infinity. The bound is that of `Sum.bound`
@@ -372,6 +379,8 @@ def differs(name: str, got: np.ndarray, want: D.Sum, dtype: Any, *, exact: bool 
             info = ml_dtypes.finfo(got.dtype)
             info_eps, smallest = float(info.eps), float(info.tiny)
         bound = want.bound(dtype)
+        if parts > 1 and info_eps > ml_dtypes.finfo(dtype).eps:  # each is rounded, and so is each sum of two
+            bound = bound + parts * info_eps * want.size
         if exact:
             bound = want.error
         off = np.abs(result - want.value)

@@ -1059,7 +1059,11 @@ def _free_places(draw: Draw) -> Sizes:
 def _free_conv(draw: Draw) -> Sizes:
     sizes = draw(_free_places())
     windows, groups = sizes["windows"], sizes["groups"]
-    own = dataclasses.replace(windows, image=(*windows.image[:2], windows.channels * groups))
+    own = dataclasses.replace(
+        windows,
+        image=(*windows.image[:2], windows.channels * groups),
+        padding=tuple(min(p, k - 1) for p, k in zip(windows.padding, windows.size, strict=True)),
+    )
     read = draw(st.sampled_from((None, *READS)))
     more = {"windows": own, "detectors": groups * draw(st.integers(1, 3)), "keep": draw(st.booleans())}
     return {

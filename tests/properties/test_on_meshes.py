@@ -1,5 +1,7 @@
 """Values and every cotangent of every op, as defined, wherever its arguments lie on a mesh of devices."""
 
+import math
+
 import jax
 import pytest
 from cases import slow
@@ -19,8 +21,11 @@ FAST = ("lookup", "scored_lut", "weighted_lookup", "margins", "lut_at_places")
 
 
 def even(sizes):
-    """Sizes that divide, where these sizes have an axis."""
-    return {**sizes, **{n: size for n, size in EVEN.items() if sizes.get(n)}}
+    """Sizes that divide, where these sizes have an axis; detectors are a multiple of their groups, too."""
+    found = {**sizes, **{n: size for n, size in EVEN.items() if sizes.get(n)}}
+    if found.get("detectors"):
+        found["detectors"] = math.lcm(found["detectors"], found.get("groups") or 1)
+    return found
 
 
 def on_a_mesh(op, sizes):
