@@ -52,10 +52,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         return value
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        value = value.tolist()
+        return _tuples(value.tolist(), value.ndim)
     return (
         tuple(map(plain, value)) if isinstance(value, list | tuple | range) and not _named(value) else value
     )
+
+
+def _tuples(value: Any, rank: int) -> Any:
+    """Return nested lists of numbers as tuples; an array may have a million of them."""
+    if rank < 2:
+        return tuple(value) if rank else value
+    return tuple([_tuples(v, rank - 1) for v in value])
 
 
 def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,24 @@ def pytest_collection_finish():
     gc.freeze()  # what has been imported stays, and need not be looked through again
 
 
+# The more compiled programs a process holds, the longer each new one takes to lower and compile: after 6000 four times as long.
+_PROGRAMS_HELD = 250
+_compiled_programs = 0
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _count_programs(event, _, **__):
+    global _compiled_programs
+    _compiled_programs += event == "/jax/core/compile/backend_compile_duration"
+
+
+def pytest_runtest_teardown(item, nextitem):
+    global _compiled_programs
+    if _compiled_programs > _PROGRAMS_HELD and (nextitem is None or nextitem.path != item.path):
+        jax.clear_caches()
+        _compiled_programs = 0
+
+
 def pytest_runtest_setup(item):
     needed = [tool for mark in item.iter_markers("tools") for tool in mark.args]
     needed += [" ".join(("cc", *mark.args)) for mark in item.iter_markers("compiled")]
