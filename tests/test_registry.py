@@ -93,7 +93,7 @@ def test_a_class_or_a_function_is_registered_by_a_decorator(weights, detection):
 
     try:
         assert registry.get("lookup", "triton", "cpu").directions == ("forward",)
-        with pytest.raises(lutjax.NoImplementationError, match="triton/cpu .*has no backward"):
+        with pytest.raises(lutjax.NoImplementationError, match=r"triton/cpu .*has no backward"):
             jax.grad(lambda w: registry.get("lookup", "triton", "cpu")(w, detection).sum())(weights)
     finally:
         registry.unregister("lookup", "triton", "cpu")
