@@ -3,8 +3,8 @@
 In an environment of its own (`pip install -e ".[tpu]"`). Each line is the sum of the compiler's estimates of every
 operation of a program, in cycles and, at the clock of the chip, in time; beside it stand the bandwidth bound (arguments
 and results once through HBM) and, of look-ups, the bound of the matrix units for rows of ones and zeros times the
-table in three bfloat16 passes. It is no measurement: loops whose length is known at run time only count once, gathers by
-SparseCores not at all, and reads and writes are each given the full bandwidth. Differences below 30 % mean nothing.
+table in three bfloat16 passes. It is no measurement: loops whose length is known at run time only count once,
+and reads and writes are each given the full bandwidth. Differences below 30 % mean nothing.
 The compiler gives no estimate of a kernel that copies on its own: of such a one the instruction bundles of its loops are
 counted, as often as they run, and its copies are not. Of some programs it makes no estimates at all: of those with kernels
 every operation is counted so.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from lutjax.kernels.catalogue import KERNELS, SPARSECORE, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
+from lutjax.kernels.catalogue import KERNELS, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -27,7 +27,6 @@ def facts() -> dict[str, str]:
     """Return the sentences, or parts of them, by name."""
     without_triton = listed(op for op, row in KERNELS.items() if TRITON not in row)
     without_tensorcore = listed(op for op, row in KERNELS.items() if TENSORCORE not in row)
-    on_sparsecores = listed(op for op, row in KERNELS.items() if SPARSECORE in row)
     with_update = listed(op for op, row in KERNELS.items() if "update" in row[XLA])
     without_native = listed(WITHOUT_NATIVE)
     return {
@@ -36,7 +35,6 @@ def facts() -> dict[str, str]:
         "no triton": f"{without_triton} have no Triton kernel: on GPUs XLA compiles them.",
         "ops without triton": without_triton,
         "ops without tensorcores": without_tensorcore,
-        "ops on sparsecores": on_sparsecores,
         "ops without native": without_native,
         "ops with update": with_update,
     }

@@ -32,7 +32,6 @@ def mesh(
       device_kind: as the device names itself, e.g. ``"NVIDIA H200"`` or ``"TPU v6e"``.
     """
     device = jax.sharding.AbstractDevice(device_kind, 1 if platform == "tpu" else None, platform)
-    # An axis for the compiler: jax 0.12 lowers no SparseCore kernel where arrays are laid out along explicit ones.
     auto = (jax.sharding.AxisType.Auto,)
     return jax.sharding.AbstractMesh((n_devices,), (axis,), axis_types=auto, abstract_device=device)
 

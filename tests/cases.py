@@ -101,7 +101,7 @@ def implementations(op, direction="forward"):
     return [
         spec.names[0] if spec.platform != "pallas" else spec.names[1]
         for spec in lutjax.kernel_registry.candidates(op)
-        if spec.backend.of_device in (lutjax.Backend.ANY, backend) and direction in spec.directions
+        if spec.backend in (lutjax.Backend.ANY, backend) and direction in spec.directions
     ]
 
 

@@ -22,7 +22,7 @@ try:
 except ImportError as error:  # jaxlib has Mosaic GPU on some platforms alone
     mosaic_gpu, WITHOUT_MOSAIC = None, f"Mosaic GPU is not in this jaxlib: {error}"
 
-FIT = {"gpu": "_mosaic_fit", "tpu": "_tensorcore_fit", "sparsecore": "_sparsecore_fit"}
+FIT = {"gpu": "_mosaic_fit", "tpu": "_tensorcore_fit"}
 
 
 def fit(backend):

@@ -13,7 +13,6 @@ import pytest
 import worlds
 from cases import ops, slow
 from machine import needs_gpu
-from test_sparsecore import replaced as replaced
 
 import lutjax
 from lutjax._dtypes import accumulator
@@ -203,7 +202,7 @@ def bases(world, dtype):
     return (LARGE_OF_PRODUCTS if world in MULTIPLIES_FIRST else LARGE)[dtype]
 
 
-@pytest.mark.fast("xla*-lookup", "triton-lookup", "pallas/tpu-lookup", "pallas/sparsecore-lookup")
+@pytest.mark.fast("xla*-lookup", "triton-lookup", "pallas/tpu-lookup")
 @pytest.mark.parametrize(("world", "op"), worlds.in_worlds(LOOK_UPS, slow))
 def test_large_rows(world, op, request):
     with worlds.of(world, request) as implementation:
@@ -233,7 +232,7 @@ LISTS = {
 
 @pytest.mark.fast("*one list")
 @pytest.mark.parametrize("lists", LISTS)
-@pytest.mark.parametrize("world", ["xla", "triton", "pallas/sparsecore"])
+@pytest.mark.parametrize("world", ["xla", "triton"])
 def test_large_rows_of_other_lists(world, lists, request):
     def case(base, dtype):
         return of_sparse_lookup(base, dtype, LISTS[lists])

@@ -28,9 +28,7 @@ from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.ops.sparse_lookup import SparseLookup
 
-ON_TENSOR_CORES, ON_SPARSE_CORES, ON_GPUS = (
-    pallas_interpreter.implemented(backend) for backend in ("tpu", "sparsecore", "gpu")
-)
+ON_TENSOR_CORES, ON_GPUS = (pallas_interpreter.implemented(backend) for backend in ("tpu", "gpu"))
 
 
 def device(kind, backend="tpu"):
@@ -174,13 +172,6 @@ def test_lowers_with_some_outputs_at_a_time():
     testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
 
 
-@pytest.mark.parametrize("tpu", [slow("v5p"), "v6e", slow("v7x")])
-@pytest.mark.parametrize("op", ON_SPARSE_CORES)
-def test_lowers_for_sparse_cores(op, tpu):
-    kind = _tpus.named(tpu).device_kind
-    testing.check_lowering(split(op), "pallas/sparsecore", platform="tpu", device_kind=kind)
-
-
 def test_names_of_devices():
     kinds = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
     kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
@@ -295,7 +286,6 @@ def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
 
 ON_SHARDS = [
     ("pallas/tpu", "tpu", _tpus.named("v6e").device_kind, ON_TENSOR_CORES),
-    ("pallas/sparsecore", "tpu", _tpus.named("v6e").device_kind, ON_SPARSE_CORES),
     ("pallas/gpu", "cuda", H200.kind, ON_GPUS),
 ]
 

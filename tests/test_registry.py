@@ -16,7 +16,7 @@ from cases import absence, detections
 from commands import command, output
 
 import lutjax
-from lutjax.kernels.registry import Device, KernelRegistry, Request
+from lutjax.kernels.registry import Backend, Device, KernelRegistry, Platform, Request
 from lutjax.training import tables
 
 pytestmark = pytest.mark.usefixtures("without_native")  # what is chosen then is the same everywhere
@@ -60,6 +60,49 @@ def test_every_op_is_registered_for_xla():
     for op in lutjax.kernel_registry.ops():
         spec = lutjax.kernel_registry.get(op, platform="xla", backend="any")
         assert spec.target == f"lutjax.kernels._xla.{op}"
+
+
+def test_a_class_or_a_function_is_registered_by_a_decorator(weights, detection):
+    registry, called = lutjax.kernel_registry, []
+    plain = registry.get("lookup", Platform.XLA)
+
+    @registry.register("lookup", Platform.TRITON, Backend.CPU, priority=-1)
+    class Own:
+        @staticmethod
+        def forward(call, *, device):
+            called.append(device)
+            return 2 * plain.load("forward")(call, device=device)
+
+        @staticmethod
+        def backward(call, cotangent, needs, *, device):
+            return plain.load("backward")(call, cotangent, needs, device=device)
+
+    try:
+        own = registry.get("lookup", Platform.TRITON, Backend.CPU)
+        assert own.directions == ("forward", "backward")
+        np.testing.assert_array_equal(own(weights, detection), 2 * plain(weights, detection))
+        assert [device.backend for device in called] == ["cpu"]
+        np.testing.assert_array_equal(lutjax.lookup(weights, detection), plain(weights, detection))
+        jax.grad(lambda w: own(w, detection).sum())(weights)
+    finally:
+        registry.unregister("lookup", Platform.TRITON, Backend.CPU)
+
+    @registry.register("lookup", "triton", "cpu", priority=-1)
+    def forward(call, *, device):
+        return plain.load("forward")(call, device=device)
+
+    try:
+        assert registry.get("lookup", "triton", "cpu").directions == ("forward",)
+        with pytest.raises(lutjax.NoImplementationError, match=r"triton/cpu .*has no backward"):
+            jax.grad(lambda w: registry.get("lookup", "triton", "cpu")(w, detection).sum())(weights)
+    finally:
+        registry.unregister("lookup", "triton", "cpu")
+
+
+def test_a_platform_with_several_backends_needs_one():
+    with pytest.raises(ValueError, match="'lookup' has pallas for gpu, tpu; name one of them"):
+        lutjax.kernel_registry.get("lookup", "pallas")
+    assert lutjax.kernel_registry.get("lookup", "pallas", "tpu").backend == "tpu"
 
 
 def test_a_second_registration_raises():

@@ -420,7 +420,7 @@ def test_kernels_that_ran_have_run(records):
     assert not has_run("update")  # lowered only
     assert not has_run("forward", kind="TPU v5p")
     assert not has_run("forward", op="detect")
-    assert not has_run("forward", column="pallas/sparsecore")
+    assert not has_run("forward", column="pallas/gpu")
 
 
 def test_only_what_was_checked_now_is_written(records):

@@ -43,12 +43,6 @@ def test_every_shape(op, tpu):
         testing.check_compilation(testing.case(op, shape), "pallas/tpu", tpu=tpu)
 
 
-@pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS if tpu.sparse_cores])
-@pytest.mark.parametrize("op", test_pallas.ON_SPARSE_CORES)
-def test_sparse_cores(op, tpu):
-    check(split(op), "pallas/sparsecore", tpu)
-
-
 @pytest.mark.parametrize("tpu", [tpu.name for tpu in _tpus.TPUS])
 def test_tables_of_many_rows(tpu):
     """Compile tables that stay in vector memory, with all outputs at a time or some."""

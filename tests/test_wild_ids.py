@@ -14,7 +14,6 @@ from every_layer import CASES as LAYER_CASES
 from flax import nnx
 from layer_libraries import by_kind, inputs_of, nnx_layer, variables_of
 from machine import needs_gpu
-from test_sparsecore import replaced as replaced
 
 import lutjax
 from lutjax import testing
@@ -217,7 +216,6 @@ def check(op, implementation):
     "xla-lut_at_places",
     "xla-logic_trees",
     "pallas/tpu-lookup",
-    "pallas/sparsecore*",
     "triton*",
     "xla, *",
 )

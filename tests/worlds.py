@@ -16,7 +16,6 @@ NAMES = (
     "triton, counted",
     "pallas/tpu",
     "pallas/tpu, resident",
-    "pallas/sparsecore",
 )
 
 
@@ -29,7 +28,6 @@ def implements(name, op):
         "triton, counted": op == "lookup_attention",
         "pallas/tpu": "pallas/tpu" in names,
         "pallas/tpu, resident": op in ("lookup", "sparse_lookup"),
-        "pallas/sparsecore": "update" in lutjax.kernel_registry.directions(op),
     }.get(name, True)
 
 
@@ -67,6 +65,4 @@ def of(name, request):
             from lutjax.kernels._pallas.tpu import _tables
 
             monkeypatch.setattr(_tables, "MANY_ROWS", 2)
-        if platform == "pallas/sparsecore":
-            request.getfixturevalue("replaced")
         yield platform.partition("/")[0]

@@ -43,27 +43,24 @@ TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_tr
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
 # Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
 MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
-# TensorCores first: the calls that they defer are for SparseCores.
 TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True, True)
-SPARSECORE = Column(Platform.PALLAS, Backend.SPARSECORE, "_pallas.sparsecore", "_sparsecore_fit", (), 9, True)
 
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "detect": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "detect_signs": {XLA: GRADIENT, TENSORCORE: GRADIENT},
-    "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL},
     "margins": {XLA: GRADIENT},
     "weighted_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "scored_lut": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT},
     "lookup_attention": {
         XLA: ALL,
         TRITON: ALL,
         MOSAIC_AND_TRITON: ALL,
         TENSORCORE: ALL,
-        SPARSECORE: GRADIENT,
     },
-    "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL, SPARSECORE: GRADIENT},
+    "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
     "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "logic_trees": {XLA: GRADIENT, TRITON: GRADIENT},
     "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},

@@ -14,7 +14,7 @@ import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 
@@ -25,6 +25,7 @@ from lutjax.kernels import _records
 from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Callable[..., Any])
 E = TypeVar("E", bound=enum.StrEnum)
 
 
@@ -43,14 +44,7 @@ class Backend(enum.StrEnum):
     CPU = "cpu"
     GPU = "gpu"
     TPU = "tpu"
-    SPARSECORE = "sparsecore"
-    """The SparseCores of a TPU, beside its TensorCores, which are `TPU`."""
     ANY = "any"
-
-    @property
-    def of_device(self) -> "Backend":
-        """The backend of the devices that have it."""
-        return Backend.TPU if self is Backend.SPARSECORE else self
 
 
 Implementation = str | tuple[str, ...] | None
@@ -144,10 +138,12 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """A registered implementation.
+    """A registered implementation; called with the arguments of its op, it runs the op.
 
     Attributes:
       target: name of the module that holds a function for each direction; see `lutjax.kernels.contract`.
+      holder: what holds them in its place; None: the module itself.
+      run: runs the op with this implementation.
       requires: packages it needs; it is not chosen where one is missing.
       priority: of several that support a call the highest is chosen.
       unsupported: returns the reason why the implementation cannot run a call, or None if it can.
@@ -173,6 +169,20 @@ class KernelSpec:
     sources: Callable[[], str] | None = None
     rates: bool = False
     about: Callable[[], str] | None = None
+    holder: Any = None
+    run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Return the outputs of the op, computed by this implementation alone.
+
+        Args:
+          args, options: as the op's function takes them, but for ``implementation``.
+
+        Raises:
+          NoImplementationError: it cannot run the call, or not on this device; the message says why.
+        """
+        assert self.run is not None, "an implementation that no registry has"
+        return self.run(*args, **options)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -191,12 +201,16 @@ class KernelSpec:
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target."""
-        result: Callable[..., Any] = getattr(importlib.import_module(self.target), direction)
+        result: Callable[..., Any] = getattr(self._holder, direction)
         return result
 
     def extra(self, name: str) -> Callable[..., Any] | None:
         """Return another function that its module may have, see `lutjax.kernels.contract`; None if it has none. Imports the target."""
-        return getattr(importlib.import_module(self.target), name, None)
+        return getattr(self._holder, name, None)
+
+    @property
+    def _holder(self) -> Any:
+        return importlib.import_module(self.target) if self.holder is None else self.holder
 
     def why_later(self, request: Request) -> str | None:
         """Return the reason not to choose this implementation, which can run a call, by default; None if there is none."""
@@ -211,7 +225,7 @@ class KernelSpec:
 
     def why_not(self, request: Request) -> str | None:
         """Return the reason why this implementation cannot run a call; None if it can."""
-        if self.backend.of_device not in (Backend.ANY, request.device.backend):
+        if self.backend not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
         if request.direction not in self.directions:
             return f"has no {request.direction}"
@@ -338,34 +352,55 @@ class KernelRegistry:
         found = {direction for spec in self._of(op).values() for direction in spec.directions}
         return tuple(direction for direction in DIRECTIONS if direction in found)
 
+    @overload
+    def register(
+        self, op: str, platform: Platform | str, backend: Backend | str, target: str, **how: Any
+    ) -> KernelSpec: ...
+
+    @overload
+    def register(
+        self, op: str, platform: Platform | str, backend: Backend | str, **how: Any
+    ) -> Callable[[K], K]: ...
+
     def register(
         self,
         op: str,
         platform: Platform | str,
         backend: Backend | str,
-        target: str,
+        target: str | None = None,
         *,
-        requires: tuple[str, ...] = (),
         priority: int | None = None,
-        unsupported: Callable[[Request], str | None] | None = None,
-        directions: tuple[Direction, ...] = _GRADIENT,
-        slower: Callable[[Request], str | None] | None = None,
-        awaits_record: bool = False,
-        sources: Callable[[], str] | None = None,
-        rates: bool = False,
-        about: Callable[[], str] | None = None,
-    ) -> KernelSpec:
+        directions: tuple[Direction, ...] | None = None,
+        **how: Any,
+    ) -> Any:
         """Add an implementation of an op; see `register_op` for ops of your own.
+
+        Without a target it is a decorator: of a class whose static methods are the functions of the directions, or of one function,
+        the forward pass.
 
         Args:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
           platform: how it is written. backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
-          requires, unsupported, directions, slower, awaits_record, sources, rates, about: see `KernelSpec`.
           priority: by default native code before Triton before Pallas before XLA.
+          directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
+          how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``, ``about``; see `KernelSpec`.
 
         Raises:
           ValueError: an unknown op, platform or backend, or the op already has one for this platform and backend.
+
+        Example:
+          >>> import jax.numpy as jnp, lutjax
+          >>> from lutjax.kernels.registry import Backend, Platform
+          >>> @lutjax.kernel_registry.register("detect_signs", Platform.TRITON, Backend.CPU)
+          ... class Signs:
+          ...     @staticmethod
+          ...     def forward(call, *, device):
+          ...         return lutjax.kernel_registry.get("detect_signs", Platform.XLA).load("forward")(call, device=device)
+          >>> signs = lutjax.kernel_registry.get("detect_signs", "triton", "cpu")
+          >>> signs(jnp.array([[0.5, -1.0]])).index
+          Array([1], dtype=int32)
+          >>> lutjax.kernel_registry.unregister("detect_signs", "triton", "cpu")
         """
         if op not in self._ops:
             raise ValueError(
@@ -375,28 +410,46 @@ class KernelRegistry:
         platform = _named("register", "platform", Platform, platform)
         backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
-        spec = KernelSpec(
-            op,
-            platform,
-            backend,
-            target,
-            requires,
-            priority,
-            unsupported,
-            directions,
-            slower,
-            awaits_record,
-            sources,
-            rates,
-            about,
+        if target is None:
+
+            def add(holder: K) -> K:
+                found = (
+                    holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
+                )
+                has = tuple(d for d in DIRECTIONS if hasattr(found, d)) if directions is None else directions
+                self._add(
+                    KernelSpec(
+                        op,
+                        platform,
+                        backend,
+                        holder.__module__,
+                        priority=priority,
+                        directions=has,
+                        holder=found,
+                        **how,
+                    )
+                )
+                return holder
+
+            return add
+        return self._add(
+            KernelSpec(
+                op, platform, backend, target, priority=priority, directions=directions or _GRADIENT, **how
+            )
         )
-        of_op = self._specs.setdefault(op, {})
-        if (platform, backend) in of_op:
+
+    def _add(self, spec: KernelSpec) -> KernelSpec:
+        of_op = self._specs.setdefault(spec.op, {})
+        if (spec.platform, spec.backend) in of_op:
             raise ValueError(
-                f"kernel_registry.register: {op!r} already has the implementation {of_op[platform, backend]}; "
+                f"kernel_registry.register: {spec.op!r} already has the implementation {of_op[spec.platform, spec.backend]}; "
                 "unregister it first, or register for another platform or backend."
             )
-        of_op[platform, backend] = spec
+
+        def run(*args: Any, **options: Any) -> Any:
+            return self.function(spec.op)(*args, implementation=spec.names[1], **options)
+
+        of_op[spec.platform, spec.backend] = spec = dataclasses.replace(spec, run=run)
         self._resolved.clear()
         return spec
 
@@ -430,26 +483,40 @@ class KernelRegistry:
 
     def unregister(self, op: str, platform: Platform | str, backend: Backend | str) -> None:
         """Remove an implementation. Traces that jit holds keep using it."""
-        spec = self.get(op, platform=platform, backend=backend)
+        spec = self.get(op, platform, backend)
         del self._specs[op][spec.platform, spec.backend]
         self._resolved.clear()
 
-    def get(self, op: str, *, platform: Platform | str, backend: Backend | str) -> KernelSpec:
-        """Return the implementation registered for exactly this platform and backend.
+    def get(self, op: str, platform: Platform | str, backend: Backend | str | None = None) -> KernelSpec:
+        """Return the implementation registered for this platform and backend: a function of the op's arguments that runs it.
+
+        Args:
+          backend: may be left out where the platform has one for this op.
 
         Raises:
           KeyError: there is none; the message lists those that the op has.
-          ValueError: an unknown op, platform or backend.
+          ValueError: an unknown op, platform or backend, or a platform with several and no backend.
+
+        Example:
+          >>> import jax.numpy as jnp, lutjax
+          >>> lutjax.kernel_registry.get("detect_signs", "xla")(jnp.array([[0.5, -1.0]])).index
+          Array([1], dtype=int32)
         """
         platform = _named("get", "platform", Platform, platform)
-        backend = _named("get", "backend", Backend, backend)
-        try:
-            return self._of(op)[platform, backend]
-        except KeyError:
+        found = {spec.backend: spec for spec in self._of(op).values() if spec.platform == platform}
+        if backend is None and len(found) > 1:
+            raise ValueError(
+                f"kernel_registry.get: {op!r} has {platform} for {', '.join(found)}; name one of them as backend."
+            )
+        if backend is None and found:
+            (backend,) = found
+        elif backend is not None:
+            backend = _named("get", "backend", Backend, backend)
+        if backend not in found:
             known = "; ".join(str(spec) for spec in self.candidates(op))
-            raise KeyError(
-                f"{op!r} has no implementation for {platform}/{backend}; it has: {known}"
-            ) from None
+            name = platform if backend is None else f"{platform}/{backend}"
+            raise KeyError(f"{op!r} has no implementation for {name}; it has: {known}")
+        return found[backend]
 
     def candidates(self, op: str) -> tuple[KernelSpec, ...]:
         """Return all implementations of an op in the order of preference."""
@@ -472,7 +539,7 @@ class KernelRegistry:
           args, options: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
           implementation: None for the first choice that supports the call, one name that must be used,
             or a tuple of names in order of preference. A name is a platform, or platform and backend where a
-            platform has several for a device: ``"pallas/sparsecore"``. By default the choice of `use_implementation`.
+            platform has several: ``"pallas/tpu"``. By default the choice of `use_implementation`.
           device: the device that will run the call; by default that of the arrays.
           rule: rule of an update; by default `SGD`.
 
@@ -658,7 +725,6 @@ class KernelRegistry:
               pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)
-              pallas/sparsecore (lutjax.kernels._pallas.sparsecore.lookup): runs on sparsecore, the call runs on cpu (cpu)
               xla/any (lutjax.kernels._xla.lookup): chosen
           ...
           >>> text = lutjax.explain("lut", jnp.ones((2, 3)), jnp.zeros((1, 2, 3)), jnp.array([[[0, 1]]]))

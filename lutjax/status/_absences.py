@@ -4,10 +4,7 @@ import dataclasses
 
 _FEW_COMPARISONS = "a few comparisons of each distance, which XLA makes one small loop of"
 _WORDS = "exclusive ors and ands of words, which XLA makes one loop of, bound by memory"
-_NO_ROWS = "gathers no rows of tables: comparisons and logic are work for the vector units of TensorCores"
-_NO_ADDING = "SparseCores refuse to add to rows in HBM: XLA moves them"
 _ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
-_UNWEIGHTED = "SparseCores add rows as they arrive, without coefficients"
 _TREES = "layers evaluate trees level by level there, as gates, which have kernels"
 _PLACES = "layers detect and look up apart there, by ops that have kernels"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
@@ -58,25 +55,6 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
     },
     "native/cpu": {"logic_trees": _TREES, "lut_at_places": _PLACES},
     "pallas/tpu": {"margins": _ONE_PRODUCT, "logic_trees": _TREES, "lut_at_places": _PLACES},
-    "pallas/sparsecore": {
-        "lut_at_places": _PLACES,
-        "weighted_lookup": _UNWEIGHTED,
-        "scored_lut": _UNWEIGHTED,
-        "margins": _NO_ROWS,
-        **dict.fromkeys(
-            (
-                "detect",
-                "detect_signs",
-                "bilinear_gates",
-                "logic_trees",
-                "soft_lut",
-                "binary_lut",
-                "packed_lut",
-            ),
-            _NO_ROWS,
-        ),
-        "update": _NO_ADDING,
-    },
 }
 
 

@@ -75,7 +75,6 @@ class Column:
 
 
 _H200, _TPU_KINDS = ("NVIDIA H200",), tuple(tpu.device_kind for tpu in reversed(TPUS))
-_WITH_SPARSE_CORES = tuple(tpu.device_kind for tpu in reversed(TPUS) if tpu.sparse_cores)
 COLUMNS = (
     Column("XLA, CPU", "xla/cpu", "cpu", ("cpu",)),
     Column("Native, CPU", "native/cpu", "cpu", ("cpu",)),
@@ -84,7 +83,6 @@ COLUMNS = (
     Column("Triton", "triton/gpu", "cuda", _H200),
     Column("Pallas, GPU", "pallas/gpu", "cuda", _H200),
     Column("Pallas, TPU", "pallas/tpu", "tpu", _TPU_KINDS),
-    Column("Pallas, SparseCore", "pallas/sparsecore", "tpu", _WITH_SPARSE_CORES),
 )
 
 

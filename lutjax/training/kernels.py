@@ -24,7 +24,7 @@ def words(calls: Sequence[Made], device: Device) -> list[str]:
             for spec, reason in candidates if chosen.platform is Platform.XLA else ():
                 if spec is chosen:
                     break
-                if spec.backend.of_device == device.backend and direction in spec.directions:
+                if spec.backend == device.backend and direction in spec.directions:
                     against.setdefault((spec.platform, str(reason)), {}).setdefault(made.call.op)
     if not found:
         return []

@@ -1,1 +1,1 @@
-"""Implementations in Pallas: for GPUs (Mosaic GPU), and for the TensorCores and the SparseCores of TPUs."""
+"""Implementations in Pallas: for GPUs (Mosaic GPU), and for the TensorCores of TPUs."""

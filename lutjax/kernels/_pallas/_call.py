@@ -44,30 +44,3 @@ def on_varying(
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
     run = launch(*(_compat.shape_varying(s, axes) for s in outputs))
     return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs)))
-
-
-def call_on_mesh(
-    kernel: Callable[..., None],
-    *inputs: jax.Array,
-    output: jax.ShapeDtypeStruct,
-    mesh: Any,
-    name: str,
-    **options: Any,
-) -> jax.Array:
-    """Run a kernel on every unit of a mesh of cores inside the device, as SparseCores are addressed.
-
-    Args:
-      kernel: a function of references: inputs, the output, scratch memory. inputs: the arrays it reads.
-      output: shape and dtype of what it writes.
-      mesh: the cores. name: what a profile shows.
-      options: of `pl.kernel`: scratch memory, `compiler_params`.
-
-    Returns:
-      The array of `output`.
-    """
-
-    def launch(shape: jax.ShapeDtypeStruct) -> Callable[..., Any]:
-        run = pl.kernel(kernel, out_type=shape, mesh=mesh, name=f"lutjax_{name}", **options)
-        return lambda *arrays: (run(*arrays),)
-
-    return on_varying(launch, inputs, [output])[0]

@@ -7,17 +7,6 @@ from lutjax.kernels.registry import Device
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseCores:
-    """SparseCores of one chip's logical device: their number, the subcores of each, and the numbers of one vector."""
-
-    cores: int
-    subcores: int
-    lanes: int
-    vmem: int  # bytes of one subcore's memory
-    shared_vmem: int  # bytes that the subcores of a core share
-
-
-@dataclasses.dataclass(frozen=True)
 class TPU:
     """Generation of TPUs.
 
@@ -38,7 +27,6 @@ class TPU:
     bandwidth: float
     flops: float
     mxu: int
-    sparse_cores: SparseCores | None = None
 
     @property
     def clock(self) -> float:
@@ -59,7 +47,6 @@ TPUS = (
         1230e9,
         229.5e12,
         128,
-        SparseCores(4, 16, 8, 512 * 1024, 6 * _MIB),
     ),
     TPU(
         "v6e",
@@ -70,7 +57,6 @@ TPUS = (
         1640e9,
         920e12,
         256,
-        SparseCores(2, 16, 8, 256 * 1024, 2 * _MIB),
     ),
     TPU(
         "v7x",
@@ -81,7 +67,6 @@ TPUS = (
         3700e9,
         1155e12,
         256,
-        SparseCores(2, 16, 16, 512 * 1024, 6 * _MIB),
     ),
 )
 _INTERPRETED = TPUS[1]
