@@ -149,8 +149,9 @@ def compile_case(case: str, implementation: str, direction: str, tpu: str) -> di
     """Compiles it, and says what it moves and adds."""
     import jax
 
-    from lutjax import _ahead_of_time, testing
+    from lutjax import testing
     from lutjax.kernels._pallas._tpus import named
+    from lutjax.testing import _ahead_of_time
 
     op, sizes = CASES[case]
     program = testing.program(

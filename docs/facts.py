@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from lutjax.kernels.catalogue import KERNELS, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
+from lutjax.dispatch.catalogue import KERNELS, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

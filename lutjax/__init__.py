@@ -13,16 +13,7 @@ from lutjax._version import __version__
 
 if TYPE_CHECKING:
     from lutjax import circuits, layers, models, reads, reference, sharding, testing, training, tuning, wiring
-    from lutjax._anchors import sample_anchors
-    from lutjax._detection import Detection
-    from lutjax._fixed_point import FixedPoint
-    from lutjax._load import load
-    from lutjax._quantised import QuantisedTables
-    from lutjax._thermometer import thermometer_thresholds
-    from lutjax._usage import Usage, usage
-    from lutjax._wires import readers
-    from lutjax.factored.update import update_table
-    from lutjax.kernels.registry import (
+    from lutjax.dispatch.registry import (
         Backend,
         NoImplementationError,
         Platform,
@@ -48,7 +39,16 @@ if TYPE_CHECKING:
     from lutjax.ops.scored_lut import scored_lut
     from lutjax.ops.soft_lut import soft_lut
     from lutjax.ops.sparse_lookup import sparse_lookup
+    from lutjax.ops.thermometer_thresholds import thermometer_thresholds
     from lutjax.ops.weighted_lookup import weighted_lookup
+    from lutjax.tables._usage import Usage, usage
+    from lutjax.tables.update import update_table
+    from lutjax.training._load import load
+    from lutjax.values._anchors import sample_anchors
+    from lutjax.values._detection import Detection
+    from lutjax.values._fixed_point import FixedPoint
+    from lutjax.values._quantised import QuantisedTables
+    from lutjax.values._wires import readers
 
 __all__ = [
     "Backend",
@@ -106,16 +106,15 @@ __all__ = [
 
 # A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
 _HOMES = {
-    "_anchors": ("sample_anchors",),
-    "_detection": ("Detection",),
-    "_fixed_point": ("FixedPoint",),
-    "_load": ("load",),
-    "_quantised": ("QuantisedTables",),
-    "_thermometer": ("thermometer_thresholds",),
-    "_usage": ("Usage", "usage"),
-    "_wires": ("readers",),
-    "factored.update": ("update_table",),
-    "kernels.registry": (
+    "values._anchors": ("sample_anchors",),
+    "values._detection": ("Detection",),
+    "values._fixed_point": ("FixedPoint",),
+    "training._load": ("load",),
+    "values._quantised": ("QuantisedTables",),
+    "tables._usage": ("Usage", "usage"),
+    "values._wires": ("readers",),
+    "tables.update": ("update_table",),
+    "dispatch.registry": (
         "Backend",
         "NoImplementationError",
         "Platform",

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._derivatives import with_derivative_of
-from lutjax._detection import is_above_zero
-from lutjax._fixed_point import FixedPoint, addends, result
-from lutjax._reproducible import reproducible
 from lutjax._typing import Array
+from lutjax.values._derivatives import with_derivative_of
+from lutjax.values._detection import is_above_zero
+from lutjax.values._fixed_point import FixedPoint, addends, result
+from lutjax.values._reproducible import reproducible
 
 __all__ = [
     "Blend",

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
-from lutjax._derivatives import mapped_as, with_derivative_of
-from lutjax._detection import Detection, existing, is_above_zero
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32, difference
-from lutjax._quantised import QuantisedTables, power
-from lutjax._reproducible import reproducible
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 from lutjax.ops.quantise_tables import quantise_tables
 from lutjax.reads import Read, straight_through
+from lutjax.values._derivatives import mapped_as, with_derivative_of
+from lutjax.values._detection import Detection, existing, is_above_zero
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, difference
+from lutjax.values._quantised import QuantisedTables, power
+from lutjax.values._reproducible import reproducible
 from lutjax.wiring._images import window_sizes, windows
 from lutjax.wiring._sizes import Size
 

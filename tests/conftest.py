@@ -145,7 +145,7 @@ def tpu_formulation(accelerator_formulation, monkeypatch):
 
 
 def forget_compiled():
-    from lutjax.ops import _transforms
+    from lutjax.dispatch import _transforms
 
     _transforms._compiled.cache_clear()
     _transforms._kernel.cache_clear()
@@ -155,7 +155,7 @@ def forget_compiled():
 def without_native(monkeypatch):
     """Run as where lutjax-cpu is not installed: for tests of choices and of texts that name them."""
     import lutjax
-    from lutjax.kernels import registry
+    from lutjax.dispatch import registry
 
     installed = registry._installed
     monkeypatch.setattr(registry, "_installed", lambda name: name != "lutjax_cpu" and installed(name))

@@ -48,7 +48,7 @@ def difference(folder: Path, sources: Path) -> str | None:
 def hide() -> None:
     """Let lutjax in this process run as where lutjax-cpu is not installed."""
     import lutjax
-    from lutjax.kernels import registry
+    from lutjax.dispatch import registry
 
     installed = registry._installed
     registry._installed = lambda name: name != "lutjax_cpu" and installed(name)

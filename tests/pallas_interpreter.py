@@ -12,8 +12,8 @@ import jax
 from jax.experimental.pallas import tpu as pltpu
 
 import lutjax
-from lutjax.kernels.registry import Made
-from lutjax.ops import _transforms
+from lutjax.dispatch import _transforms
+from lutjax.dispatch.registry import Made
 
 try:
     from jax.experimental.pallas import mosaic_gpu

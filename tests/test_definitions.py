@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import lutjax
-from lutjax import _row_rules, factored, ops
+from lutjax import ops, tables as factored
+from lutjax.tables import _row_rules
 from lutjax.training import tables
 
 Arrays = dict[str, Any]

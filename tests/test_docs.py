@@ -13,7 +13,7 @@ import pytest
 from cases import absence, slow
 
 import lutjax
-from lutjax import _ahead_of_time
+from lutjax.testing import _ahead_of_time
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -144,7 +144,7 @@ def test_docstrings(name, request):
         module = importlib.import_module(name)
     except ImportError as error:
         pytest.skip(absence(name, error))
-    if name == "lutjax.kernels.registry":
+    if name == "lutjax.dispatch.registry":
         request.getfixturevalue("without_native")
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -8,8 +8,7 @@ import pytest
 from cases import slow
 
 import lutjax
-from lutjax import _ahead_of_time
-from lutjax.testing import assert_close
+from lutjax.testing import _ahead_of_time, assert_close
 from lutjax.training import tables
 
 # Sizes are annotated as ints, which symbolic ones are not: as a user calls the package.

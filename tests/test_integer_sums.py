@@ -11,7 +11,8 @@ import pytest
 from cases import implementations, slow
 
 import lutjax
-from lutjax import _quantised, reads
+from lutjax import reads
+from lutjax.values import _quantised
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 

@@ -15,7 +15,7 @@ from cases import ops, slow
 from machine import needs_gpu
 
 import lutjax
-from lutjax._dtypes import accumulator
+from lutjax.values._dtypes import accumulator
 
 # Weighted reads have the product of each row as the cotangent of its coefficient: nothing to subtract.
 LOOK_UPS = [op for op in ops("update") if op not in ("weighted_lookup", "scored_lut")]

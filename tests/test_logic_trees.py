@@ -14,8 +14,8 @@ from test_sharding import largest_collective
 
 import lutjax
 from lutjax import testing
+from lutjax.dispatch.registry import Request, devices_of
 from lutjax.kernels._triton import _triton_fit
-from lutjax.kernels.registry import Request, devices_of
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.nnx import LogicConv
 from lutjax.ops.logic_trees import LogicTrees, Places, logic_trees

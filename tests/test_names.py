@@ -15,10 +15,10 @@ from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
 from lutjax import circuits
-from lutjax._pictures import as_drawn
 from lutjax.circuits import Circuit, c, drawing
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.cli import _errors
+from lutjax.files._pictures import as_drawn
 from lutjax.training import checkpoints, pictures
 from lutjax.training.errors import CheckpointError
 

@@ -24,7 +24,7 @@ from commands import output
 import lutjax
 from lutjax import testing
 from lutjax.benchmark import results
-from lutjax.kernels.registry import KernelRegistry
+from lutjax.dispatch.registry import KernelRegistry
 from lutjax.status import _digests
 
 ROOT = Path(__file__).parents[1]
@@ -228,10 +228,10 @@ def test_a_package_of_other_sources_is_not_tested(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [package])
     monkeypatch.setattr(lutjax.kernel_registry, "_joined", False)
     monkeypatch.setattr(lutjax.kernel_registry, "_entry_points", "lutjax.kernels")
-    monkeypatch.setattr("lutjax.kernels.registry._installed", lambda name: True)
+    monkeypatch.setattr("lutjax.dispatch.registry._installed", lambda name: True)
     native_kernels.hide()
-    assert lutjax.kernels.registry._installed("triton")
-    assert not lutjax.kernels.registry._installed("lutjax_cpu")
+    assert lutjax.dispatch.registry._installed("triton")
+    assert not lutjax.dispatch.registry._installed("lutjax_cpu")
     assert "somewhere" not in [spec.target for spec in lutjax.kernel_registry.candidates("lookup")]
 
 
@@ -472,7 +472,7 @@ def test_wheels_for_others_have_all_levels(monkeypatch):
 
 WITHOUT = """
 import jax, jax.numpy as jnp, lutjax
-from lutjax.kernels.registry import devices_of, kernel_registry
+from lutjax.dispatch.registry import devices_of, kernel_registry
 from lutjax.training import kernels
 x = jnp.array([[0.5, -0.25]])
 print(*kernels.words(kernel_registry.calls_of("detect_signs", x), devices_of([x])[0]), sep="\\n")

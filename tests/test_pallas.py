@@ -13,13 +13,12 @@ from machine import needs_gpu
 from pallas_interpreter import WITHOUT_MOSAIC, mosaic_gpu, outline
 
 import lutjax
-from lutjax import _ahead_of_time, testing
-from lutjax._row_rules import SGD, RowAdagrad
+from lutjax import testing
 from lutjax.cases import Tag
+from lutjax.dispatch.contract import Step
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
 from lutjax.kernels._xla import _slot_polynomials
-from lutjax.kernels.contract import Step
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.detect import Detect
@@ -27,12 +26,14 @@ from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.tables._row_rules import SGD, RowAdagrad
+from lutjax.testing import _ahead_of_time
 
 ON_TENSOR_CORES, ON_GPUS = (pallas_interpreter.implemented(backend) for backend in ("tpu", "gpu"))
 
 
 def device(kind, backend="tpu"):
-    return lutjax.kernels.registry.Device(lutjax.Backend(backend), kind)
+    return lutjax.dispatch.registry.Device(lutjax.Backend(backend), kind)
 
 
 def interpretable(direction="forward", fast=lambda op, size: False):

@@ -128,7 +128,7 @@ def pairs(n_queries, n_keys, bits=4, n_outputs=5):
 
 
 def reason(call, direction="forward", kind="TPU v6e", rule=None):
-    device = lutjax.kernels.registry.Device(lutjax.Backend.TPU, kind)
+    device = lutjax.dispatch.registry.Device(lutjax.Backend.TPU, kind)
     output = jax.ShapeDtypeStruct((2, 5, 5), "float32")
     return pallas_interpreter.reason("tpu", device, call, direction, output, rule)
 

@@ -12,12 +12,12 @@ from pallas_interpreter import outline
 
 import lutjax
 from lutjax import reads, testing
-from lutjax._row_rules import SGD, RowAdagrad
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _row_blocks
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import SGD, RowAdagrad
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_sums_of_integers_beyond_the_digits_of_float32():
 
 # ------------------------------------------------------------------------------------- what is refused
 V4, V6E = (
-    lutjax.kernels.registry.Device(lutjax.Backend("tpu"), _tpus.named(name).device_kind)
+    lutjax.dispatch.registry.Device(lutjax.Backend("tpu"), _tpus.named(name).device_kind)
     for name in ("v4", "v6e")
 )
 

@@ -11,8 +11,8 @@ from cases import slow
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Backend, Device, KernelSpec, Platform, Request
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Backend, Device, KernelSpec, Platform, Request
 from lutjax.ops.lookup import Lookup
 from lutjax.testing import assert_close
 from lutjax.training import tables

@@ -16,7 +16,7 @@ from cases import absence, detections
 from commands import command, output
 
 import lutjax
-from lutjax.kernels.registry import Backend, Device, KernelRegistry, Platform, Request
+from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 from lutjax.training import tables
 
 pytestmark = pytest.mark.usefixtures("without_native")  # what is chosen then is the same everywhere
@@ -271,7 +271,7 @@ def test_several_backends_in_one_process(weights, detection, registered, monkeyp
     marked = types.ModuleType("tests_marked_kernel")
     marked.forward = lambda call, *, device: jnp.full((call.detection.shape[0], call.weights.shape[2]), 42.0)
     monkeypatch.setitem(sys.modules, "tests_marked_kernel", marked)
-    monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: (GPU, CPU))
+    monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (GPU, CPU))
 
     exported = jax.export.export(jax.jit(lutjax.lookup), platforms=["cpu", "cuda"])(weights, detection)
     assert "42" in exported.mlir_module()
@@ -407,7 +407,7 @@ def test_wrong_arguments_of_a_composition_are_its_own_error():
 
 
 def test_missing_packages_of_kernels_name_their_extra(weights, detection, registered, monkeypatch):
-    from lutjax.kernels import registry
+    from lutjax.dispatch import registry
 
     monkeypatch.setattr(registry, "_installed", lambda package: False)
     registered("lookup", "triton", "cpu", "nowhere", requires=("jax_triton", "triton"))
@@ -434,7 +434,7 @@ def test_a_named_package_that_is_installed_speaks_for_itself(monkeypatch):
     registry.announce("double", "native", "cpu", "json.decoder")  # installed, and registers nothing
     registry.register("double", "xla", "any", "my_kernels.double")
     assert registry.not_installed("double", "native/cpu") is None
-    monkeypatch.setattr("lutjax.kernels.registry._installed", lambda package: False)
+    monkeypatch.setattr("lutjax.dispatch.registry._installed", lambda package: False)
     assert registry.not_installed("double", "native/cpu") == "needs json, not installed"
 
 
@@ -451,7 +451,7 @@ def test_kernels_for_tpus_wait_for_a_record(monkeypatch):
 
     registry._resolved.clear()
     monkeypatch.setattr(
-        "lutjax.kernels._records.has_run", lambda op, direction, column, kind: column == "pallas/tpu"
+        "lutjax.dispatch._records.has_run", lambda op, direction, column, kind: column == "pallas/tpu"
     )
     assert registry.resolve(*arguments, device=tpu).names[1] == "pallas/tpu"
     registry._resolved.clear()
@@ -563,7 +563,8 @@ new = set(sys.modules) - modules
 pallas = ("jax.extend", "jax.experimental.pallas", "jax._src.pallas")
 assert not [name for name in new if name.startswith(pallas)]
 rooms = {name.split(".")[1].strip("_") for name in new if name.startswith("lutjax.")}
-assert not rooms & {"layers", "models", "cli", "wiring", "reads", "reproducible", "factored", "usage"}, rooms
+assert not rooms & {"layers", "models", "cli", "wiring", "reads"}, rooms
+assert not {"lutjax.values._reproducible", "lutjax.tables.watch", "lutjax.tables._usage"} & new, new
 extra = {"flax", "haiku", "optax", "orbax", "triton", "jax_triton", "click", "rich", "matplotlib", "beartype"}
 assert not extra & {name.partition(".")[0] for name in new}
 assert environment == dict(os.environ)

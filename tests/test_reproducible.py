@@ -11,7 +11,7 @@ from machine import needs_gpu
 
 import lutjax
 from lutjax import FixedPoint, reads
-from lutjax._reproducible import reproducible
+from lutjax.values._reproducible import reproducible
 
 FUNCTIONS = {
     "exp": (jnp.exp, np.exp),

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
-from lutjax.ops._partition import some_element
+from lutjax.dispatch._partition import some_element
 from lutjax.training import tables
 
 ROOT = Path(__file__).parents[1]

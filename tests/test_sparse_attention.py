@@ -15,7 +15,7 @@ from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_l
 
 import lutjax
 from lutjax import reference
-from lutjax.kernels.registry import Backend, KernelSpec, Platform, devices_of
+from lutjax.dispatch.registry import Backend, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
 from lutjax.training import tables
 

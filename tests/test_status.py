@@ -15,7 +15,7 @@ from commands import command
 from conftest import forget_compiled
 
 import lutjax
-from lutjax.kernels import _records as shipped
+from lutjax.dispatch import _records as shipped
 from lutjax.kernels._xla import lookup as plain
 from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
 
@@ -342,13 +342,13 @@ def test_digests_follow_sources_in_other_languages():
 
 EDITS = {  # of lutjax: what a look-up computes by, and what it does not
     "sums of rows": ("lutjax.kernels._xla._row_gathers", "def sum_rows(", "def sum_rows(_, ", True),
-    "addends": ("lutjax._fixed_point", "* self.scale", "* 2 * self.scale", True),
+    "addends": ("lutjax.values._fixed_point", "* self.scale", "* 2 * self.scale", True),
     "its arrays": ("lutjax.ops.lookup", 'weights: jax.Array = shared("t r o"', 'weights: jax.Array = shared("t o r"', True),
-    "an error of it": ("lutjax._fixed_point", "beyond the range", "outside of the range", False),
+    "an error of it": ("lutjax.values._fixed_point", "beyond the range", "outside of the range", False),
     "a check of it": ("lutjax.ops._checks", "def require(", "def require(_, ", False),
     "its documentation": ("lutjax.ops.lookup", "Returns:", "Return values:", False),
-    "transformations": ("lutjax.ops._transforms", "def apply(", "def apply(_, ", False),
-    "the choice of kernels": ("lutjax.kernels.registry", "def resolve(", "def resolve(_, ", False),
+    "transformations": ("lutjax.dispatch._transforms", "def apply(", "def apply(_, ", False),
+    "the choice of kernels": ("lutjax.dispatch.registry", "def resolve(", "def resolve(_, ", False),
     "another kernel": ("lutjax.kernels._xla.detect", "def forward(", "def forward(_, ", False),
 }  # fmt: skip
 

@@ -12,9 +12,10 @@ import test_pallas
 from cases import split
 
 import lutjax
-from lutjax import _ahead_of_time, reads, testing
-from lutjax._row_rules import SGD
+from lutjax import reads, testing
 from lutjax.kernels._pallas import _tpus
+from lutjax.tables._row_rules import SGD
+from lutjax.testing import _ahead_of_time
 
 pytestmark = pytest.mark.slow
 

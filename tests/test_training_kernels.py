@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lutjax.kernels.registry import Backend, KernelSpec, Platform, devices_of, kernel_registry
+from lutjax.dispatch.registry import Backend, KernelSpec, Platform, devices_of, kernel_registry
 from lutjax.training import kernels
 
 

@@ -26,14 +26,15 @@ from cases import (
 from flax import nnx
 
 import lutjax
-from lutjax import _ahead_of_time, reads, testing, tuning, wiring
+from lutjax import reads, testing, tuning, wiring
 from lutjax.cases import Tag
+from lutjax.dispatch.registry import Backend, Device, Request
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
-from lutjax.kernels.registry import Backend, Device, Request
 from lutjax.layers import nnx as nnx_layers
 from lutjax.layers.nnx import LogicConv
 from lutjax.ops.lookup import Lookup
+from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
 
 for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
@@ -44,8 +45,8 @@ import triton  # noqa: E402
 import triton_interpreter  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
+from lutjax.dispatch import _transforms  # noqa: E402
 from lutjax.kernels._triton import _row_additions, _triton_launch  # noqa: E402
-from lutjax.ops import _transforms  # noqa: E402
 
 IMPLEMENTED = {
     op
@@ -743,7 +744,7 @@ def test_lowers_through_jax_triton(op):
 def test_several_backends_in_one_process(op, dtype, monkeypatch):
     """Trace kernels of GPU and CPU, where both are there: they give the same shapes and dtypes."""
     devices = (Device(Backend.GPU, GPUS[90]), Device(Backend.CPU, "cpu"))
-    monkeypatch.setattr("lutjax.kernels.registry._default_devices", lambda: devices)
+    monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: devices)
     of_op = testing.program(testing.case(op, typed_size(op), dtype), ("triton", "xla"))
     traced = jax.jit(of_op.function).trace(*of_op.shapes())
     assert "platform_index" in str(traced.jaxpr)

@@ -21,7 +21,7 @@ import lutjax
 from lutjax import tuning
 from lutjax.benchmark import search, shapes
 from lutjax.benchmark.measure import Timing
-from lutjax.kernels.registry import Backend, Device
+from lutjax.dispatch.registry import Backend, Device
 from lutjax.tuning import Launch, _files, _launch, _launches
 
 H200 = Device(Backend.GPU, "NVIDIA H200")

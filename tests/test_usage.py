@@ -203,7 +203,7 @@ def test_counts_beyond_int32_are_refused(monkeypatch):
     """Counts are bounded in one call before it counts, and of a sum of batches where it is looked at."""
     anchors, weights = np.int32([[[0, 1]]]), jnp.ones((1, 2, 3))
     counted = lutjax.usage(lambda w, x: lutjax.lut(x, w, anchors))
-    monkeypatch.setattr("lutjax._usage._MOST_READS", 4)
+    monkeypatch.setattr("lutjax.tables._usage._MOST_READS", 4)
     assert counted(weights, jnp.ones((4, 2)))["lookup 1"].reads == 4
     with pytest.raises(
         ValueError, match="lookup reads each table up to 5 times in one call, more than int32"

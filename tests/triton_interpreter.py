@@ -17,9 +17,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import lutjax
+from lutjax.dispatch import _transforms
 from lutjax.kernels import _triton
 from lutjax.kernels._triton import _row_tiles, _triton_fit, _triton_launch
-from lutjax.ops import _transforms
 
 # Triton's names of dtypes.
 NAMES = {

@@ -22,8 +22,8 @@ from lutjax.benchmark.shapes import (
     name_of,
 )
 from lutjax.cases import Case
-from lutjax.kernels.contract import Direction
-from lutjax.kernels.registry import Made, Platform, devices_of, kernel_registry
+from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.registry import Made, Platform, devices_of, kernel_registry
 from lutjax.training import tables
 
 IMPLEMENTATIONS = tuple(p.value for p in (Platform.NATIVE, Platform.TRITON, Platform.PALLAS, Platform.XLA))

@@ -14,15 +14,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
-from lutjax._dtypes import accumulator
 from lutjax.benchmark import measurements, shapes
 from lutjax.benchmark.measure import device_time
-from lutjax.kernels.contract import Call, Direction, Step
-from lutjax.kernels.registry import Device, KernelSpec, Made, Platform, devices_of, kernel_registry
+from lutjax.dispatch.contract import Call, Direction, Step
+from lutjax.dispatch.registry import Device, KernelSpec, Made, Platform, devices_of, kernel_registry
 from lutjax.tuning._files import Document, Entry, Key
 from lutjax.tuning._launch import Launch, Sizes, bucket
 from lutjax.tuning._launches import Asked, recorded, use
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
 
 Effort = Literal["quick", "thorough"]
 EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}

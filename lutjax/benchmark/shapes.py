@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from lutjax import cases
 from lutjax.cases import DENSE, FORWARD, IN_PLACE, ROWS, UPDATE, Kind, Size, Tag, Traffic
-from lutjax.kernels.registry import kernel_registry
+from lutjax.dispatch.registry import kernel_registry
 
 __all__ = [
     "DENSE",

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from lutjax._detection import Detection
-from lutjax._dtypes import accumulator
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
 
 Arrays = dict[str, Any]
 Sizes = Mapping[str, int]

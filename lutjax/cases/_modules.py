@@ -11,11 +11,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import lutjax
-from lutjax._detection import Detection
-from lutjax._dtypes import FLOATS
 from lutjax.cases._case import Case, Draw, Size, Sizes, Tag
 from lutjax.cases._traffic import Kind, Traffic
-from lutjax.kernels.registry import kernel_registry
+from lutjax.dispatch.registry import kernel_registry
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import FLOATS
 
 
 @dataclasses.dataclass(frozen=True)

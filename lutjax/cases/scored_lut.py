@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import reads
-from lutjax._quantised import QuantisedTables
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, UPDATE, Kind
 from lutjax.cases.margins import anchors_of, inputs_of
+from lutjax.values._quantised import QuantisedTables
 
 READS: tuple[reads.Read, ...] = (
     reads.Confidence(ways=2),

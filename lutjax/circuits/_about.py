@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lutjax import _json
+from lutjax.files import _json
 
 if TYPE_CHECKING:
     from lutjax.circuits.circuit import Circuit

@@ -7,10 +7,10 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from lutjax import _json
-from lutjax._messages import in_a_line
 from lutjax.circuits import _names, netlist_json, truth
 from lutjax.circuits.circuit import Circuit, Port
+from lutjax.files import _json
+from lutjax.files._messages import in_a_line
 
 Signal = Hashable
 Product = tuple[int, int]  # inputs that it reads, and their values

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator
 
-from lutjax import _files
 from lutjax.circuits import _netlists
 from lutjax.circuits.ands import and_graph
 from lutjax.circuits.circuit import Circuit
+from lutjax.files import _files
 
 _PORTS = b"lutjax ports "  # begins the comment that holds the ports
 _INPUTS = 1 << 16  # that the binary form may have without their names

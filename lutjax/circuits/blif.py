@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from lutjax import _files
-from lutjax._messages import in_a_line
 from lutjax.circuits import _netlists, truth
 from lutjax.circuits.circuit import Circuit
+from lutjax.files import _files
+from lutjax.files._messages import in_a_line
 
 _PORTS = "lutjax ports "  # begins the comment that holds the ports
 _LINE = 100  # characters, after which lists of names go on in another line

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped, UInt
 
-from lutjax._messages import in_a_line
 from lutjax.circuits import _about, _evaluation, _names, truth
+from lutjax.files._messages import in_a_line
 from lutjax.ops._checks import describe
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax import _json
-from lutjax._files import digest_of, entries, replacing
-from lutjax._json import Fields
 from lutjax._version import __version__
 from lutjax.circuits import _names
 from lutjax.circuits.circuit import Circuit, Port
+from lutjax.files import _json
+from lutjax.files._files import digest_of, entries, replacing
+from lutjax.files._json import Fields
 from lutjax.training.errors import RunError
 
 MANIFEST = "manifest.json"

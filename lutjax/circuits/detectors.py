@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from lutjax import _quantised
 from lutjax.circuits import _names
+from lutjax.values import _quantised
 
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")

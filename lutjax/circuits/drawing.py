@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lutjax._extras import needed_by
-from lutjax._pictures import as_drawn
 from lutjax.circuits.circuit import Circuit, Port
+from lutjax.files._pictures import as_drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

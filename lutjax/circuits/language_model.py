@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from lutjax import _json
-from lutjax._json import Fields
 from lutjax.circuits.detectors import IntegerLUT, array, finest, integers, magnitudes, source, sums
+from lutjax.files import _json
+from lutjax.files._json import Fields
 
 EXACT = 2**24
 """Whole numbers below it are exact as float32, and so are their sums, in any order, as long as these are below it."""

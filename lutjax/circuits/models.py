@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax import wiring
-from lutjax._dtypes import accumulator
-from lutjax._wires import check_wires
 from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit, Format
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
+from lutjax.values._dtypes import accumulator
+from lutjax.values._wires import check_wires
 
 OUTPUTS = ("bits", "votes", "class")
 

@@ -21,8 +21,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lutjax import _files, _json
 from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.files import _files, _json
 
 FORMAT, VERSION = "lutjax.circuit", 1
 _TABLE = re.compile("[0-9a-f]{1,64}")  # of 256 answers

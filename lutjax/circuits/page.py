@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax import _json
-from lutjax._json import Fields
 from lutjax.circuits import truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.files import _json
+from lutjax.files._json import Fields
 
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lutjax import _json
-from lutjax._files import entries
 from lutjax._version import __version__
 from lutjax.circuits import deployment
 from lutjax.circuits.circuit import Circuit, Port
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called, by_port, evaluated
+from lutjax.files import _json
+from lutjax.files._files import entries
 
 MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""

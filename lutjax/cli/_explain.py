@@ -2,8 +2,8 @@
 
 import click
 
-from lutjax._dtypes import FLOATS
-from lutjax.kernels.registry import Backend, Platform
+from lutjax.dispatch.registry import Backend, Platform
+from lutjax.values._dtypes import FLOATS
 
 
 @click.command()

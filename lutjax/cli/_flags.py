@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax._fields import CHOICES
+from lutjax.models._fields import CHOICES
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:

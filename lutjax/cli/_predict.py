@@ -32,7 +32,7 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
 
     A CSV table has a line for each row, in their order: the name of its class, and the votes for each class.
     """
-    from lutjax._files import atomically
+    from lutjax.files._files import atomically
     from lutjax.training import predictions, raw
     from lutjax.training.samples import SamplesError
 

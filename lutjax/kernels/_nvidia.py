@@ -5,7 +5,7 @@ import re
 
 import jax
 
-from lutjax.kernels.registry import Device
+from lutjax.dispatch.registry import Device
 
 # Compute capabilities by the names of devices, for devices that are not here.
 _BY_NAME = {

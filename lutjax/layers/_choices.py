@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax import _meshes
 from lutjax._compat import cast_varying, varying_axes
-from lutjax._dtypes import accumulator
+from lutjax.dispatch import _meshes
 from lutjax.kernels._xla._row_gathers import read
+from lutjax.values._dtypes import accumulator
 
 Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
 """Cotangents of each input of gates, from their tables, these inputs, and the cotangent of their outputs: ``[G, B]`` each."""

@@ -12,15 +12,16 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 import lutjax
-from lutjax import _meshes, wiring
+from lutjax import wiring
 from lutjax._arguments import require_array, shown
-from lutjax._dtypes import accumulator
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableOptions, TableSpec
 from lutjax.ops.lut_at_places import Windows, in_one_kernel
 from lutjax.reads import Read
+from lutjax.values._dtypes import accumulator
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, as_image, pair, shape_of

@@ -14,16 +14,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 import lutjax
-from lutjax import _meshes, wiring
+from lutjax import wiring
 from lutjax._arguments import require_array
-from lutjax._derivatives import with_derivative_of
-from lutjax._dtypes import accumulator
 from lutjax._typing import Array
-from lutjax._wires import check_wires
+from lutjax.dispatch import _meshes
 from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
+from lutjax.values._derivatives import with_derivative_of
+from lutjax.values._dtypes import accumulator
+from lutjax.values._wires import check_wires
 from lutjax.wiring._names import EVEN, Wiring, drawn
 
 INT32 = jnp.dtype("int32")

@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import UInt32
 
 import lutjax
-from lutjax import _meshes, wiring
+from lutjax import wiring
 from lutjax._arguments import require_array
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._logic import (
     INT32,
     PARAMETRISATIONS,

@@ -10,15 +10,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 import lutjax
-from lutjax import _meshes
-from lutjax._anchors import check_anchors
 from lutjax._arguments import require_array, shown
-from lutjax._dtypes import accumulator
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.reads import Confidence, Read
+from lutjax.values._anchors import check_anchors
+from lutjax.values._dtypes import accumulator
 
 INT32, INT8 = jnp.dtype("int32"), jnp.dtype("int8")
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._arguments import checked, shown
-from lutjax._dtypes import FLOATS
-from lutjax._ids import check_once
+from lutjax.values._dtypes import FLOATS
+from lutjax.values._ids import check_once
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]

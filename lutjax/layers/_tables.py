@@ -11,13 +11,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 import lutjax
-from lutjax import _meshes
-from lutjax._anchors import check_anchors, check_targets
 from lutjax._arguments import require_array, shown
-from lutjax._dtypes import accumulator
 from lutjax._typing import Array, Integer
+from lutjax.dispatch import _meshes
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import MAX_BITS, accumulation
+from lutjax.values._anchors import check_anchors, check_targets
+from lutjax.values._dtypes import accumulator
 
 TARGET_LISTS = ("row", "table", "layer")
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float, Int
 
-from lutjax import _meshes
 from lutjax._arguments import require_array
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 
 
 class Decoder(nnx.Module):

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
-from lutjax import _compat, _meshes
+from lutjax import _compat
 from lutjax._arguments import require_array
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates

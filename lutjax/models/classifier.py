@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax import wiring as wirings
-from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
@@ -20,6 +19,7 @@ from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
+from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 
 if TYPE_CHECKING:

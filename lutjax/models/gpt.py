@@ -9,15 +9,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Bool, Float, Int
 
-from lutjax import _meshes, reads
-from lutjax._dtypes import FLOATS, accumulator
-from lutjax._fields import check_names, one_of
+from lutjax import reads
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder
+from lutjax.models._fields import check_names, one_of
+from lutjax.values._dtypes import FLOATS, accumulator
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
 

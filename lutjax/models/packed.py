@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
-from lutjax import _meshes
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.models._samples import of_shape
 from lutjax.models.classifier import LogicClassifier
 

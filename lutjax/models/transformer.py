@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lutjax._dtypes import FLOATS, accumulator
-from lutjax._fields import check_names, one_of
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import Config
 from lutjax.models._decoder import Decoder
+from lutjax.models._fields import check_names, one_of
+from lutjax.values._dtypes import FLOATS, accumulator
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 

@@ -13,15 +13,15 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
-from lutjax import _meshes
-from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._config import FOLLOWS, Config
 from lutjax.models._encoder import encoder_of
+from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
 

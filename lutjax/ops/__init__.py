@@ -1,3 +1,3 @@
 """The ops: a file each, with what it computes and what it accepts. `apply` makes an op of a call, also of one of yours."""
 
-from lutjax.ops._transforms import apply as apply
+from lutjax.dispatch._transforms import apply as apply

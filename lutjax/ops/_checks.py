@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._arguments import shown
-from lutjax._detection import Detection
-from lutjax._dtypes import FLOATS
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32, difference, is_known
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import FLOATS
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, difference, is_known
 
 MAX_BITS = 30  # row ids are int32
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax import _meshes
-from lutjax._ids import as_int32
+from lutjax.dispatch import _meshes
 from lutjax.ops import _checks
+from lutjax.values._ids import as_int32
 
 
 def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:

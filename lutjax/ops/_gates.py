@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax.kernels.contract import Call, batched, shared
+from lutjax.dispatch.contract import Call, batched, shared
 
 
 def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:

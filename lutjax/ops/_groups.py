@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._ids import as_int32, as_jax
 from lutjax.ops import _checks
+from lutjax.values._ids import as_int32, as_jax
 
 
 def number(op: str, groups: Any, n_detectors: int) -> int:

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._gates import readers_of_part
-from lutjax.ops._transforms import apply
+from lutjax.values._ids import as_int32, as_jax
 
 
 # Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _nan
 from lutjax.ops._gates import TableGates
-from lutjax.ops._transforms import apply
+from lutjax.values._ids import as_int32, as_jax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

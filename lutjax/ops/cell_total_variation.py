@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _meshes
-from lutjax._dtypes import accumulator
-from lutjax._ids import as_jax
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.ops import _checks
+from lutjax.values._dtypes import accumulator
+from lutjax.values._ids import as_jax
 
 
 def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Float[jax.Array, ""]:

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from lutjax._fixed_point import FixedPoint
 from lutjax._typing import Anchors, Array, Positions
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
 from lutjax.ops.detect import detect
 from lutjax.ops.detect_signs import detect_signs
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.values._fixed_point import FixedPoint
 
 
 def lut(

@@ -8,14 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from lutjax import _meshes, _quantised
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32, as_jax
-from lutjax._quantised import QuantisedTables
 from lutjax._typing import Anchors, Array, Scalar
-from lutjax.kernels.registry import Implementation
-from lutjax.ops import _checks, _groups, _table_reads
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch.registry import Implementation
+from lutjax.ops import _checks, _groups
 from lutjax.ops.detect import detect
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lut_at_places import Windows, in_one_kernel
@@ -23,6 +19,11 @@ from lutjax.ops.margins import margins
 from lutjax.ops.scored_lut import _scalars, scored_lut
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.reads import Read, straight_through
+from lutjax.values import _quantised
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, as_jax
+from lutjax.values._quantised import QuantisedTables
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size
 

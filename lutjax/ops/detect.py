@@ -5,14 +5,14 @@ import dataclasses
 import jax
 from jaxtyping import Float
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array
-from lutjax.kernels.contract import Call, batched, shared, static
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._transforms import apply
+from lutjax.values._detection import Detection
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, as_jax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

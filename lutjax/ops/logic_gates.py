@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
+from lutjax.dispatch.registry import Implementation
 from lutjax.kernels._xla import mixtures_of_gates
-from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops.bilinear_gates import bilinear_gates
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from lutjax import _meshes
-from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Anchors, Array
-from lutjax.kernels.contract import Call, batched, shared, static
-from lutjax.kernels.registry import Implementation, kernel_registry
-from lutjax.ops import _checks, _groups, _table_reads
-from lutjax.ops._transforms import apply
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.registry import Implementation, kernel_registry
+from lutjax.ops import _checks, _groups
+from lutjax.values._ids import as_int32, as_jax
 
 
 @dataclasses.dataclass(frozen=True)

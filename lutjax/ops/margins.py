@@ -5,13 +5,13 @@ import dataclasses
 import jax
 from jaxtyping import Float, Int
 
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32
 from lutjax._typing import Array
-from lutjax.kernels.contract import Call, batched, shared, static
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
-from lutjax.ops._transforms import apply
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, Num, UInt32
 
-from lutjax._ids import as_int32, as_jax
 from lutjax._typing import Array
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared
+from lutjax.dispatch.registry import Implementation
 from lutjax.kernels._xla import words_of_bits
-from lutjax.kernels.contract import Call, batched, shared
-from lutjax.kernels.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._transforms import apply
+from lutjax.values._ids import as_int32, as_jax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

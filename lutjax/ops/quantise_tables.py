@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _meshes, _quantised
-from lutjax._ids import as_jax
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.ops import _checks, _groups
+from lutjax.values import _quantised
+from lutjax.values._ids import as_jax
 
 
 def quantise_tables(

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Float, Num
 
 from lutjax._typing import Array, Scalar
+from lutjax.dispatch import _table_reads
 from lutjax.kernels._xla import scaled_gradient
-from lutjax.ops import _checks, _table_reads
+from lutjax.ops import _checks
 
 
 def scale_gradient(

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint
-from lutjax._ids import as_int32, as_jax
-from lutjax._quantised import QuantisedTables, exponents
 from lutjax._typing import Array, Scalar
-from lutjax.kernels.contract import Call, batched, shared, static
-from lutjax.kernels.registry import Implementation
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
-from lutjax.ops._transforms import apply
 from lutjax.reads import Read
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, as_jax
+from lutjax.values._quantised import QuantisedTables, exponents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

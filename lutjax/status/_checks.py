@@ -13,12 +13,13 @@ from typing import Any
 import jax
 
 import lutjax
-from lutjax import _ahead_of_time, cases, testing
+from lutjax import cases, testing
 from lutjax.cases import Tag
+from lutjax.dispatch.registry import NoImplementationError
 from lutjax.kernels._pallas._tpus import TPUS
-from lutjax.kernels.registry import NoImplementationError
 from lutjax.status._digests import digest_of
 from lutjax.status._matrix import Cell, Column, State, first_device
+from lutjax.testing import _ahead_of_time
 
 
 def checked_size(op: str) -> str:

@@ -23,14 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
-from lutjax.kernels.registry import KernelSpec
+from lutjax.dispatch.registry import KernelSpec
 
 # They choose kernels and launches, hold arrays or refuse them: results do not depend on them.
 _COMPUTE_NOTHING = (
-    "lutjax.kernels.catalogue",
-    "lutjax.kernels.contract.Call",
-    "lutjax.kernels.registry",
-    "lutjax.kernels._records",
+    "lutjax.dispatch.catalogue",
+    "lutjax.dispatch.contract.Call",
+    "lutjax.dispatch.registry",
+    "lutjax.dispatch._records",
     "lutjax.ops._checks",
     "lutjax.tuning",
     "lutjax_cpu._native",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 
 from lutjax import cases
+from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.registry import KernelSpec, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS
-from lutjax.kernels.contract import Direction
-from lutjax.kernels.registry import KernelSpec, kernel_registry
 from lutjax.status._absences import why_absent
 
 

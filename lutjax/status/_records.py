@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutjax.kernels import _records as shipped
-from lutjax.kernels.registry import kernel_registry
+from lutjax.dispatch import _records as shipped
+from lutjax.dispatch.registry import kernel_registry
 from lutjax.status._digests import digest_of
 from lutjax.status._matrix import COLUMNS, Cell, State
 

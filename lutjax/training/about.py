@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutjax import _json
+from lutjax.files import _json
 from lutjax.training import checkpoints, runs
 
 _SOURCES = ("text", "samples", "target")

@@ -25,11 +25,11 @@ from typing import Any
 
 import jax
 
-from lutjax import _json
 from lutjax._extras import needed_by
-from lutjax._files import digest_of
-from lutjax._json import Fields
-from lutjax._messages import in_a_line
+from lutjax.files import _json
+from lutjax.files._files import digest_of
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line
 
 with needed_by(__name__):
     import orbax.checkpoint as ocp

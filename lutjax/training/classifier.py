@@ -13,9 +13,9 @@ from jaxtyping import Float, Int32, Num
 
 import lutjax
 from lutjax._extras import needed_by
-from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+from lutjax.models._fields import check_names, one_of
 from lutjax.models.tree_net import with_edges
 from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from lutjax.kernels.registry import devices_of, kernel_registry
+from lutjax.dispatch.registry import devices_of, kernel_registry
 from lutjax.training import checkpoints, hosts, kernels, loop, meshes, models, presets, runs
 from lutjax.training.errors import CheckpointError, HostError, InUseError, RunError
 from lutjax.training.models import ModelRun, State

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lutjax.kernels.registry import Device, Made, Platform, kernel_registry
+from lutjax.dispatch.registry import Device, Made, Platform, kernel_registry
 
 _WORDS = {
     Platform.NATIVE: "native code",

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int, UInt8
 
 import lutjax
 from lutjax._extras import needed_by
-from lutjax._fields import check_names, one_of
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.models._fields import check_names, one_of
 from lutjax.training import hosts, meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure, arrays

@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lutjax import sharding
-from lutjax.factored.collect import is_factored
-from lutjax.factored.gradient import seal
 from lutjax.sharding import DETECTORS as DETECTORS
+from lutjax.tables.collect import is_factored
+from lutjax.tables.gradient import seal
 from lutjax.training import hosts, parameters
 
 DATA = "data"

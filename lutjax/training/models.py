@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lutjax._extras import needed_by
-from lutjax._messages import in_a_line
+from lutjax.files._messages import in_a_line
 from lutjax.layers import nnx as layers
 from lutjax.training import checkpoints, meshes, runs
 from lutjax.training.errors import CheckpointError

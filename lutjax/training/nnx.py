@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from lutjax._extras import needed_by
-from lutjax.factored.collect import IsTable, is_table
+from lutjax.tables.collect import IsTable, is_table
 from lutjax.training import tables
 
 with needed_by(__name__):

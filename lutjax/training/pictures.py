@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lutjax._extras import needed_by
-from lutjax._pictures import as_drawn
+from lutjax.files._pictures import as_drawn
 
 with needed_by(__name__):
     from matplotlib.backends.backend_agg import FigureCanvasAgg

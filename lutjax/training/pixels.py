@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from lutjax._messages import in_a_line
+from lutjax.files._messages import in_a_line
 
 FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP", "TIFF")
 """Formats that are read, as Pillow calls them. Others are not looked at: it gives PostScript to a program."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._messages import in_a_line
+from lutjax.files._messages import in_a_line
 from lutjax.training import datasets, pixels
 from lutjax.training.datasets import columns
 from lutjax.training.datasets.columns import Encoding, Table

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from lutjax import wiring
-from lutjax._usage import Usage
 from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.tables._usage import Usage
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.samples import Samples
 

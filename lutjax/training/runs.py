@@ -24,10 +24,10 @@ import jax
 import numpy as np
 
 import lutjax
-from lutjax import _json
-from lutjax._files import atomically as atomically, replacing as replacing
-from lutjax._json import Fields
-from lutjax._messages import in_a_line
+from lutjax.files import _json
+from lutjax.files._files import atomically as atomically, replacing as replacing
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line
 from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
-from lutjax._messages import in_a_line
+from lutjax.files._messages import in_a_line
 
 TEST_SHARE = 0.2
 _DAMAGED = (

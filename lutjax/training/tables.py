@@ -17,10 +17,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
-from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
-from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
-from lutjax.factored.collect import (
+from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
+from lutjax.tables.collect import (
     IsTable,
     Split,
     TableUseError,
@@ -29,8 +28,9 @@ from lutjax.factored.collect import (
     microbatched,
     value_and_grad,
 )
-from lutjax.factored.gradient import TableGradient
-from lutjax.factored.update import check_devices, check_state, of_edges, squared_norm, update_table
+from lutjax.tables.gradient import TableGradient
+from lutjax.tables.update import check_devices, check_state, of_edges, squared_norm, update_table
+from lutjax.values._dtypes import accumulator
 
 with needed_by(__name__):
     import optax

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lutjax import _json
-from lutjax._json import Fields
-from lutjax._messages import in_a_line
+from lutjax.files import _json
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
 
 Key = tuple[str, Bucket]

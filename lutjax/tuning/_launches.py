@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from lutjax._jit_key import LAUNCHES, RECORDER
-from lutjax.kernels.registry import Device
+from lutjax.dispatch.registry import Device
 from lutjax.tuning._files import Key, load, measured
 from lutjax.tuning._launch import Launch, Sizes, bucket
 

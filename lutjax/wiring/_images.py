@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lutjax._anchors import sample_anchors
 from lutjax._typing import Array
+from lutjax.values._anchors import sample_anchors
 from lutjax.wiring._sizes import Size, as_image, pair, shape_of
 
 CENTRES = ("grid", "uniform", "normal")

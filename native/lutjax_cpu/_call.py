@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from lutjax import _compat
-from lutjax._fixed_point import FixedPoint
+from lutjax.values._fixed_point import FixedPoint
 from lutjax_cpu import _native
 
 TARGET = "lutjax_cpu"

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import _row_updates
-from lutjax.kernels.contract import Step
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.tables._row_rules import RowState
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 

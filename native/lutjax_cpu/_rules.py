@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from lutjax._fixed_point import FixedPoint
-from lutjax._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
-from lutjax.kernels.contract import Step
+from lutjax.dispatch.contract import Step
+from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
+from lutjax.values._fixed_point import FixedPoint
 from lutjax_cpu._call import kernel, scale
 
 _RULES: tuple[type[RowRule], ...] = (SGD, RowAdagrad, RowMomentum, RowAdam)

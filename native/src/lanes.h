@@ -428,7 +428,7 @@ inline void transpose(const T* from, int64_t stride, int64_t n, int64_t m, T* to
 }
 
 // ------------------------------------------------------------------------------------- addends
-// How sums are made, as `lutjax/_fixed_point.py` says: of floats, or of int32 addends trunc(v * scale). `Sum` is what a sum is kept as, `Part`
+// How sums are made, as `lutjax/values/_fixed_point.py` says: of floats, or of int32 addends trunc(v * scale). `Sum` is what a sum is kept as, `Part`
 // what is added (unsigned, because sums that do not fit wrap), `Parts` lanes of it.
 struct InFloats {
   using Sum = float;

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import lutjax
-from lutjax import _meshes
+from lutjax.dispatch import _meshes
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.ops.lut_at_places import lut_at_places
 from properties import definitions as D

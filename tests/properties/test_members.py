@@ -12,8 +12,8 @@ import pytest
 from layer_libraries import spec_type_of
 
 import lutjax
-from lutjax import factored, ops, reads, wiring
-from lutjax.kernels import catalogue
+from lutjax import ops, reads, tables as factored, wiring
+from lutjax.dispatch import catalogue
 from lutjax.layers import _logic, _spec, _tables, haiku, linen, nnx
 from lutjax.models import LogicTreeNetConfig
 from properties import calls, checking, layers, members, strategies

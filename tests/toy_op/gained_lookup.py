@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from lutjax.kernels.contract import Call, batched, shared
+from lutjax.dispatch.contract import Call, batched, shared
 from lutjax.ops import apply
 
 

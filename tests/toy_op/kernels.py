@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from lutjax._dtypes import accumulator
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call, *, device):

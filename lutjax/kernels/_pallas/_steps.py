@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels.contract import Step
+from lutjax.dispatch.contract import Step
 
 
 def rate_and_factor(step: Step) -> jax.Array:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from lutjax.kernels.registry import Device
+from lutjax.dispatch.registry import Device
 
 
 @dataclasses.dataclass(frozen=True)

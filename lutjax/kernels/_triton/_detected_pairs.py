@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import triton
 
-from lutjax._fixed_point import FixedPoint
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.tuning import Launch, Sizes
+from lutjax.values._fixed_point import FixedPoint
 
 
 @dataclasses.dataclass(frozen=True)

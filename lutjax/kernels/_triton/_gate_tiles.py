@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.ops._gates import TableGates
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._dtypes import accumulator
 
 # Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
 _CACHED = 2**25

@@ -26,10 +26,10 @@ import triton
 import triton.language as tl
 
 from lutjax import _compat
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 
 _Carry = TypeVar("_Carry")
 _BYTES = 2**28  # of counts or products at a time

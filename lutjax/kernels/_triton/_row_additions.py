@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_updates import scale_of_additions
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
+from lutjax.tables._row_rules import RowState
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype
 
 _SUMS = 2**23  # most numbers in the sums of a group of detectors: they stay in the cache
 _TILE = 1024  # numbers of a tile of rows that move

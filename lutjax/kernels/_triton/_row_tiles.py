@@ -13,12 +13,12 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._nvidia import shared_memory
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, result
 
 TYPES = {"float32": tl.float32, "float64": tl.float64, "int32": tl.int32}
 

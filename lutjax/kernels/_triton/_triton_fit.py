@@ -9,11 +9,9 @@ from typing import Any
 
 import jax
 
-from lutjax._dtypes import FLOATS
-from lutjax._row_rules import SGD
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Request
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.logic_trees import LogicTrees
@@ -22,6 +20,8 @@ from lutjax.ops.lut_at_places import LutAtPlaces
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import SGD
+from lutjax.values._dtypes import FLOATS
 
 
 def version(package: str) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.interpreters import mlir, partial_eval
 
 from lutjax import _compat
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._triton._triton_fit import version
-from lutjax.kernels.registry import Device
 
 _TARGET = "triton_kernel_call_ffi"
 _WARNINGS = threading.Lock()  # several threads that silence warnings at once would leave them silenced

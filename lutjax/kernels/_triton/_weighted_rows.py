@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla.weighted_lookup import Way
-from lutjax.kernels.registry import Device
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, result
 
 # Bytes of tables that programs add to at the same time: they stay in the cache, and few additions meet at one row.
 _TOGETHER = 2**25

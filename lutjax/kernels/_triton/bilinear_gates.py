@@ -12,12 +12,12 @@ Programs own tiles of gates and samples; in the backward pass with readers, tile
 import jax
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.tuning import Launch, Sizes
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:

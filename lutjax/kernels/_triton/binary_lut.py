@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import _slot_polynomials
-from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.tuning import Launch, Sizes
+from lutjax.values._dtypes import accumulator
 
 _BITS = 32  # samples in a word
 _UNROLLED = 8  # most readers of an input that are read together

@@ -18,15 +18,15 @@ import triton
 import triton.language as tl
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla.detect import closest
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype
 
 _COMPARED = 2**14  # most detectors times inputs at which comparing them costs less than atomics
 
@@ -191,7 +191,7 @@ def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
 
 @kernel
 def is_above_zero(delta):
-    """`lutjax._detection.is_above_zero` of float32 and float64."""
+    """`lutjax.values._detection.is_above_zero` of float32 and float64."""
     return delta >= (2.0**-126 if delta.dtype == tl.float32 else 2.0**-1022)
 
 

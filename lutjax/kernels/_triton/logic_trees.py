@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.ops.logic_trees import LogicTrees
+from lutjax.values._dtypes import accumulator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,16 +15,16 @@ from collections.abc import Callable
 import jax
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles, _weighted_rows
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import slope
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
+from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype, result
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:

@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 import triton.language as tl
 
-from lutjax._fixed_point import addend_dtype
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import times_slope
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._fixed_point import addend_dtype
 
 AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
 """Adds `dy` to the row of every pair; returns `total`, and `touched`."""

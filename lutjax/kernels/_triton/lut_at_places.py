@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _histograms, _row_tiles, detect
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.ops.lut_at_places import LutAtPlaces
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:

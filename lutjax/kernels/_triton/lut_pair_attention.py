@@ -22,15 +22,15 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax._fixed_point import addend_dtype
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles, detect
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._comparison_terms import Terms
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._fixed_point import addend_dtype
 
 _KEYS = (
     32  # most keys of a block: further reads of a tile are those of further queries, which read the same keys

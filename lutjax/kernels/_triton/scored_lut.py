@@ -25,15 +25,16 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
-from lutjax import _quantised, reads
-from lutjax._row_rules import RowState
+from lutjax import reads
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows, detect
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
+from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values import _quantised
 
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 

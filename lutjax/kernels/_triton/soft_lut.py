@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import triton.language as tl
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _gate_tiles, _row_tiles, bilinear_gates
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.registry import Device
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.tuning import Launch, Sizes
+from lutjax.values._dtypes import accumulator
 
 _LOW_BITS = 4  # of an address: their slots are written out, a loop visits the values of the others
 # Most bits with which it is faster to compute the cotangent of a wire where it is added than to write and read it.

@@ -18,14 +18,14 @@ import jax
 import triton
 import triton.language as tl
 
-from lutjax._fixed_point import addend_dtype, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._fixed_point import addend_dtype, result
 
 _COMPARED = 2**13  # most slots times outputs of a sample at which comparing them costs less than atomics
 

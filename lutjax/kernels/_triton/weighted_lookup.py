@@ -14,11 +14,11 @@ import functools
 import jax
 
 from lutjax._compat import zeros_varying
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _weighted_rows
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
 from lutjax.kernels._xla import _row_gathers
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.values._dtypes import accumulator
 
 
 class Terms:

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla._row_gathers import in_sequence, read
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
 

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax._quantised import WideSum, fits_int32
-from lutjax.kernels.registry import Backend, Device
+from lutjax.dispatch.registry import Backend, Device
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.values._quantised import WideSum, fits_int32
 
 # Detectors per step of a loop: longer chains gain nothing, and compile longer. Chains of weighted rows are not made vectors.
 _UNROLLED = 16

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
+from lutjax.tables._row_rules import RowState
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 
 _SCRATCH = 2**24  # numbers that the gradients of a group of detectors may take
 
@@ -143,7 +143,7 @@ def squared_norm(
     The sums over the hits of a row are made group by group as in `update`, and none of them is kept.
 
     Args:
-      factor: of the gradient, see `lutjax.kernels.contract.Step`.
+      factor: of the gradient, see `lutjax.dispatch.contract.Step`.
     """
     weights, accumulate = call.weights, call.accumulate
     dtype = accumulator(weights.dtype)

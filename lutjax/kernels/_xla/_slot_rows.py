@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_updates
 from lutjax.kernels._xla._row_gathers import add, clamped, detectors, read
-from lutjax.kernels.registry import Device
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 
 
 @runtime_checkable

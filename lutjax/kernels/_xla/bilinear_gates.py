@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _wire_gathers
 from lutjax.kernels._xla._row_gathers import in_sequence, read
-from lutjax.kernels.registry import Device
 from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.values._dtypes import accumulator
 
 # Outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them.
 _SMALL = 2**19

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
-from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: BinaryLut, *, device: Device) -> jax.Array:

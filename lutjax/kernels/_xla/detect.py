@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection, is_above_zero
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addends
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla._row_gathers import add, read
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
+from lutjax.values._detection import Detection, is_above_zero
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addends
 
 
 def forward(call: Detect, *, device: Device) -> Detection:

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla.detect import closest, closest_pair
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect_signs import DetectSigns
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: DetectSigns, *, device: Device) -> Detection:

@@ -11,11 +11,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _wire_gathers
 from lutjax.kernels._xla._row_gathers import read
-from lutjax.kernels.registry import Device
 from lutjax.ops.logic_trees import LogicTrees, levels
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 
 from lutjax._compat import zeros_varying
-from lutjax._fixed_point import addend_dtype, addends, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers, _row_updates
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
+from lutjax.tables._row_rules import RowState
+from lutjax.values._fixed_point import addend_dtype, addends, result
 
 
 def forward_by(rows: ModuleType, call: Lookup, *, device: Device) -> jax.Array:

@@ -6,13 +6,13 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import detect, lookup, sparse_lookup
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lut_at_places import LutAtPlaces
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.values._detection import Detection
 
 
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype, addends, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.kernels._xla.detect import closest, closest_pair
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lut_pair_attention import LutPairAttention, SparseLutPairAttention
+from lutjax.tables._row_rules import RowState
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype, addends, result
 
 
 def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Array:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addends
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla._row_gathers import add, in_sequence, read
-from lutjax.kernels.registry import Device
 from lutjax.ops.margins import Margins
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addends
 
 
 def forward(call: Margins, *, device: Device) -> jax.Array:

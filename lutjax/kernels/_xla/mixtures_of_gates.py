@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax._dtypes import accumulator
+from lutjax.values._dtypes import accumulator
 
 _ANSWERS = np.arange(16)[:, None] >> np.array([3, 2, 1, 0]) & 1  # of each gate to ab = 00, 01, 10, 11
 GATES = np.stack(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _wire_gathers
-from lutjax.kernels.registry import Device
 from lutjax.ops.packed_lut import PackedLut
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from lutjax._derivatives import mapped_as
+from lutjax.values._derivatives import mapped_as
 
 
 @jax.custom_jvp

@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from lutjax import _quantised
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax._reproducible import reproducible
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers as rows, _row_updates, margins
 from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.reads import Read
+from lutjax.tables._row_rules import RowState
+from lutjax.values import _quantised
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.values._reproducible import reproducible
 
 
 def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:

@@ -2,10 +2,10 @@
 
 import jax
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
-from lutjax.kernels.registry import Device
 from lutjax.ops.soft_lut import SoftLut
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: SoftLut, *, device: Device) -> jax.Array:

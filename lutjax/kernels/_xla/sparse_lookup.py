@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype, addends, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_updates, lookup
 from lutjax.kernels._xla._row_gathers import add, by_one_hot, clamped, detectors, slope
 from lutjax.kernels._xla._slot_rows import SlotRows
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.tables._row_rules import RowState
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype, addends, result
 
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import addend_dtype, result
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers, _row_updates
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import RowState
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype, result
 
 Way = tuple[jax.Array, jax.Array]
 """Row ids and coefficients, ``[T, n]``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lutjax import _json
+from lutjax.files import _json
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets.columns import Encoding, Table, classes_of_labels
 from lutjax.training.samples import (

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
 
-from lutjax import _json
 from lutjax._extras import command
-from lutjax._json import Fields
-from lutjax._messages import in_a_line
+from lutjax.files import _json
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")

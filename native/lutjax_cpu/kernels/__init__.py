@@ -1,1 +1,1 @@
-"""Functions of the ops, as `lutjax.kernels.contract` wants them."""
+"""Functions of the ops, as `lutjax.dispatch.contract` wants them."""

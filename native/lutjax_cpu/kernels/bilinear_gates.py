@@ -32,7 +32,7 @@ def backward(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def network(x: jax.Array, coefficients: jax.Array, wires: jax.Array, n_outputs: int) -> jax.Array:
-    """Return the last gates of a network: see `lutjax.kernels.contract`."""
+    """Return the last gates of a network: see `lutjax.dispatch.contract`."""
     (y,) = kernel(
         "gate_network_forward",
         (x, coefficients, wires),

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
-from lutjax._fixed_point import addend_dtype
 from lutjax.ops.detect import Detect
+from lutjax.values._detection import Detection
+from lutjax.values._fixed_point import addend_dtype
 from lutjax_cpu._call import detection_of, kernel, scale
 
 

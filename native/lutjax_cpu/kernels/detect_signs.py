@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._detection import Detection
 from lutjax.ops.detect_signs import DetectSigns
+from lutjax.values._detection import Detection
 from lutjax_cpu._call import detection_of, kernel
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
-from lutjax._detection import Detection
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.values._detection import Detection
 from lutjax_cpu import _pairs
 
 

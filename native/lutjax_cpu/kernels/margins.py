@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._fixed_point import addend_dtype
 from lutjax.ops.margins import Margins
+from lutjax.values._fixed_point import addend_dtype
 from lutjax_cpu._call import kernel, scale
 
 

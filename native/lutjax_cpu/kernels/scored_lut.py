@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax import _quantised, reads
-from lutjax._fixed_point import result
-from lutjax._row_rules import RowState
+from lutjax import reads
+from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import scored_lut as plain
-from lutjax.kernels.contract import Step
 from lutjax.ops.scored_lut import ScoredLut
+from lutjax.tables._row_rules import RowState
+from lutjax.values import _quantised
+from lutjax.values._fixed_point import result
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 

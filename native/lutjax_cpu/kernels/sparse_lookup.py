@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._fixed_point import addend_dtype, result
-from lutjax._row_rules import RowState
-from lutjax.kernels.contract import Step
+from lutjax.dispatch.contract import Step
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.tables._row_rules import RowState
+from lutjax.values._fixed_point import addend_dtype, result
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 from lutjax_cpu.kernels.lookup import of_margins

@@ -178,7 +178,7 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
   });
 }
 
-// The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/_quantised.py).
+// The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/values/_quantised.py).
 void scales_of(const int32_t* exponents, int64_t size, float* scale) {
   constexpr int32_t kUnknown = 1 << 19;
   for (int64_t o = 0; o < size; ++o) {

@@ -15,10 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.gpu import _mosaic_launch
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
-from lutjax.kernels.registry import Device
 
 _QUERIES = 4  # of a program, one after the other
 _KEYS = 512  # of a step

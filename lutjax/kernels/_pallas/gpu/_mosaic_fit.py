@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from lutjax._row_rules import SGD
+from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._triton._triton_fit import unfit_packages
-from lutjax.kernels.registry import Request
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.tables._row_rules import SGD
 
 _NUMBERS = 2**31  # arrays of more numbers have not been tried
 

@@ -12,11 +12,11 @@ part of the samples of one gate.
 
 import jax
 
-from lutjax._dtypes import accumulator
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.gpu import _by_address
 from lutjax.kernels._xla import _slot_polynomials, binary_lut as plain
-from lutjax.kernels.registry import Device
 from lutjax.ops.binary_lut import BinaryLut
+from lutjax.values._dtypes import accumulator
 
 
 def forward(call: BinaryLut, *, device: Device) -> jax.Array:

@@ -9,14 +9,14 @@ of outputs and a part of the samples. An update adds that array, small as the ta
 import jax
 import jax.numpy as jnp
 
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.gpu import _one_hot, _shared_tables
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:

@@ -8,14 +8,14 @@
 
 import jax
 
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.gpu._counts import COUNTER
 from lutjax.kernels._triton import _histograms, lookup_attention as in_triton
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._row_additions import Addition
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.registry import Request
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels.contract import Direction
-from lutjax.kernels.registry import Request
 from lutjax.ops.lookup_attention import LookupAttention
 
 _QUERIES = LANES  # of one sample in one block

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 
+from lutjax.dispatch.registry import Device, Request
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels.registry import Device, Request
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.packed_lut import PackedLut

@@ -23,11 +23,11 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._gate_blocks import TILE, Blocks, blocks
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES
 from lutjax.kernels._xla._wire_gathers import clamped
-from lutjax.kernels.registry import Device
 
 # On tiles ``[gates, samples]``: from the numbers of each gate, K of them, and what each wire reads, n of them, the outputs.
 Value = Callable[[Sequence[jax.Array], Sequence[jax.Array]], jax.Array]

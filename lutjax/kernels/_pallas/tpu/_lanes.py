@@ -7,8 +7,8 @@ written by a number that is known only when the kernel runs.
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.registry import Device, Request
 from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
-from lutjax.kernels.registry import Device, Request
 from lutjax.ops.detect import Detect
 
 _GROUPS = (16, 8)  # of a block: whole registers

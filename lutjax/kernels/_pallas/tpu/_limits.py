@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels.registry import Device
 
 # A register of 32-bit numbers.
 SUBLANES, LANES = 8, 128

@@ -19,12 +19,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._xla._row_gathers import terms
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 
 Way = tuple[jax.Array, jax.Array | None]
 """Row ids, negative where nothing is read, and coefficients, ``[lines, samples]``; None: 1."""

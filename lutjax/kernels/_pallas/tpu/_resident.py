@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call, _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels._pallas.tpu._row_blocks import padded, up
 from lutjax.kernels._pallas.tpu._tables import resident_bytes, resident_outputs
-from lutjax.kernels.registry import Device
 
 _READS = 2048  # of one step, over its samples
 _NUMBERS = 2**18  # of outputs of one step's samples: 1 MiB, twice, beside as much of products

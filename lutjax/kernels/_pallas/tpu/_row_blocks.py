@@ -6,8 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.registry import Device, Request
 from lutjax.kernels._pallas.tpu._limits import LANES, SUBLANES, vmem_budget
-from lutjax.kernels.registry import Device, Request
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.registry import Request
 from lutjax.kernels._pallas.tpu._limits import LANES, vmem_budget
-from lutjax.kernels.registry import Request
 from lutjax.ops.lut_pair_attention import LutPairAttention
 
 TARGET = 512  # lanes of a block, where samples are short

@@ -2,9 +2,9 @@
 
 import math
 
+from lutjax.dispatch.registry import Device, Request
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu._limits import LANES
-from lutjax.kernels.registry import Device, Request
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import SparseLookup
 

@@ -4,10 +4,10 @@ from types import ModuleType
 
 import jax
 
-from lutjax._row_rules import SGD
+from lutjax.dispatch.registry import Request
 from lutjax.kernels._pallas import _tpus
 from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _lanes, _row_blocks, _shifts, _tables
-from lutjax.kernels.registry import Request
+from lutjax.tables._row_rules import SGD
 
 # Modules that know the sizes of an op's blocks. An update is cut as its op.
 _SIZES: dict[str, ModuleType] = {

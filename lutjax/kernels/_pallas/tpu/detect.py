@@ -13,13 +13,13 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._detection import Detection
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import detect as plain
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect import Detect
+from lutjax.values._detection import Detection
 
 
 def forward(call: Detect, *, device: Device) -> Detection:

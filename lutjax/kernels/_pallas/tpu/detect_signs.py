@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lutjax._detection import Detection
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES
 from lutjax.kernels._xla import detect, detect_signs as plain
-from lutjax.kernels.registry import Device
 from lutjax.ops.detect_signs import DetectSigns
+from lutjax.values._detection import Detection
 
 _BLOCK = 2**21  # bytes: at most 31 values
 

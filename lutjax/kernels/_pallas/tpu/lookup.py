@@ -9,16 +9,16 @@ coefficients (`_products`). An update adds ``-rate * factor * dy`` to the rows, 
 import jax
 import jax.numpy as jnp
 
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products, _resident
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
 from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup import Lookup
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:

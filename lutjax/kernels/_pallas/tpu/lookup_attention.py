@@ -20,15 +20,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._detection import Detection
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu._attention_blocks import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
 from lutjax.kernels._xla import _row_gathers, lookup_attention as plain
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.tables._row_rules import RowState
+from lutjax.values._detection import Detection
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:

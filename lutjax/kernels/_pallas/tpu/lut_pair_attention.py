@@ -16,17 +16,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax._detection import is_above_zero
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _shifts
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
 from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._row_gathers import slope
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.tables._row_rules import RowState
+from lutjax.values._detection import is_above_zero
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
 _AT_ONCE = 4  # shifts of one step of the loop: detecting one hides behind the comparisons of another

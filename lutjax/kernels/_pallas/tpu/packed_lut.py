@@ -5,9 +5,9 @@ tile by tile, see `_gate_kernels`; the masks m are all ones or all zeros.
 import jax
 import jax.numpy as jnp
 
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.tpu import _gate_kernels
 from lutjax.kernels._xla import packed_lut as plain
-from lutjax.kernels.registry import Device
 from lutjax.ops.packed_lut import PackedLut
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax import _quantised
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _products
 from lutjax.kernels._pallas.tpu._limits import params
@@ -24,9 +24,9 @@ from lutjax.kernels._pallas.tpu._products import Order, Output, Way
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_scored, padded, up
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.scored_lut import ScoredLut
+from lutjax.tables._row_rules import RowState
+from lutjax.values import _quantised
 
 _INPUTS = 16  # of bfloat16 in a register
 

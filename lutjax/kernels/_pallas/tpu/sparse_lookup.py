@@ -6,12 +6,12 @@ of `lutjax.lookup`; the gradient is that of the whole table at its edges.
 
 import jax
 
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.tpu import _products, lookup
 from lutjax.kernels._xla import sparse_lookup as plain
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:

@@ -8,14 +8,14 @@ move once.
 import jax
 import jax.numpy as jnp
 
-from lutjax._row_rules import RowState
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _steps
 from lutjax.kernels._pallas.tpu import _products
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_weighted
 from lutjax.kernels._xla import weighted_lookup as plain
-from lutjax.kernels.contract import Step
-from lutjax.kernels.registry import Device
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import RowState
 
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:

@@ -8,8 +8,8 @@ import functools
 import importlib
 from collections.abc import Callable
 
-from lutjax.kernels.contract import DIRECTIONS, Direction
-from lutjax.kernels.registry import Backend, KernelRegistry, Platform, Request
+from lutjax.dispatch.contract import DIRECTIONS, Direction
+from lutjax.dispatch.registry import Backend, KernelRegistry, Platform, Request
 
 FORWARD: tuple[Direction, ...] = ("forward",)
 GRADIENT: tuple[Direction, ...] = ("forward", "backward")

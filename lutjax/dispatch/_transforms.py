@@ -2,7 +2,7 @@
 
 The only module that knows custom_vjp, custom_vmap, the mesh axes of shard_map and implicit casts. An op
 describes itself by its `Call`; a kernel is a set of functions of a call with one batch axis in front (see
-`lutjax.kernels.contract`); `apply` puts them together:
+`lutjax.dispatch.contract`); `apply` puts them together:
 
     jit( fold leading axes -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) -> unfold )
 
@@ -27,12 +27,11 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat, _meshes
-from lutjax._detection import Detection, cotangent as cotangent_of_margin
-from lutjax._fixed_point import FixedPoint, Totals, nan_where_apart, without_check
-from lutjax._ids import as_jax
-from lutjax.kernels.contract import Call, Direction, Step
-from lutjax.kernels.registry import (
+from lutjax import _compat
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch._partition import Layout, first_element, on_part, partitioned, some_element
+from lutjax.dispatch.contract import Call, Direction, Step
+from lutjax.dispatch.registry import (
     Backend,
     Device,
     Implementation,
@@ -43,8 +42,9 @@ from lutjax.kernels.registry import (
     devices_of,
     kernel_registry,
 )
-from lutjax.ops import _table_reads
-from lutjax.ops._partition import Layout, first_element, on_part, partitioned, some_element
+from lutjax.values._detection import Detection, cotangent as cotangent_of_margin
+from lutjax.values._fixed_point import FixedPoint, Totals, nan_where_apart, without_check
+from lutjax.values._ids import as_jax
 
 # One implementation for each device that may run the call.
 Choice = tuple[tuple[Device, KernelSpec], ...]

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Int, Int8
 
-from lutjax import _meshes
-from lutjax._dtypes import accumulator
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
+from lutjax.values._dtypes import accumulator
 
 _BITS = 8
 _TINY = 1e-30

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat, _meshes
-from lutjax.factored.gradient import TableGradient, seal
-from lutjax.factored.update import of_parts
-from lutjax.factored.watch import TableUseError, Watch
-from lutjax.ops import _table_reads
+from lutjax import _compat
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.tables.gradient import TableGradient, seal
+from lutjax.tables.update import of_parts
+from lutjax.tables.watch import TableUseError, Watch
 
 __all__ = ["IsTable", "Split", "TableUseError", "is_factored", "is_table", "microbatched", "value_and_grad"]
 

@@ -5,7 +5,7 @@ def in_a_line(text: object, most: int = 300) -> str:
     """Return a text in one line of at most so many characters, without its middle if it has more.
 
     Example:
-      >>> from lutjax._messages import in_a_line
+      >>> from lutjax.files._messages import in_a_line
       >>> in_a_line("Not a\\nfile: " + "x" * 100, 20)
       'Not a fil...xxxxxxxx'
     """

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax import _compat
-from lutjax._dtypes import accumulator
-from lutjax.kernels.contract import Call
-from lutjax.ops._transforms import apply
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call
+from lutjax.values._dtypes import accumulator
 
 _CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
 

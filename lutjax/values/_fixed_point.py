@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from lutjax._dtypes import accumulator
+from lutjax.values._dtypes import accumulator
 
 _LARGEST = 2**31 - 1
 _LEAST_FLOAT32, _LARGEST_FLOAT32 = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))

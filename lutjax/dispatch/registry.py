@@ -1,7 +1,7 @@
 """Registry of implementations, and the choice of one for a call: the only place that chooses.
 
-An implementation is a module with the functions of `lutjax.kernels.contract`, registered for an op, a platform (how it is
-written) and a backend (where it runs). It is imported when it is chosen. `lutjax.kernels.catalogue` has those of lutjax.
+An implementation is a module with the functions of `lutjax.dispatch.contract`, registered for an op, a platform (how it is
+written) and a backend (where it runs). It is imported when it is chosen. `lutjax.dispatch.catalogue` has those of lutjax.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from typing import Any, TypeVar, overload
 import jax
 
 from lutjax import _compat, _extras, _jit_key
-from lutjax._dtypes import accumulator
-from lutjax._row_rules import SGD, RowRule
-from lutjax.kernels import _records
-from lutjax.kernels.contract import DIRECTIONS, Call, Direction, Step
+from lutjax.dispatch import _records
+from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
+from lutjax.tables._row_rules import SGD, RowRule
+from lutjax.values._dtypes import accumulator
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Callable[..., Any])
@@ -141,7 +141,7 @@ class KernelSpec:
     """A registered implementation; called with the arguments of its op, it runs the op.
 
     Attributes:
-      target: name of the module that holds a function for each direction; see `lutjax.kernels.contract`.
+      target: name of the module that holds a function for each direction; see `lutjax.dispatch.contract`.
       holder: what holds them in its place; None: the module itself.
       run: runs the op with this implementation.
       requires: packages it needs; it is not chosen where one is missing.
@@ -205,7 +205,7 @@ class KernelSpec:
         return result
 
     def extra(self, name: str) -> Callable[..., Any] | None:
-        """Return another function that its module may have, see `lutjax.kernels.contract`; None if it has none. Imports the target."""
+        """Return another function that its module may have, see `lutjax.dispatch.contract`; None if it has none. Imports the target."""
         return getattr(self._holder, name, None)
 
     @property
@@ -391,7 +391,7 @@ class KernelRegistry:
 
         Example:
           >>> import jax.numpy as jnp, lutjax
-          >>> from lutjax.kernels.registry import Backend, Platform
+          >>> from lutjax.dispatch.registry import Backend, Platform
           >>> @lutjax.kernel_registry.register("detect_signs", Platform.TRITON, Backend.CPU)
           ... class Signs:
           ...     @staticmethod
@@ -936,7 +936,7 @@ kernel_registry = KernelRegistry(
         "logic_gates": "lutjax.ops.logic_gates",
         **dict.fromkeys(("lut", "sparse_lut", "lut_attention"), "lutjax.ops.compositions"),
         "conv_lut": "lutjax.ops.conv_lut",
-        "update_table": "lutjax.factored.update",
+        "update_table": "lutjax.tables.update",
     },
     entry_points="lutjax.kernels",
     in_cache_key=_jit_key.IMPLEMENTATION,

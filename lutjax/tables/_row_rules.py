@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._dtypes import accumulator
+from lutjax.values._dtypes import accumulator
 
 RowState = dict[str, Any]
 """Arrays ``[detectors, rows, 1 or outputs]`` by name."""
@@ -191,7 +191,8 @@ class RowAdam(RowRule):
     def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
         def average(name: str, decay: float, value: jax.Array) -> jax.Array:
             b = jnp.asarray(decay, value.dtype)
-            return b * state[name] + (1 - b) * value
+            mean: jax.Array = b * state[name] + (1 - b) * value
+            return mean
 
         def unbiased(moment: jax.Array, decay: float) -> jax.Array:
             return moment / (1 - jnp.power(jnp.asarray(decay, moment.dtype), count))

@@ -8,15 +8,15 @@ module with functions of it::
     update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimiser step
 
 - `call` has one batch axis in front of every array of it that is declared `batched`.
-- `device` is the `lutjax.kernels.registry.Device` that will run the call.
+- `device` is the `lutjax.dispatch.registry.Device` that will run the call.
 - `cotangent` is that of the output. The cotangent of an output or array that is a `Detection` is that of its margin.
 - `needs` has the names of the arrays that are differentiated. The cotangents of others are not read, and work on them is wasted.
 - Every output has the batch axis in front. Cotangents may come in a wider dtype than their arrays: they are rounded once, by
-  `lutjax.ops._transforms`.
+  `lutjax.dispatch._transforms`.
 - The backward pass gets the call that `Call.residuals` of the forward call returned.
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
-  So is an output, where it is what `accumulate.total` (or `lutjax._fixed_point.result`) returns of its sums.
+  So is an output, where it is what `accumulate.total` (or `lutjax.values._fixed_point.result`) returns of its sums.
 - A module of `bilinear_gates` may also have ``network(x, coefficients, wires, n_outputs)``, a differentiable JAX function of
   ``[I, B]``, ``[4, G]`` and int32 ``[G, 2]``, float32: gates whose wires read inputs (ids below I) or gates before them (from I on), and
   of which the last ones are the outputs. All its gates are evaluated for some samples while their values stay in a cache.
@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 
-from lutjax._row_rules import SGD, RowRule, RowState
+from lutjax.tables._row_rules import SGD, RowRule, RowState
 
 C = TypeVar("C", bound="Call")
 

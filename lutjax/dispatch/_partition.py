@@ -1,7 +1,7 @@
 """Rules by which kernels are divided over the devices of a mesh, under plain `jax.jit`.
 
 A kernel in Triton, Pallas or native code is one opaque operation for XLA, which would gather its arguments and run all of it on
-every device. A call declares the axes of its arrays by letters (`lutjax.kernels.contract`); with those each device runs the kernel on
+every device. A call declares the axes of its arrays by letters (`lutjax.dispatch.contract`); with those each device runs the kernel on
 its part of the batch (``b``) and of the detectors (``t``), and what lacks one of both is summed over the devices. Updates get
 all samples, which are factors of a gradient, and the device's own tables. Every other axis is whole on all devices; of groups of
 detectors each device takes those that its own are in.
@@ -22,8 +22,9 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from lutjax import _compat, _meshes
-from lutjax.kernels.contract import Call, Direction
+from lutjax import _compat
+from lutjax.dispatch import _meshes
+from lutjax.dispatch.contract import Call, Direction
 
 Axes = tuple[str, ...]
 """A letter for each axis of an array."""

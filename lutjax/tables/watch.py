@@ -1,6 +1,6 @@
 """Watched tables: their look-ups leave a record of the gradient instead of computing it.
 
-`lutjax.factored.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognised by
+`lutjax.tables.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognised by
 its identity as a traced value: layers that pass it on keep the identity, and every operation that changes it makes another value.
 """
 
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from lutjax import _compat
-from lutjax.kernels.contract import Call
-from lutjax.ops._table_reads import Run, TableReads
+from lutjax.dispatch._table_reads import Run, TableReads
+from lutjax.dispatch.contract import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Observers of the reads of tables.
 
-A loss whose gradients of tables are wanted in factors (`lutjax.factored`) takes part in each read of its tables: the ops ask here, and
+A loss whose gradients of tables are wanted in factors (`lutjax.tables`) takes part in each read of its tables: the ops ask here, and
 know no more of it.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from lutjax.kernels.contract import Call
+from lutjax.dispatch.contract import Call
 
 Run = Callable[[tuple[jax.Array, jax.Array] | None, Call], jax.Array]
-"""Runs a call, with or without two taps; see `lutjax.ops._transforms`."""
+"""Runs a call, with or without two taps; see `lutjax.dispatch._transforms`."""
 
 
 class TableReads(abc.ABC):

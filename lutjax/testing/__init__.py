@@ -24,14 +24,15 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 import lutjax
-from lutjax import _ahead_of_time, _compat
-from lutjax._dtypes import accumulator
-from lutjax._fixed_point import FixedPoint
-from lutjax._row_rules import SGD, RowRule
+from lutjax import _compat
 from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
-from lutjax.factored.collect import value_and_grad
-from lutjax.kernels.contract import Direction
-from lutjax.kernels.registry import Implementation, kernel_registry
+from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.registry import Implementation, kernel_registry
+from lutjax.tables._row_rules import SGD, RowRule
+from lutjax.tables.collect import value_and_grad
+from lutjax.testing import _ahead_of_time
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
 
 Arrays = dict[str, Any]
 

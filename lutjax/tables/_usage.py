@@ -12,14 +12,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from lutjax import _compat, _meshes
-from lutjax._dtypes import FLOATS
+from lutjax import _compat
 from lutjax._typing import Array
-from lutjax.factored.update import hits_of
-from lutjax.kernels.contract import Call
-from lutjax.kernels.registry import Device, devices_of
-from lutjax.ops import _table_reads
-from lutjax.ops._transforms import folded
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch._transforms import folded
+from lutjax.dispatch.contract import Call
+from lutjax.dispatch.registry import Device, devices_of
+from lutjax.tables.update import hits_of
+from lutjax.values._dtypes import FLOATS
 
 _MOST_READS = 2**31 - 1  # of a row
 
@@ -49,12 +49,12 @@ class Usage:
     @property
     def reads(self) -> Int[np.ndarray, " detectors"]:
         """Number of reads of each table."""
-        return self._counts.sum(-1)
+        return np.asarray(self._counts.sum(-1))
 
     @property
     def never_read(self) -> Int[np.ndarray, " detectors"]:
         """Number of rows of each table that were never read."""
-        return (self._counts == 0).sum(-1)
+        return np.asarray((self._counts == 0).sum(-1))
 
     @property
     def entropy(self) -> Float[np.ndarray, " detectors"]:
@@ -64,12 +64,12 @@ class Usage:
         """
         share = self._shares
         bits = -share * np.log2(share, out=np.zeros_like(share), where=share > 0)
-        return np.abs(bits.sum(-1))  # no -0
+        return np.asarray(np.abs(bits.sum(-1)))  # no -0
 
     @property
     def largest_share(self) -> Float[np.ndarray, " detectors"]:
         """Share of the most read row of each table in its reads; 0 of a table without reads."""
-        return self._shares.max(-1, initial=0.0)
+        return np.asarray(self._shares.max(-1, initial=0.0))
 
     @property
     def _counts(self) -> np.ndarray:

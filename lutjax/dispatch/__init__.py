@@ -1,0 +1,10 @@
+"""Dispatch: from a call of an op to the implementation that runs it, under `jax.jit`, `jax.grad`, `jax.vmap` and on meshes.
+
+`contract` says what a kernel gets and returns, `catalogue` which ops have which, `registry` chooses one, `_transforms` makes an op of a call, and
+`_partition` divides it over devices. This room knows no op and no kernel: they are imported when they are chosen.
+"""
+
+from lutjax.dispatch import catalogue
+from lutjax.dispatch.registry import kernel_registry
+
+catalogue.register(kernel_registry)
