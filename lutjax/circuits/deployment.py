@@ -18,7 +18,7 @@ from lutjax.circuits.circuit import Circuit, Port
 from lutjax.files import _json
 from lutjax.files._files import digest_of, entries, replacing
 from lutjax.files._json import Fields
-from lutjax.training.errors import RunError
+from lutjax.files.errors import FolderError
 
 MANIFEST = "manifest.json"
 VECTORS = "vectors.json"
@@ -33,7 +33,7 @@ VERSION = 1
 """Version of the layout of a folder."""
 
 
-class DeploymentError(RunError):
+class DeploymentError(FolderError):
     """A folder that cannot be written or read, or files that cannot be made."""
 
 

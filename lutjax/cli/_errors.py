@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lutjax.training.errors import RunError
+from lutjax.files.errors import FolderError
 
 
 class Commands(click.Group):
@@ -27,7 +27,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (
-            RunError,
+            FolderError,
             OSError,
             MemoryError,
             RuntimeError,
@@ -47,7 +47,7 @@ def explain(error: BaseException, *, training: bool) -> str | None:
     Args:
       training: whether the command trains, so that there may be checkpoints.
     """
-    if isinstance(error, RunError):
+    if isinstance(error, FolderError):
         return str(error)
     if isinstance(error, FloatingPointError):
         return f"{error} Lower --learning-rate." if training else None

@@ -21,6 +21,7 @@ import click
 
 from lutjax.cli._errors import explain
 from lutjax.cli._flags import FieldsCommand, MeshType
+from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
     """A value that a config refuses is bad usage, and so are data that cannot be used."""
     try:
         yield
-    except RunError:
+    except FolderError:
         raise
     except source as error:
         raise click.BadParameter(str(error), param_hint=option) from error

@@ -1,7 +1,9 @@
-"""Errors of runs. Nothing is imported here, so that a program can know them before it needs JAX."""
+"""Errors of runs. JAX is not imported here, so that a program can know them before it needs it."""
+
+from lutjax.files.errors import FolderError
 
 
-class RunError(ValueError):
+class RunError(FolderError):
     """A run that cannot be started or gone on with."""
 
 
