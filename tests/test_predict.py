@@ -111,6 +111,22 @@ def test_predictions_for_the_rows_of_a_table(of_table: tuple[Path, Path, str], t
     assert rows((tmp_path / "found.csv").read_text()) == [header, *found]
 
 
+def test_categories_that_training_never_saw(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """Once for each column, how many rows have them; they have no bit, as no category has."""
+    _, out, _ = of_table
+    path = tmp_path / "new.csv"
+    path.write_text("size;kind\n1,5;a\n2,0;z\n0,5;?\n1,0;b\n1,0;y\n")
+    result = command("predict", out, path)
+    assert result.exit_code == 0
+    assert len(rows(result.stdout)) == 6
+    assert result.stderr.splitlines() == [
+        "warning: column kind: 2 of 5 rows have a value that is none of the 2 categories that training knows; "
+        "it is read as none of them, all bits 0."
+    ]
+    path.write_text(table(30, seed=3))
+    assert not command("predict", out, path).stderr
+
+
 def test_text_in_arrays_is_a_table_to_predict(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
     _, out, _ = of_table
     lines = [line.split(";") for line in table(9).splitlines()]

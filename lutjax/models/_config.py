@@ -5,7 +5,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax._arguments import checked, plain
+import numpy as np
+
+from lutjax._arguments import checked, plain, shown
+
+MOST = int(np.iinfo(np.int32).max)
+"""Largest size in a config: ids of inputs and tables are int32."""
+
+MOST_THRESHOLDS = 1 << 16
+"""Most thresholds of a number."""
 
 C = TypeVar("C")
 
@@ -19,6 +27,11 @@ class Config:
     def __post_init__(self) -> None:
         where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         for name, value in checked(where, type(self), fields).items():
+            for size in value if isinstance(value, tuple) else (value,):
+                if isinstance(size, int) and size > MOST:
+                    raise ValueError(
+                        f"{where}: {name} is {shown(value)}; sizes are at most {MOST}, as ids are int32."
+                    )
             object.__setattr__(self, name, value)
 
     def _check_sizes(self, **least: int) -> None:
@@ -32,6 +45,14 @@ class Config:
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
                 )
+
+    def _check_thresholds(self) -> None:
+        """Raise ValueError if numbers have more thresholds than there are numbers of 16 bits."""
+        n: int = self.n_thresholds  # type: ignore[attr-defined]
+        if n > MOST_THRESHOLDS:
+            raise ValueError(
+                f"{type(self).__name__}: n_thresholds is {n}; it must be at most {MOST_THRESHOLDS}."
+            )
 
     def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
         """Raise the ValueError of a spec that refuses its options, with the names of this config's fields.

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax import _compat, _meshes
-from lutjax._arguments import require_array
+from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer
@@ -78,11 +78,11 @@ class LogicCAConfig(Config):
                 )
         if self.perception[0] != _CENTRE:
             raise ValueError(
-                f"{where}: perception starts with {self.perception[0]}; it must be {_CENTRE}, a gate for each neighbour."
+                f"{where}: perception is {shown(self.perception)}; it must start with {_CENTRE}, a gate for each neighbour."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
-                f"{where}: update ends with {self.update[-1]} gates; it must be {self.channels}, one for each channel."
+                f"{where}: update is {shown(self.update)}; it must end with {self.channels} gates, one for each channel."
             )
         if not 0 < self.update_rate <= 1:
             raise ValueError(

@@ -89,6 +89,7 @@ class LogicClassifierConfig(Config):
         where = "LogicClassifierConfig"
         self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
         check_names(self, f"{where}: ")
+        self._check_thresholds()
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if not self.layers or min(self.layers) < 1:

@@ -116,6 +116,7 @@ class LogicTreeNetConfig(Config):
         super().__post_init__()
         where = type(self).__name__
         self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
+        self._check_thresholds()
         if not 0 <= self.residual <= 1:
             raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
         for name in ("kernels", "layers"):

@@ -9,6 +9,10 @@ with needed_by(__name__):
     import optax
 
 
+MOST = 2**53
+"""Largest number of steps, samples and the like, which float64 holds."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """A base of dataclasses of what decides a training run beside its model and data.
@@ -29,6 +33,10 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value > MOST:
+                raise ValueError(f"{field.name} is {value}; it must be at most {MOST}.")
         self.check_least(steps=1, batch_size=1)
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")

@@ -476,6 +476,20 @@ class Encoding:
             raise SamplesError(f"{table.name}: {error}") from error
         return np.concatenate(found, 1).astype(np.float32)
 
+    def unknown(self, x: Float32[np.ndarray, "rows features"]) -> list[str]:
+        """Return a warning for each column of categories in which some encoded rows have none of those that training knows."""
+        found, first = [], 0
+        for column in self.columns:
+            bits = x[:, first : first + len(column.features)]
+            first += bits.shape[1]
+            n = int((bits == 0).all(1).sum()) if isinstance(column, Categories) else 0
+            if n:
+                found.append(
+                    f"warning: column {in_a_line(column.name)}: {n} of {len(x)} rows have a value that is none of the {len(column.values)} categories "
+                    "that training knows; it is read as none of them, all bits 0."
+                )
+        return found
+
     def labels(self, table: Table) -> np.ndarray:
         """Return the labels of the rows of a table as numbers, int32 ``[rows]``.
 
