@@ -173,7 +173,11 @@ def test_runs_that_no_memory_holds_are_refused_at_once(
         (("ca", "--channels", 10**12), "--channels"),
         (("ca", "--perception", 10**12), "--perception"),
         (("ca", "--update", 10**30), "--update"),
+        (("classify", "--select-every", 10**12), "--select-every"),
+        (("classify", "--depth", 10**9, "--model", "tree"), "--depth"),
         (("lm", "--features", 10**12), "--features"),
+        (("lm", "--n-layers", 10**9), "--n-layers"),
+        (("lm", "--n-detectors", 2 * 10**9), "--n-detectors"),
     ],
 )
 def test_numbers_that_are_too_large_are_refused_at_once(
@@ -194,11 +198,13 @@ def test_numbers_that_are_too_large_are_refused_at_once(
 
 
 def test_sizes_that_no_memory_holds_are_named() -> None:
-    with pytest.raises(
-        click.UsageError, match=r"^--layers is 8,4000; this machine has no memory for such a run"
+    with (
+        pytest.raises(
+            click.UsageError, match=r"^--layers is 8,4000; this machine has no memory for such a run"
+        ),
+        _run.too_large({"layers": (8, 4000), "candidates": 9, "tau": 1.0, "normal": True}),
     ):
-        with _run.too_large({"layers": (8, 4000), "candidates": 9, "tau": 1.0, "normal": True}):
-            raise MemoryError
+        raise MemoryError
     with pytest.raises(ValueError, match="another"), _run.too_large({"layers": (8,)}):
         raise ValueError("another")
 

@@ -335,7 +335,9 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         memory = isinstance(error, MemoryError | OverflowError)
-        if not memory and not re.search("RESOURCE_EXHAUSTED|Out of memory|allowed size|too big", str(error)):
+        if not memory and not re.search(
+            "RESOURCE_EXHAUSTED|Out of memory|allowed size|too big|no machine holds", str(error)
+        ):
             raise
         sizes = {
             name: max(given) if isinstance(given, tuple) else given

@@ -12,8 +12,8 @@ from lutjax._arguments import checked, plain, shown
 MOST = int(np.iinfo(np.int32).max)
 """Largest size in a config: ids of inputs and tables are int32."""
 
-MOST_THRESHOLDS = 1 << 16
-"""Most thresholds of a number."""
+MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
+"""Most thresholds of a number, layers of a network, and gates between the leaves and the root of a tree."""
 
 C = TypeVar("C")
 
@@ -46,13 +46,13 @@ class Config:
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
                 )
 
-    def _check_thresholds(self) -> None:
-        """Raise ValueError if numbers have more thresholds than there are numbers of 16 bits."""
-        n: int = self.n_thresholds  # type: ignore[attr-defined]
-        if n > MOST_THRESHOLDS:
-            raise ValueError(
-                f"{type(self).__name__}: n_thresholds is {n}; it must be at most {MOST_THRESHOLDS}."
-            )
+    def _check_most(self, **most: int) -> None:
+        """Raise ValueError if a field is larger than its largest value, before anything is made of so many parts."""
+        for name, largest in most.items():
+            if getattr(self, name) > largest:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at most {largest}."
+                )
 
     def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:
         """Raise the ValueError of a spec that refuses its options, with the names of this config's fields.

@@ -16,9 +16,11 @@ from jaxtyping import Float, Int, Shaped, UInt32
 import lutjax
 from lutjax import _compat, _meshes
 from lutjax._arguments import require_array, shown
+from lutjax._ids import check_once
 from lutjax._typing import Array
+from lutjax._wires import check_wires
 from lutjax.layers._logic import truth_of
-from lutjax.layers._spec import Initializer
+from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 from lutjax.models._config import Config
@@ -159,8 +161,15 @@ class LogicCA(nnx.Module):
 
     @property
     def wiring(self) -> Wiring:
-        """The wires and readers."""
-        return Wiring([w[...] for w in self.wires], [r[...] for r in self.readers])
+        """The wires and readers, checked where their values are known: whoever set them may have others than there are.
+
+        Raises:
+          ValueError: an id is out of range, or there is none.
+        """
+        wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
+        for layer, (w, r, sizes) in enumerate(zip(wires, readers, self.config.wired, strict=True)):
+            _check_known(w, r, layer, sizes)
+        return Wiring(wires, readers)
 
     def gates(self) -> Int[jax.Array, " gates"]:
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
@@ -220,6 +229,35 @@ class LogicCA(nnx.Module):
         return jnp.moveaxis(last.reshape(first.shape), 0, -1).astype(
             last.dtype if not deterministic else state.dtype
         )
+
+
+def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:
+    """Raise if the wires or readers of a layer but the first are known and hold ids that do not exist, or have no values.
+
+    Args:
+      layer: its number in lists of wires.
+      sizes: its copies, and inputs and gates of each.
+    """
+    copies, n_inputs, n_gates = sizes
+    for kind, ids in (("wires", wires), ("readers", readers)):
+        if isinstance(ids, jax.ShapeDtypeStruct):
+            raise missing("LogicCA", f"{kind}[{layer}]")
+    ids_of = functools.partial(check_wires, n_inputs=copies * n_inputs, where=f"LogicCA: layer {layer}")
+    check_once(wires, ("LogicCA", layer, sizes), lambda: ids_of(wires))
+
+    def check_readers() -> None:
+        last, ids = 2 * copies * n_gates - 1, np.asarray(readers)
+        if ids.shape[:1] != (copies * n_inputs,):
+            raise ValueError(
+                f"LogicCA: layer {layer}: readers is {shown(ids)}; expected a row for each of {copies * n_inputs} inputs."
+            )
+        if ids.size and (ids.min() < -1 or ids.max() > last):
+            raise ValueError(
+                f"LogicCA: layer {layer}: readers holds ids from {ids.min()} to {ids.max()}; places of wires are 0 to {last}, and -1 is "
+                f"none. Set it to lutjax.readers(wires, {copies * n_inputs})."
+            )
+
+    check_once(readers, ("LogicCA", layer, sizes), check_readers)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

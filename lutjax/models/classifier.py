@@ -18,7 +18,7 @@ from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
-from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config
 from lutjax.models._encoder import encoder_of
 from lutjax.models._samples import of_shape
 
@@ -89,7 +89,7 @@ class LogicClassifierConfig(Config):
         where = "LogicClassifierConfig"
         self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
         check_names(self, f"{where}: ")
-        self._check_thresholds()
+        self._check_most(n_thresholds=MOST_THRESHOLDS)
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if not self.layers or min(self.layers) < 1:

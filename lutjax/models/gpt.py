@@ -16,7 +16,7 @@ from lutjax._typing import Array
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
-from lutjax.models._config import Config
+from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._decoder import Decoder
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
@@ -92,6 +92,7 @@ class GPTConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
+        self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
         if self.features % (2 * self.n_heads):
             raise ValueError(

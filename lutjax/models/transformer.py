@@ -12,7 +12,7 @@ from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fields import check_names, one_of
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
-from lutjax.models._config import Config
+from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._decoder import Decoder
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
@@ -84,6 +84,7 @@ class LUTTransformerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
+        self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(ffn_detectors=1, ffn_anchors=0, unembed_detectors=1, unembed_anchors=0)
         check_names(self, "LUTTransformerConfig: ")
         if not 0 <= self.dropout < 1:

@@ -20,7 +20,7 @@ from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
-from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config
 from lutjax.models._encoder import encoder_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
@@ -116,7 +116,7 @@ class LogicTreeNetConfig(Config):
         super().__post_init__()
         where = type(self).__name__
         self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
-        self._check_thresholds()
+        self._check_most(n_thresholds=MOST_THRESHOLDS, depth=MOST_DEPTH)
         if not 0 <= self.residual <= 1:
             raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
         for name in ("kernels", "layers"):
