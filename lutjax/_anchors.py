@@ -1,13 +1,18 @@
 """Drawing anchor pairs, and checking ids that are known before anything runs."""
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from lutjax import _compat
 from lutjax._typing import Array
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def sample_anchors(
@@ -82,8 +87,33 @@ def sample_anchors(
     return _drawn(key, ids, count, n_anchors)
 
 
-# Each function is one program: of small ones, each compiles by itself for every size.
-@functools.partial(jax.jit, static_argnums=3)
+def _program(*static: int) -> Callable[[F], F]:
+    """Return a decorator that makes one program of a function: of small ones, each would compile by itself for every size.
+
+    It draws integers once, so a CPU compiles it without optimisations: in less than half of the time, with the same values. Inside of other
+    programs it is a part of them.
+
+    Args:
+      static: positions of static arguments.
+    """
+
+    def decorate(function: F) -> F:
+        inner = jax.jit(function, static_argnums=static)
+        outer = jax.jit(
+            function, static_argnums=static, compiler_options={"xla_backend_optimization_level": 0}
+        )
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            alone = _compat.is_alone() and jax.default_backend() == "cpu"
+            return (outer if alone else inner)(*arguments)
+
+        return cast("F", call)
+
+    return decorate
+
+
+@_program(3)
 def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
     """Pairs with replacement, from the first `count` of each detector's ids: ``[T, C, 2]``."""
 
@@ -125,7 +155,7 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
     return pairs
 
 
-@functools.partial(jax.jit, static_argnums=(2, 6))
+@_program(2, 6)
 def _with_pools(
     pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
 ) -> jax.Array:

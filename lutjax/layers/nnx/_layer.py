@@ -56,7 +56,10 @@ _VARIABLES = {
 
 _NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained (tables are `Tables`), and
 otherwise an `Anchors`, `Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param`
-leaves alone. The stream ``params`` of `rngs` draws variables."""
+leaves alone. The stream ``params`` of `rngs` draws variables.
+
+Restore all variables: ids of another seed exist, too, so a call cannot notice that the trained ones alone were restored, and its
+outputs are wrong. ``lutjax.layers.nnx.check(model, state)`` refuses such a state."""
 
 _EXAMPLE = """Example:
   >>> import jax.numpy as jnp

@@ -482,11 +482,10 @@ class Encoding:
         for column in self.columns:
             bits = x[:, first : first + len(column.features)]
             first += bits.shape[1]
-            n = int((bits == 0).all(1).sum()) if isinstance(column, Categories) else 0
-            if n:
+            if isinstance(column, Categories) and (n := int((bits == 0).all(1).sum())):
                 found.append(
-                    f"warning: column {in_a_line(column.name)}: {n} of {len(x)} rows have a value that is none of the {len(column.values)} categories "
-                    "that training knows; it is read as none of them, all bits 0."
+                    f"warning: column {in_a_line(column.name)}: {n} of {len(x)} rows have a value that is none of the {len(column.values)} "
+                    "categories that training knows; it is read as none of them, all bits 0."
                 )
         return found
 
