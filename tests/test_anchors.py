@@ -105,3 +105,15 @@ def test_the_same_inside_of_another_program(distinct):
     with jax.disable_jit():
         np.testing.assert_array_equal(draw(key), alone)
     assert alone.tolist() == PAIRS[distinct]
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    "draw", [lambda key: lutjax.sample_anchors(key, 4, 3, 2), lambda key: lutjax.wiring.balanced(key, 4, 3)]
+)
+def test_keys(draw):
+    with pytest.raises(TypeError, match=r"key is 0; expected a key, such as jax.random.key\(0\)"):
+        draw(0)
+    with pytest.raises(ValueError, match=r"key is key<fry>\[2\]; expected one key"):
+        draw(jax.random.split(jax.random.key(0)))
+    assert (draw(jax.random.PRNGKey(0)) == draw(jax.random.key(0))).all()
