@@ -646,7 +646,7 @@ def test_damaged_arrays_are_refused(save: Callable[..., None], tmp_path: Path) -
         with pytest.raises(SamplesError, match=f"a.npz is not a .npz file of plain arrays.*{message}"):
             read(bytes(wrong))
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
-    with pytest.raises(SamplesError, match="its header says object"):
+    with pytest.raises(SamplesError, match=r"x.npy holds Python objects; convert it .*astype\(str\)"):
         read(path.read_bytes())
 
 
@@ -1233,6 +1233,16 @@ def test_labels_of_arrays_have_gaps_or_are_texts(
     np.savez(tmp_path / "c.npz", x=x, y=missing)
     with pytest.raises(SamplesError, match="a label is missing"):
         datasets.load(tmp_path / "c.npz")
+
+
+def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
+    """They name the classes, as those of a column of a table do."""
+    y = np.arange(18) % 3 == 0
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(18, 2)), y=y)
+    train = datasets.load(tmp_path / "a.npz").train
+    assert isinstance(train, datasets.Samples)
+    assert train.classes == ("False", "True")
+    np.testing.assert_array_equal(train.y, y)
 
 
 def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path: Path) -> None:

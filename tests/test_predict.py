@@ -265,3 +265,8 @@ def test_what_is_said_of_a_run(of_table: tuple[Path, Path, str]) -> None:
     assert found["history"]["train"] == [list(point) for point in record.history.train]
     assert found["model"]["layers"] == [24]
     assert command("info", out / "none").exit_code == 1
+
+
+def test_names_are_shown_with_their_letters() -> None:
+    assert _json.listed(["größe", "a\u202eb"], 60) == '"größe", "a\\u202eb"'
+    assert _json.listed(["a" * 100], 60) == f'"{"a" * 56}...'

@@ -3,8 +3,8 @@
 import json
 import re
 import shutil
-import tracemalloc
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 

@@ -177,6 +177,11 @@ class Spec:
             raise ValueError(f"{self.layer}: {name} is {shown(value)}; expected one of {choices}.")
 
     def _require_positive(self, name: str) -> None:
+        if isinstance(getattr(self, name), jax.core.Tracer):
+            raise TypeError(
+                f"{self.layer}: {name} is a traced value, as inside jax.jit; the constructor needs a number. Calls of layers "
+                "of gates take another temperature."
+            )
         if not 0 < getattr(self, name) < float("inf"):
             raise ValueError(
                 f"{self.layer}: {name} is {getattr(self, name)}; it must be positive and finite."

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lutjax._arguments import checked, plain, shown
+from lutjax._arguments import checked, plain, require_rngs, shown
 
 MOST = int(np.iinfo(np.int32).max)
 """Largest size in a config: ids of inputs and tables are int32."""
@@ -19,6 +19,16 @@ C = TypeVar("C")
 
 FOLLOWS = {"option": False}
 """Metadata of a field that follows from something else in a training run, and so is no option of a command."""
+
+
+def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
+    """Raise TypeError if a model gets a config of another kind, such as a dictionary, or no `nnx.Rngs`."""
+    where = type(model).__name__
+    if not isinstance(config, kind):
+        raise TypeError(
+            f"{where}: config is {shown(config)}; expected a {kind.__name__}, which {kind.__name__}.from_dict makes of a dictionary."
+        )
+    require_rngs(where, rngs)
 
 
 class Config:

@@ -23,7 +23,7 @@ from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
-from lutjax.models._config import Config
+from lutjax.models._config import Config, require_arguments
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit
@@ -144,6 +144,7 @@ class LogicCA(nnx.Module):
     """
 
     def __init__(self, config: LogicCAConfig, *, rngs: nnx.Rngs):
+        require_arguments(self, config, LogicCAConfig, rngs)
         self.config = config
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)

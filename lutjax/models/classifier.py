@@ -18,7 +18,7 @@ from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
-from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config
+from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._samples import of_shape
 
@@ -183,6 +183,7 @@ class LogicClassifier(nnx.Module):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LogicClassifierConfig, rngs)
         self.config = config
         self.encoder: Any = nnx.data(None)
         self.encoder = encoder_of("LogicClassifier", config, config.in_features, thresholds, widths)

@@ -16,7 +16,7 @@ from lutjax._typing import Array
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
-from lutjax.models._config import MOST_LAYERS, Config
+from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
@@ -189,6 +189,7 @@ class GPT(Decoder):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, GPTConfig, rngs)
         self.config = config
         self.embedding = nnx.Embed(
             config.vocab_size,

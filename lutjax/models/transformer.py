@@ -12,7 +12,7 @@ from lutjax._dtypes import FLOATS, accumulator
 from lutjax._fields import check_names, one_of
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
-from lutjax.models._config import MOST_LAYERS, Config
+from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
@@ -236,6 +236,7 @@ class LUTTransformer(Decoder):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LUTTransformerConfig, rngs)
         self.config = config
         shape = (config.vocab_size, config.features)
         dtype = jnp.dtype(config.param_dtype)

@@ -20,7 +20,7 @@ from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
-from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config
+from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
@@ -285,6 +285,7 @@ class LogicTreeNet(nnx.Module):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LogicTreeNetConfig, rngs)
         self.config = config
         self.encoder: Any = nnx.data(None)
         self.encoder = encoder_of("LogicTreeNet", config, config.n_maps, thresholds, widths)

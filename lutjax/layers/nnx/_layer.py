@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Shaped
 
-from lutjax._arguments import shown
+from lutjax._arguments import require_rngs
 from lutjax._typing import Array
 from lutjax.layers import _spec
 
@@ -103,10 +103,8 @@ class Layer(nnx.Module):
                 setattr(cls, name, _attribute(name))
 
     def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
-        if rngs is not None and not isinstance(rngs, nnx.Rngs):
-            raise TypeError(
-                f"{type(self).__name__}: rngs is {shown(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0)."
-            )
+        if rngs is not None:
+            require_rngs(type(self).__name__, rngs)
         options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
         self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}

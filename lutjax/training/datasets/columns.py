@@ -606,7 +606,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
         found.append(f"and {len(used) - len(found)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(f"left out, as all rows have the same: {_json.shown(constant, 200)[1:-1]}")
+        found.append(f"left out, as all rows have the same: {_json.listed(constant, 200)}")
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]
