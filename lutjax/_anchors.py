@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from lutjax._arguments import require_key
 from lutjax._typing import Array
 
 
@@ -44,7 +45,8 @@ def sample_anchors(
 
     Raises:
       ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not an input, or groups
-        do not divide the detectors.
+        do not divide the detectors; `key` is several keys.
+      TypeError: `key` is no key.
 
     Source: docs/semantics.md, section 10.
 
@@ -59,6 +61,7 @@ def sample_anchors(
       >>> sorted(anchors.reshape(-1, 2).tolist())
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
+    require_key("sample_anchors", key)
     for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
         if size < 0:
             raise ValueError(f"sample_anchors: {name} is {size}; it must not be negative.")

@@ -82,3 +82,15 @@ def test_sizes_that_are_impossible():
         lutjax.sample_anchors(key, 4, 3, 2, candidates=np.array([[2, 2]]), distinct=True)
     assert lutjax.sample_anchors(key, 4, 0, 2, distinct=True).shape == (0, 2, 2)
     assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    "draw", [lambda key: lutjax.sample_anchors(key, 4, 3, 2), lambda key: lutjax.wiring.balanced(key, 4, 3)]
+)
+def test_keys(draw):
+    with pytest.raises(TypeError, match=r"key is 0; expected a key, such as jax.random.key\(0\)"):
+        draw(0)
+    with pytest.raises(ValueError, match=r"key is key<fry>\[2\]; expected one key"):
+        draw(jax.random.split(jax.random.key(0)))
+    assert (draw(jax.random.PRNGKey(0)) == draw(jax.random.key(0))).all()

@@ -905,7 +905,8 @@ def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], t
     [
         ("runs/adult", "adult"),
         ("2024 (b)", "run_2024_b"),
-        ("é", "run"),
+        ("été 1", "ete_1"),
+        ("日本", "run"),
         ("module", "run_module"),
         ("columns", "run_columns"),
         ("vectors", "run_vectors"),
@@ -1160,6 +1161,21 @@ def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: l
         assert f"--exclude {name}" in warnings[0] or name == "city"
     else:
         assert not warnings
+
+
+def test_marks_at_the_beginning_of_a_table(tmp_path: Path) -> None:
+    """As spreadsheets write them."""
+    plain = columns.read(write(tmp_path / "a.csv", CSV), "class")
+    (tmp_path / "b.csv").write_bytes(CSV.encode("utf-8-sig"))
+    for encoding in (None, "utf-8", "utf-8-sig"):
+        assert (
+            columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys()
+            == plain.columns.keys()
+        )
+    (tmp_path / "c.csv").write_bytes(CSV.encode("utf-16"))
+    with pytest.raises(SamplesError, match="such as utf-16"):
+        columns.read(tmp_path / "c.csv", "class")
+    assert columns.read(tmp_path / "c.csv", "class", encoding="utf-16").columns.keys() == plain.columns.keys()
 
 
 def test_tables_compressed_excluded_and_in_another_encoding(tmp_path: Path) -> None:

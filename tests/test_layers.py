@@ -705,3 +705,10 @@ def test_errors_of_ops_name_the_layer():
     layer.init_cache(x.shape, jnp.int32)
     with pytest.raises(TypeError, match=r"^LUTAttention: detect: x is int32"):
         layer(bad, decode=True)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize("rngs", [0, np.zeros(2, np.uint32)], ids=["number", "key"])
+def test_rngs_are_those_of_nnx(rngs):
+    with pytest.raises(TypeError, match=r"LUT: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs\(0\)"):
+        lutjax_nnx.LUT(4, 2, n_detectors=3, n_anchors=2, rngs=rngs)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import shutil
 from pathlib import Path
 from typing import Any
@@ -521,3 +522,19 @@ def test_registers_of_a_module_are_declared() -> None:
         text = verilog.to_verilog(circuit, "some", registers=registers)
         assert verilog.declared(text, "some") == verilog.ports_of(circuit, registers)
     assert list(verilog.ports_of(circuit, 2))[:4] == list(verilog.CONTROL)
+
+
+def test_the_circuit_beside_an_encoding_of_columns(tmp_path: Path) -> None:
+    """Where the manifest is damaged, and does not say which of the files it is."""
+    for name in ("columns.json", "people.json"):
+        (tmp_path / name).touch()
+    assert proofs._Export(tmp_path, {}).name == "people"
+    (tmp_path / "people.json").unlink()
+    assert proofs._Export(tmp_path, {}).name == "columns"
+
+
+def test_compilers_say_what_is_wrong(tmp_path: Path) -> None:
+    """The first error, and not the picture of the place at the end."""
+    said = "print('x.c: In function f:'); print('x.c:1:2: error: unknown type'); print('   | ^'); raise SystemExit(1)"
+    with pytest.raises(proofs.FailedError, match=r"x.c:1:2: error: unknown type$"):
+        proofs._called(sys.executable, "-c", said, cwd=tmp_path)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -300,7 +301,8 @@ class _Export:
         self.folder, self.manifest = folder, manifest
         found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
         stated = manifest.get("name")
-        self.name: str = stated if stated in list(found) else min(found, default="circuit")
+        circuits = found - {"columns"} or found  # columns.json is the encoding of a table, beside its circuit
+        self.name: str = stated if stated in list(found) else min(circuits, default="circuit")
         self.circuit_name = f"{self.name}.json"
 
     def names(self, format: str) -> tuple[str, ...]:
@@ -700,6 +702,8 @@ def _called(*words: str | Path, cwd: Path) -> str:
         raise FailedError(f"{Path(words[0]).name}: no result after {_SECONDS} seconds") from error
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"status {done.returncode}"
+        last = lines[-1] if lines else f"status {done.returncode}"
+        # Compilers end with a picture of the place.
+        why = next((line for line in lines if re.search(r"\berror\b", line)), last)
         raise FailedError(f"{Path(words[0]).name}: {why}")
     return done.stdout

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Shaped
 
+from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.layers import _spec
 
@@ -99,6 +100,10 @@ class Layer(nnx.Module):
                 setattr(cls, name, _attribute(name))
 
     def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        if rngs is not None and not isinstance(rngs, nnx.Rngs):
+            raise TypeError(
+                f"{type(self).__name__}: rngs is {shown(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0)."
+            )
         options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
         self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}
