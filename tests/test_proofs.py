@@ -2,8 +2,8 @@
 
 import json
 import re
-import sys
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
