@@ -118,7 +118,9 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
-    step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)  # before what may be a long wait for a prompt
+    step, record = runs.read(
+        folder, lm_runs.Record, on_damage=_say_error
+    )  # before what may be a long wait for a prompt
     found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
     texts = [(text, seed + k) for text in found for k in range(samples)]
     if hosts.count() > 1:
