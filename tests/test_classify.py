@@ -1164,7 +1164,7 @@ def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: l
 
 
 def test_marks_at_the_beginning_of_a_table(tmp_path: Path) -> None:
-    """As spreadsheets write them."""
+    """Tables as spreadsheets write them."""
     plain = columns.read(write(tmp_path / "a.csv", CSV), "class")
     (tmp_path / "b.csv").write_bytes(CSV.encode("utf-8-sig"))
     for encoding in (None, "utf-8", "utf-8-sig"):

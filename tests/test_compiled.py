@@ -63,7 +63,7 @@ def test_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs as a number without a name: nothing is kept, and commands run."""
+    """Nothing is kept, and commands run, as in a container whose user is a number without a name."""
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -724,7 +724,7 @@ def test_arguments_of_another_kind(wrong, message):
 
 
 def test_modules_are_there_after_import_lutjax():
-    """As pages name them; in a process of its own nothing else would have imported them."""
+    """Pages name them so."""
     assert lutjax.training.recipes.RECIPES
     assert lutjax.circuits.detectors.of
     with pytest.raises(AttributeError, match=r"module 'lutjax.training' has no attribute 'table'"):
