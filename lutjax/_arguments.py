@@ -59,15 +59,6 @@ def require_key(where: str, key: Any) -> None:
         raise ValueError(f"{where}: key is {shown(key)}; expected one key, such as jax.random.key(0).")
 
 
-def require_key(where: str, key: Any) -> None:
-    """Raise TypeError or ValueError if an argument is not one key of `jax.random`."""
-    typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed and getattr(key, "dtype", None) != np.uint32:
-        raise TypeError(f"{where}: key is {shown(key)}; expected a key, such as jax.random.key(0).")
-    if len(key.shape) != (0 if typed else 1):
-        raise ValueError(f"{where}: key is {shown(key)}; expected one key, such as jax.random.key(0).")
-
-
 def plain(value: Any) -> Any:
     """Return lists, ranges and arrays as tuples, and numbers of NumPy as those of Python; anything else as it is.
 

@@ -370,7 +370,11 @@ IMPOSSIBLE = {
     "no detectors": ("LUT", {"n_detectors": 0}, "LUT: n_detectors is 0; it must be at least 1"),
     "half an anchor": ("LUT", {"n_anchors": -1}, "LUT: n_anchors is -1; it must be at least 0"),
     "one input": ("LUT", {"in_features": 1}, "LUT: in_features is 1; .* at least 2"),
-    "too many rows": ("LUTAttention", {"n_anchors": 16}, r"LUTAttention: n_anchors is 16, .* 2\*\*32 rows"),
+    "too many rows": (
+        "LUTAttention",
+        {"n_anchors": 16},
+        r"LUTAttention: n_anchors is 16 and n_position_bits is 0, .* 2\*\*32 rows",
+    ),
     "groups": ("LUT", {"groups": 5}, "LUT: groups is 5; it must divide in_features, 7"),
     "one input in a group": (
         "LUT",

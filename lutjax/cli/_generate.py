@@ -118,9 +118,6 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
-    step, record = runs.read(
-        folder, lm_runs.Record, on_damage=_say_error
-    )  # before what may be a long wait for a prompt
     found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
     texts = [(text, seed + k) for text in found for k in range(samples)]
     if hosts.count() > 1:
@@ -131,6 +128,7 @@ def _generate(
         if mesh is None:
             mesh = {meshes.DETECTORS: jax.device_count()}
 
+    step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     try:
         model = lm_runs.language_model(folder, step, record, mesh)
     except RunError:
