@@ -551,7 +551,7 @@ def test_registers_of_a_module_are_declared() -> None:
 
 
 def test_the_circuit_beside_an_encoding_of_columns(tmp_path: Path) -> None:
-    """It is found where the manifest is damaged and does not say which of the files it is."""
+    """Find it where the manifest is damaged, and does not say which of the files it is."""
     for name in ("columns.json", "people.json"):
         (tmp_path / name).touch()
     assert proofs._Export(tmp_path, {}).name == "people"
