@@ -35,9 +35,28 @@ def shown(value: Any) -> str:
 
 
 def require_array(where: str, name: str, value: Any) -> None:
-    """Raise TypeError if an argument is no array."""
+    """Raise TypeError if an argument is no array, or one of complex numbers."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
+    if jax.numpy.issubdtype(value.dtype, np.complexfloating):
+        raise TypeError(f"{where}: {name} is {shown(value)}; expected real numbers or bits.")
+
+
+def require_rngs(where: str, rngs: Any) -> None:
+    """Raise TypeError if an argument is no `nnx.Rngs`, such as a seed or a key."""
+    from flax import nnx  # only what has Flax comes here
+
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"{where}: rngs is {shown(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0).")
+
+
+def require_key(where: str, key: Any) -> None:
+    """Raise TypeError or ValueError if an argument is not one key of `jax.random`."""
+    typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed and getattr(key, "dtype", None) != np.uint32:
+        raise TypeError(f"{where}: key is {shown(key)}; expected a key, such as jax.random.key(0).")
+    if len(key.shape) != (0 if typed else 1):
+        raise ValueError(f"{where}: key is {shown(key)}; expected one key, such as jax.random.key(0).")
 
 
 def plain(value: Any) -> Any:

@@ -62,6 +62,11 @@ def trace_state() -> object:
     return core.get_opaque_trace_state()
 
 
+def is_alone() -> bool:
+    """Return whether what runs now is no part of another program: nothing is traced."""
+    return bool(core.trace_state_clean())
+
+
 def define_prng_impl(**functions: Any) -> Any:
     """Return a kind of random keys; see `jax.extend.random.define_prng_impl`."""
     return random.define_prng_impl(**functions)

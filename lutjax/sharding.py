@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from lutjax._arguments import shown
+
 __all__ = ["DETECTORS", "specs"]
 
 DETECTORS = "detectors"
@@ -47,6 +49,8 @@ def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) ->
       >>> tuple(specs["weights"]), tuple(specs["bias"])
       (('detectors', None, None), ())
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"sharding.specs: mesh is {shown(mesh)}; expected a jax.sharding.Mesh.")
     if axis is not None and axis not in mesh.axis_names:
         raise ValueError(f"sharding.specs: axis is {axis!r}; the mesh has the axes {tuple(mesh.axis_names)}.")
     axis = DETECTORS if axis is None else axis

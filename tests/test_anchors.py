@@ -6,6 +6,12 @@ import pytest
 
 import lutjax
 
+PAIRS = {
+    False: [[[4, 0], [1, 3]], [[2, 3], [2, 4]], [[0, 4], [0, 2]]],
+    True: [[[0, 4], [3, 4]], [[2, 3], [0, 3]], [[1, 4], [2, 4]]],
+}
+"""Pairs of earlier versions, for one key: with replacement and without."""
+
 
 def pairs_of(pool: np.ndarray) -> set[tuple[int, int]]:
     return {(int(a), int(b)) for a in pool for b in pool if a < b}
@@ -82,3 +88,32 @@ def test_sizes_that_are_impossible():
         lutjax.sample_anchors(key, 4, 3, 2, candidates=np.array([[2, 2]]), distinct=True)
     assert lutjax.sample_anchors(key, 4, 0, 2, distinct=True).shape == (0, 2, 2)
     assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_the_same_inside_of_another_program(distinct):
+    """Alone, a CPU compiles the drawing without optimisations; the pairs are those of before."""
+    key = jax.random.key(7)
+
+    def draw(key):
+        return lutjax.sample_anchors(key, 5, 3, 2, distinct=distinct)
+
+    alone = np.asarray(draw(key))
+    np.testing.assert_array_equal(jax.jit(draw)(key), alone)
+    np.testing.assert_array_equal(jax.vmap(draw)(jax.numpy.stack([key, key]))[1], alone)
+    assert jax.eval_shape(draw, key).shape == alone.shape
+    with jax.disable_jit():
+        np.testing.assert_array_equal(draw(key), alone)
+    assert alone.tolist() == PAIRS[distinct]
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    "draw", [lambda key: lutjax.sample_anchors(key, 4, 3, 2), lambda key: lutjax.wiring.balanced(key, 4, 3)]
+)
+def test_keys(draw):
+    with pytest.raises(TypeError, match=r"key is 0; expected a key, such as jax.random.key\(0\)"):
+        draw(0)
+    with pytest.raises(ValueError, match=r"key is key<fry>\[2\]; expected one key"):
+        draw(jax.random.split(jax.random.key(0)))
+    assert (draw(jax.random.PRNGKey(0)) == draw(jax.random.key(0))).all()

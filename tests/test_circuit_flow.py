@@ -397,7 +397,11 @@ def test_export_refuses_other_models(folders: dict[str, Path], tmp_path: Path) -
     for run, words, expected in (
         (drifting, (), "update_rate is 0.5"),
         (folders["automaton run"], ("--inputs", "uint8"), "inputs is 'uint8'"),
-        (folders["digits run"], ("--format", "edif"), "formats has 'edif'; the known ones are verilog, blif"),
+        (
+            folders["digits run"],
+            ("--format", "edif"),
+            "Invalid value for '--format': 'edif' is none of verilog, blif",
+        ),
         (folders["digits run"], ("--name", "module"), "name is 'module'; it is a keyword of Verilog"),
         (folders["digits"], (), "holds no checkpoint"),
         (tmp_path / "none", (), "does not exist"),

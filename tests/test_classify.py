@@ -646,7 +646,7 @@ def test_damaged_arrays_are_refused(save: Callable[..., None], tmp_path: Path) -
         with pytest.raises(SamplesError, match=f"a.npz is not a .npz file of plain arrays.*{message}"):
             read(bytes(wrong))
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
-    with pytest.raises(SamplesError, match="its header says object"):
+    with pytest.raises(SamplesError, match=r"x.npy holds Python objects; convert it .*astype\(str\)"):
         read(path.read_bytes())
 
 
@@ -905,7 +905,8 @@ def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], t
     [
         ("runs/adult", "adult"),
         ("2024 (b)", "run_2024_b"),
-        ("é", "run"),
+        ("été 1", "ete_1"),
+        ("日本", "run"),
         ("module", "run_module"),
         ("columns", "run_columns"),
         ("vectors", "run_vectors"),
@@ -1162,6 +1163,21 @@ def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: l
         assert not warnings
 
 
+def test_marks_at_the_beginning_of_a_table(tmp_path: Path) -> None:
+    """Tables as spreadsheets write them."""
+    plain = columns.read(write(tmp_path / "a.csv", CSV), "class")
+    (tmp_path / "b.csv").write_bytes(CSV.encode("utf-8-sig"))
+    for encoding in (None, "utf-8", "utf-8-sig"):
+        assert (
+            columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys()
+            == plain.columns.keys()
+        )
+    (tmp_path / "c.csv").write_bytes(CSV.encode("utf-16"))
+    with pytest.raises(SamplesError, match="such as utf-16"):
+        columns.read(tmp_path / "c.csv", "class")
+    assert columns.read(tmp_path / "c.csv", "class", encoding="utf-16").columns.keys() == plain.columns.keys()
+
+
 def test_tables_compressed_excluded_and_in_another_encoding(tmp_path: Path) -> None:
     text = CSV.replace("cook", "Köchin")
     plain = columns.read(write(tmp_path / "a.csv", text), "class")
@@ -1217,6 +1233,16 @@ def test_labels_of_arrays_have_gaps_or_are_texts(
     np.savez(tmp_path / "c.npz", x=x, y=missing)
     with pytest.raises(SamplesError, match="a label is missing"):
         datasets.load(tmp_path / "c.npz")
+
+
+def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
+    """They name the classes, as those of a column of a table do."""
+    y = np.arange(18) % 3 == 0
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(18, 2)), y=y)
+    train = datasets.load(tmp_path / "a.npz").train
+    assert isinstance(train, datasets.Samples)
+    assert train.classes == ("False", "True")
+    np.testing.assert_array_equal(train.y, y)
 
 
 def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The folder in which commands keep what they compile."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from lutjax.cli import _compiled
+from lutjax.cli import _compiled, main
 
 COMMAND = """
 import sys, jax, lutjax
@@ -58,6 +59,32 @@ def test_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not settings(monkeypatch, "off")
     (tmp_path / "file").touch()
     assert not settings(monkeypatch, str(tmp_path / "file"))
+    assert not settings(monkeypatch, "~nobody-of-this-name/programs")
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept, and commands run, as in a container whose user is a number without a name."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert not settings(monkeypatch, "")
+
+
+def test_matplotlib_does_not_warn_of_its_own_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    monkeypatch.setattr(sys, "argv", ["lutjax", "--version"])
+    monkeypatch.setattr(_compiled, "keep_compiled", lambda: None)
+    try:
+        with pytest.raises(SystemExit):
+            main()
+        assert not logger.isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(before)
 
 
 def test_a_folder_of_jax_stays(
@@ -84,3 +111,13 @@ def test_the_oldest_programs_are_deleted(tmp_path: Path, monkeypatch: pytest.Mon
         "3-cache",
         "new",
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_help_on_a_full_disk() -> None:
+    words = [sys.executable, "-m", "lutjax", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: No space left on device.")
+    assert "Traceback" not in done.stderr

@@ -9,6 +9,7 @@ import click
 import pytest
 from commands import command
 
+from lutjax.cli import _run
 from lutjax.cli._flags import FieldsCommand, Finite, by_options, flag_of
 from lutjax.cli._main import cli
 from lutjax.training import experiments
@@ -159,6 +160,53 @@ def test_runs_that_no_memory_holds_are_refused_at_once(
         line,
     )
     assert [path.name for path in tmp_path.iterdir()] == ["fox.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("classify", "--n-thresholds", 10**9), "--n-thresholds"),
+        (("classify", "--n-thresholds", 10**9, "--model", "tree"), "--n-thresholds"),
+        (("classify", "--layers", 10**12), "--layers"),
+        (("classify", "--column-bits", 10**12), "--column-bits"),
+        (("classify", "--steps", 10**30), "--steps"),
+        (("ca", "--channels", 10**12), "--channels"),
+        (("ca", "--perception", 10**12), "--perception"),
+        (("ca", "--update", 10**30), "--update"),
+        (("classify", "--select-every", 10**12), "--select-every"),
+        (("classify", "--depth", 10**9, "--model", "tree"), "--depth"),
+        (("lm", "--features", 10**12), "--features"),
+        (("lm", "--n-layers", 10**9), "--n-layers"),
+        (("lm", "--n-detectors", 2 * 10**9), "--n-detectors"),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused_at_once(
+    words: tuple[str, ...],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without_typechecking: None,
+) -> None:
+    """Before anything is allocated, in one line that names the option, without a word of checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
+    assert result.exit_code == 2, result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith(f"Error: {option} is "), result.output
+    assert "heckpoint" not in last
+
+
+def test_sizes_that_no_memory_holds_are_named() -> None:
+    with (
+        pytest.raises(
+            click.UsageError, match=r"^--layers is 8,4000; this machine has no memory for such a run"
+        ),
+        _run.too_large({"layers": (8, 4000), "candidates": 9, "tau": 1.0, "normal": True}),
+    ):
+        raise MemoryError
+    with pytest.raises(ValueError, match="another"), _run.too_large({"layers": (8,)}):
+        raise ValueError("another")
 
 
 def test_options_in_place_of_fields() -> None:

@@ -370,7 +370,11 @@ IMPOSSIBLE = {
     "no detectors": ("LUT", {"n_detectors": 0}, "LUT: n_detectors is 0; it must be at least 1"),
     "half an anchor": ("LUT", {"n_anchors": -1}, "LUT: n_anchors is -1; it must be at least 0"),
     "one input": ("LUT", {"in_features": 1}, "LUT: in_features is 1; .* at least 2"),
-    "too many rows": ("LUTAttention", {"n_anchors": 16}, r"LUTAttention: n_anchors is 16, .* 2\*\*32 rows"),
+    "too many rows": (
+        "LUTAttention",
+        {"n_anchors": 16},
+        r"LUTAttention: n_anchors is 16 and n_position_bits is 0, .* 2\*\*32 rows",
+    ),
     "groups": ("LUT", {"groups": 5}, "LUT: groups is 5; it must divide in_features, 7"),
     "one input in a group": (
         "LUT",
@@ -705,3 +709,10 @@ def test_errors_of_ops_name_the_layer():
     layer.init_cache(x.shape, jnp.int32)
     with pytest.raises(TypeError, match=r"^LUTAttention: detect: x is int32"):
         layer(bad, decode=True)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize("rngs", [0, np.zeros(2, np.uint32)], ids=["number", "key"])
+def test_rngs_are_those_of_nnx(rngs):
+    with pytest.raises(TypeError, match=r"LUT: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs\(0\)"):
+        lutjax_nnx.LUT(4, 2, n_detectors=3, n_anchors=2, rngs=rngs)

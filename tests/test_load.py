@@ -121,7 +121,7 @@ def test_folders_that_hold_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("without_typechecking")
 def test_a_folder_is_a_path() -> None:
-    with pytest.raises(TypeError, match="load: folder is a int; expected a string or a Path"):
+    with pytest.raises(TypeError, match="load: folder is 3; expected a string or a Path"):
         lutjax.load(3)
 
 

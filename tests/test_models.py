@@ -407,7 +407,10 @@ def test_config_as_json():
         ({"features": 1}, "features is 1; it must be at least 2"),
         ({"context": 1}, "context is 1; it must be at least 2"),
         ({"n_heads": 0}, "n_heads is 0"),
-        ({"n_anchors": 14, "n_position_bits": 3}, r"n_anchors is 14, so a table has 2\*\*31 rows"),
+        (
+            {"n_anchors": 14, "n_position_bits": 3},
+            r"n_anchors is 14 and n_position_bits is 3, so a table has 2\*\*31 rows",
+        ),
         ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
         ({"attention": "soft"}, "attention is 'soft'; expected one of"),
         ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),

@@ -165,3 +165,44 @@ def test_wrong_arguments_of_every_model(config, without_typechecking):
         ) as error:
             call(x)
         assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("of", [int, jax.random.key], ids=["seed", "key"])
+def test_what_is_no_rngs_is_named(of, without_typechecking):
+    rngs = of(0)
+    with pytest.raises(
+        TypeError, match=r"LogicGates: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs\(0\)"
+    ):
+        layers.LogicGates(8, 4, rngs=rngs)
+    for config, fields in CONFIGS.items():
+        model = getattr(models, config.__name__.removesuffix("Config"))
+        with pytest.raises(TypeError, match=f"{model.__name__}: rngs is "):
+            model(config(**fields), rngs=rngs)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_dictionary_is_no_config(config, without_typechecking):
+    model = getattr(models, config.__name__.removesuffix("Config"))
+    with pytest.raises(
+        TypeError, match=f"{model.__name__}: config is .*; expected a {config.__name__}, which .*from_dict"
+    ):
+        model(CONFIGS[config], rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.GroupSum(2),
+        lambda: layers.Thermometer(8, 2),
+        lambda: layers.ProjectionLUT(8, 8, heads=1, tables=1, bits=1, rngs=nnx.Rngs(0)),
+    ],
+    ids=["GroupSum", "Thermometer", "ProjectionLUT"],
+)
+def test_complex_numbers_are_refused(layer, without_typechecking):
+    with pytest.raises(TypeError, match=r"x is complex64\[2, 8\]; expected real numbers"):
+        layer()(jnp.ones((2, 8), jnp.complex64))
+
+
+def test_a_traced_temperature_of_a_constructor_is_named(without_typechecking):
+    with pytest.raises(TypeError, match=r"LogicGates: temperature is a traced value"):
+        jax.jit(lambda t: layers.LogicGates(8, 4, temperature=t, rngs=nnx.Rngs(0))(jnp.ones(8)))(1.0)

@@ -50,6 +50,21 @@ BAD = {
         TypeError,
         r"detect: x is list .*expected a JAX or numpy",
     ),
+    "rows that do not fit two detections": (
+        lambda: lutjax.lookup_attention(jnp.ones((5, 8, 3)), detection(4, 5), detection(4, 5), None),
+        ValueError,
+        r"a query with its key has 4 bits, so each table must have 2\*\*4 = 16 rows",
+    ),
+    "text as a factor": (
+        lambda: lutjax.scale_gradient(X, "2"),
+        TypeError,
+        r"scale_gradient: factor is str '2'; expected a number",
+    ),
+    "a number to count in": (
+        lambda: lutjax.usage(3),
+        TypeError,
+        r"usage: function is 3; expected a function or a model",
+    ),
     "float anchors": (
         lambda: lutjax.detect(X, ANCHORS.astype(jnp.float32)),
         TypeError,

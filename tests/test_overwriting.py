@@ -10,6 +10,7 @@ from commands import command
 from example_circuits import life_circuit
 from exports import write
 
+from lutjax import _files
 from lutjax.circuits import c, deployment
 from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
@@ -246,3 +247,10 @@ def test_own_files_are_written_again(tmp_path: Path) -> None:
         ("--record", tmp_path / "new"),
     ):
         _measuring.check_file(option, path, _status.MARKS[option])
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "no folder" / "réponses.csv"
+    with pytest.raises(FileNotFoundError) as found, _files.atomically(path) as unfinished:
+        unfinished.write_text("x")
+    assert found.value.filename == str(path)

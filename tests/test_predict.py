@@ -15,6 +15,7 @@ from flax import nnx
 from PIL import Image
 
 import lutjax
+from lutjax import _json
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.training import classifier, models, predictions, runs
 from lutjax.training.classifier_runs import Classifier
@@ -109,6 +110,22 @@ def test_predictions_for_the_rows_of_a_table(of_table: tuple[Path, Path, str], t
     said = command("predict", out, path, "--target", "income", "--out", tmp_path / "found.csv")
     assert f"{100 * right:.2f} % are right: {round(40 * right)} of 40 rows." in said.output
     assert rows((tmp_path / "found.csv").read_text()) == [header, *found]
+
+
+def test_categories_that_training_never_saw(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """Once for each column, how many rows have them; they have no bit, as no category has."""
+    _, out, _ = of_table
+    path = tmp_path / "new.csv"
+    path.write_text("size;kind\n1,5;a\n2,0;z\n0,5;?\n1,0;b\n1,0;y\n")
+    result = command("predict", out, path)
+    assert result.exit_code == 0
+    assert len(rows(result.stdout)) == 6
+    assert result.stderr.splitlines() == [
+        "warning: column kind: 2 of 5 rows have a value that is none of the 2 categories that training knows; "
+        "it is read as none of them, all bits 0."
+    ]
+    path.write_text(table(30, seed=3))
+    assert not command("predict", out, path).stderr
 
 
 def test_text_in_arrays_is_a_table_to_predict(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
@@ -249,3 +266,8 @@ def test_what_is_said_of_a_run(of_table: tuple[Path, Path, str]) -> None:
     assert found["history"]["train"] == [list(point) for point in record.history.train]
     assert found["model"]["layers"] == [24]
     assert command("info", out / "none").exit_code == 1
+
+
+def test_names_are_shown_with_their_letters() -> None:
+    assert _json.listed(["größe", "a\u202eb"], 60) == '"größe", "a\\u202eb"'
+    assert _json.listed(["a" * 100], 60) == f'"{"a" * 56}...'

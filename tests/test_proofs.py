@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,31 @@ def test_names_that_end_as_those_of_tests(tmp_path: Path) -> None:
         checks = proofs.checks_of(folder, manifest, None)
         assert sum(file in check.proves for check in checks) == (2 if file.endswith(".v") else 1)
         assert not verified(folder)
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_inputs_that_no_file_can_tell_of(life: Path, tmp_path: Path) -> None:
+    """A circuit that states 16 million inputs: thousands of random ones of each would take gigabytes."""
+    folder = copied(life, tmp_path)
+    found = json.loads((folder / "life.json").read_text())
+    found["inputs"][0]["count"], found["about"] = 16_000_000, {}
+    put(folder, "life.json", json.dumps(found).encode())
+    tracemalloc.start()
+    try:
+        failed = verified(folder)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    message = r"life\.json has 16000000 numbers of inputs, more than it and vectors\.json have bytes, \d+; a sample has a number for each"
+    for name in ("life.json in NumPy = vectors.json", "life.html in NumPy = life.json"):
+        assert re.fullmatch(message, failed[name])
+
+
+def test_random_inputs_take_memory_within_bounds() -> None:
+    for n_bits in (17, 4096, 8192, 10**5, 1 << 24):
+        n = proofs._random_samples(n_bits)
+        assert n == proofs.RANDOM_SAMPLES or n * n_bits <= proofs.MOST_BITS
+        assert n % 64 == 0 or n == 1
 
 
 # ------------------------------------------------------------------------------------- what the manifest states
@@ -521,3 +548,19 @@ def test_registers_of_a_module_are_declared() -> None:
         text = verilog.to_verilog(circuit, "some", registers=registers)
         assert verilog.declared(text, "some") == verilog.ports_of(circuit, registers)
     assert list(verilog.ports_of(circuit, 2))[:4] == list(verilog.CONTROL)
+
+
+def test_the_circuit_beside_an_encoding_of_columns(tmp_path: Path) -> None:
+    """Find it where the manifest is damaged, and does not say which of the files it is."""
+    for name in ("columns.json", "people.json"):
+        (tmp_path / name).touch()
+    assert proofs._Export(tmp_path, {}).name == "people"
+    (tmp_path / "people.json").unlink()
+    assert proofs._Export(tmp_path, {}).name == "columns"
+
+
+def test_compilers_say_what_is_wrong(tmp_path: Path) -> None:
+    """The first error, and not the picture of the place at the end."""
+    said = "print('x.c: In function f:'); print('x.c:1:2: error: unknown type'); print('   | ^'); raise SystemExit(1)"
+    with pytest.raises(proofs.FailedError, match=r"x.c:1:2: error: unknown type$"):
+        proofs._called(sys.executable, "-c", said, cwd=tmp_path)

@@ -143,6 +143,8 @@ def test_the_kind_of_a_run(tmp_path: Path, kind: str) -> None:
         record = next(r for r in (lm_runs.Record, automaton.Record) if r.kind != kind)
         with pytest.raises(CheckpointError, match=f"is a run of {runs.COMMANDS[kind]}, not of"):
             runs.read(tmp_path, record)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*9"):
+        checkpoints.restore(tmp_path / runs.FOLDER, 9, "model", {})
     checkpoints.save(tmp_path / runs.FOLDER, 3, TREES, {"kind": "sound"})
     with pytest.raises(CheckpointError, match=r"a run of the kind sound; lutjax .* knows lm, digits, ca"):
         runs.kind(tmp_path)

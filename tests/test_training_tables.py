@@ -696,3 +696,36 @@ def test_normalised_gradients():
     optimizer = optax.chain(tables.normalised(), optax.sgd(0.5))
     updates, _ = optimizer.update(jnp.array([8.0, 2.0]), optimizer.init(jnp.zeros(2)))
     assert_trees_equal(updates, np.array([-0.5, -0.125], np.float32))
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: tables.Optimizer("adam", 0.1), "rule is 'adam'; expected a rule of rows"),
+        (lambda: tables.Optimizer(tables.RowAdam, 0.1), "rule is .*; expected a rule of rows"),
+        (lambda: tables.Optimizer(tables.SGD(), "0.1"), "rate is '0.1'; expected a number or a schedule"),
+        (
+            lambda: tables.Optimizer(tables.SGD(), float("nan")),
+            "rate is nan; expected a number or a schedule",
+        ),
+        (
+            lambda: tables.Optimizer(tables.SGD(), 0.1, rest="sgd"),
+            "rest is 'sgd'; expected an optimiser of optax",
+        ),
+        (lambda: tables.clip_by_global_norm({}, "1"), "max_norm is '1'; expected a number"),
+        (lambda: tables.microbatched(lambda *_: None, 0), "count is 0; it must be at least 1"),
+        (lambda: lutjax.sharding.specs({}, "mesh"), "mesh is 'mesh'; expected a jax.sharding.Mesh"),
+    ],
+)
+def test_arguments_of_another_kind(wrong, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        wrong()
+
+
+def test_modules_are_there_after_import_lutjax():
+    """Pages name them so."""
+    assert lutjax.training.recipes.RECIPES
+    assert lutjax.circuits.detectors.of
+    with pytest.raises(AttributeError, match=r"module 'lutjax.training' has no attribute 'table'"):
+        _ = lutjax.training.table

@@ -18,6 +18,7 @@ from machine import needs_gpu
 import lutjax
 from lutjax import testing
 from lutjax.layers import haiku, linen, nnx as lutjax_nnx
+from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 
@@ -304,3 +305,26 @@ def test_layers_without_their_ids(layer):
     lutjax_nnx.check(whole, nnx.state(whole))
     with pytest.raises(ValueError, match=rf"{layer}: the state has no {name}"):
         lutjax_nnx.check(nnx.List([whole]), nnx.state(nnx.List([whole]), nnx.Param))
+
+
+@pytest.mark.parametrize("kind", ["wires", "readers"])
+def test_automata_refuse_ids_that_are_known(kind):
+    """Their own wires and readers, as of layers; where they are traced, ops clamp them."""
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+    made, state = LogicCA(config, rngs=nnx.Rngs(0)), jnp.zeros((1, 4, 4, 2))
+    variable = getattr(made, kind)[0]
+    good = variable.get_value()
+    for wrong in (1000, -2):
+        variable.set_value(jnp.full_like(good, wrong))
+        for deterministic in (False, True):
+            with pytest.raises(ValueError, match=rf"LogicCA: layer 0: {kind} .*ids from {wrong} to {wrong}"):
+                made(state, deterministic=deterministic)
+    nnx.eval_shape(lambda made, x: made(x), made, state)
+    variable.set_value(good)
+    assert made(state).shape == state.shape
+    abstract = nnx.eval_shape(lambda: LogicCA(config, rngs=nnx.Rngs(0)))
+    nnx.update(abstract, nnx.state(made, nnx.Param))
+    with pytest.raises(
+        ValueError, match=r"LogicCA: there is no wires\[0\]: the layer was restored without it"
+    ):
+        abstract(state)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +27,10 @@ MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""
 
 RANDOM_SAMPLES = 4096
-"""Random inputs on which larger ones are compared."""
+"""Random inputs on which larger ones are compared, fewer where they would have more than `MOST_BITS` together."""
+
+MOST_BITS = 1 << 25
+"""Bits of all random inputs of a comparison together, if each has fewer."""
 
 
 _SECONDS = 600  # after which a program is ended
@@ -300,7 +304,8 @@ class _Export:
         self.folder, self.manifest = folder, manifest
         found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
         stated = manifest.get("name")
-        self.name: str = stated if stated in list(found) else min(found, default="circuit")
+        circuits = found - {"columns"} or found  # columns.json is the encoding of a table, beside its circuit
+        self.name: str = stated if stated in list(found) else min(circuits, default="circuit")
         self.circuit_name = f"{self.name}.json"
 
     def names(self, format: str) -> tuple[str, ...]:
@@ -339,8 +344,23 @@ class _Export:
 
     @functools.cached_property
     def circuit(self) -> Circuit:
-        """The circuit that all files are compared with."""
-        return self.read(self.circuit_name)
+        """The circuit that all files are compared with.
+
+        Its inputs are no more than the files that hold it and its samples can tell of: random ones are drawn for each.
+        """
+        found = self.read(self.circuit_name)
+        sizes = [
+            path.stat().st_size
+            for name in (self.circuit_name, VECTORS)
+            if (path := self.folder / name).exists()
+        ]
+        numbers = sum(port.count for port in found.inputs)
+        if numbers > sum(sizes):
+            raise FailedError(
+                f"{self.circuit_name} has {numbers} numbers of inputs, more than it and {VECTORS} have bytes, {sum(sizes)}; "
+                "a sample has a number for each"
+            )
+        return found
 
     @functools.cached_property
     def vectors(self) -> Vectors:
@@ -544,19 +564,24 @@ def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
     if n <= MOST_INPUTS:
         bits, what = np.arange(1 << n)[:, None] >> np.arange(n) & 1, f"all 2^{n} inputs"
     else:
-        bits = np.random.default_rng(0).integers(0, 2, (RANDOM_SAMPLES, n), dtype=np.uint8)
-        what = f"{RANDOM_SAMPLES} random ones"
+        samples = _random_samples(n)
+        bits = np.random.default_rng(0).integers(0, 2, (samples, n), dtype=np.uint8)
+        what = f"{samples} random ones"
     numbers, start = [], 0
     for port in ports:
-        own = (
-            bits[:, start : start + port.n_bits]
-            .reshape(len(bits), port.count, port.format.bits)
-            .astype(np.uint64)
-        )
-        codes = (own << np.arange(port.format.bits, dtype=np.uint64)).sum(-1, dtype=np.uint64)
+        own = bits[:, start : start + port.n_bits].reshape(len(bits), port.count, port.format.bits)
+        codes = np.zeros(own.shape[:2], np.uint64)
+        for k in range(port.format.bits):
+            codes |= own[..., k].astype(np.uint64) << np.uint64(k)
         numbers.append(np.asarray(port.format.decode(codes)))
         start += port.n_bits
     return numbers, what
+
+
+def _random_samples(n_bits: int) -> int:
+    """Return how many random inputs of so many bits are compared: whole words of 64, or one that is too large for more."""
+    words = min(RANDOM_SAMPLES, MOST_BITS // n_bits) // 64
+    return max(1, 64 * words)
 
 
 def _samples(n: int) -> str:
@@ -606,8 +631,9 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
             f"all 2^{n} inputs",
         )
     else:
-        words = np.random.default_rng(0).integers(0, 2**64, (n, RANDOM_SAMPLES // 64), dtype=np.uint64)
-        what = f"{RANDOM_SAMPLES} random inputs"
+        n_words = max(1, _random_samples(n) // 64)
+        words = np.random.default_rng(0).integers(0, 2**64, (n, n_words), dtype=np.uint64)
+        what = f"{64 * n_words} random inputs"
     different = one.evaluate(words) != other.evaluate(words)
     if different.any():
         raise FailedError(f"{different.any(1).sum()} of {other.n_outputs} bits of outputs differ on {what}")
@@ -700,6 +726,8 @@ def _called(*words: str | Path, cwd: Path) -> str:
         raise FailedError(f"{Path(words[0]).name}: no result after {_SECONDS} seconds") from error
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"status {done.returncode}"
+        last = lines[-1] if lines else f"status {done.returncode}"
+        # Compilers end with a picture of the place.
+        why = next((line for line in lines if re.search(r"\berror\b", line)), last)
         raise FailedError(f"{Path(words[0]).name}: {why}")
     return done.stdout

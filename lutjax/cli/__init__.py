@@ -1,6 +1,7 @@
 """The `lutjax` command. Its packages come with ``pip install 'lutjax[apps]'``."""
 
 import importlib.util
+import logging
 import os
 import sys
 
@@ -13,6 +14,8 @@ def main() -> None:
     if missing:
         sys.exit(f"lutjax: {', '.join(missing)} not found: pip install 'lutjax[apps]'")
 
+    # Where a home cannot be written matplotlib warns of its caches, which nobody asked for.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         from lutjax.cli._compiled import keep_compiled
         from lutjax.cli._main import cli
@@ -22,6 +25,12 @@ def main() -> None:
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)
     except SystemExit as ended:
+        try:
+            if sys.stdout is not None:  # closed by the shell
+                sys.stdout.flush()
+        except OSError:  # its disk is full, which was said: Python would say it again in its own way
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) and ended.code else 1)
         hosts = sys.modules.get("lutjax.training.hosts")
         if ended.code == 130 and (hosts is None or hosts.count() == 1):
             # Stopped: to leave Python in order ends in a fault where XLA still compiles.

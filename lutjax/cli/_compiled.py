@@ -16,7 +16,7 @@ MOST_BYTES = 2 * 10**9
 def keep_compiled() -> None:
     """Let JAX keep what it compiles in this process, unless its own settings name a folder, or the switch is off.
 
-    A folder that cannot be written is left alone.
+    A folder that cannot be written is left alone, and a user without a home has none.
     """
     import jax
 
@@ -29,12 +29,14 @@ def keep_compiled() -> None:
         "false",
     ):
         return
-    folder = (Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled") / _processor()
     try:
+        folder = (
+            Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled"
+        ) / _processor()
         # Programs are run as they are read, so nobody else may write here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(folder)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter for a user without a home, as in containers
         return
     if not os.access(folder, os.W_OK | os.X_OK):
         return

@@ -20,7 +20,14 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # of a text of click itself, such as that of --help
+            message = explain(error, training=False)
+            if message is None:
+                raise
+            click.echo(f"Error: {message}", err=True)
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command that was asked for."""

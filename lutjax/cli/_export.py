@@ -4,11 +4,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lutjax.cli import _run
-from lutjax.training.errors import RunError
+from lutjax.cli._flags import by_options
+
+
+class Formats(click.ParamType):
+    """Type of names of formats with commas between them, or of all: an empty tuple."""
+
+    name = "formats"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "all" or isinstance(value, tuple):
+            return () if value == "all" else value
+        from lutjax.circuits.deployment import FORMATS
+
+        words = tuple(word.strip() for word in value.split(","))
+        for word in words:
+            if word not in FORMATS:
+                self.fail(f"{word!r} is none of {', '.join(FORMATS)}, or all.", param, ctx)
+        return words
 
 
 @click.command()
@@ -16,6 +34,7 @@ from lutjax.training.errors import RunError
 @click.option(
     "--format",
     "formats",
+    type=Formats(),
     metavar="FORMAT,...",
     default="all",
     show_default=True,
@@ -63,7 +82,7 @@ from lutjax.training.errors import RunError
 )
 def export(
     run: Path,
-    formats: str,
+    formats: tuple[str, ...],
     folder: Path | None,
     inputs: str | None,
     outputs: str | None,
@@ -85,9 +104,9 @@ def export(
 
     start = time.perf_counter()
     target = folder or run / exporting.FOLDER
-    with _run.usage_errors(RunError, "RUN"):
+    try:
         wanted = exporting.Wanted(
-            formats=() if formats == "all" else tuple(word.strip() for word in formats.split(",")),
+            formats=formats,
             inputs=inputs,
             outputs=outputs,
             name=name,
@@ -96,6 +115,8 @@ def export(
             optimise=optimise,
             integers=integers,
         )
+    except ValueError as error:
+        raise click.UsageError(by_options(str(error), ["name", "registers"])) from error
     with progress("exporting") as doing:
         lines = exporting.export(
             run, target, wanted, progress=doing, on_damage=lambda text: click.echo(text, err=True)

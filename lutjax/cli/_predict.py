@@ -47,7 +47,7 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
             raise click.BadParameter(str(error), param_hint="FILE") from error
         doing("predicting")
         found = trained.predict_numbers(x)
-    if doubt := trained.form.doubt(x):
+    for doubt in trained.form.doubts(x):
         click.echo(doubt, err=True)
     if out is None:
         found.write(sys.stdout)

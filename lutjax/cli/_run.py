@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import pkgutil
+import re
 import shlex
 import signal
 import sys
@@ -22,6 +23,7 @@ import click
 from lutjax.cli._errors import explain
 from lutjax.cli._flags import FieldsCommand, MeshType
 from lutjax.files.errors import FolderError
+from lutjax.cli._flags import FieldsCommand, MeshType, flag_of
 from lutjax.training.errors import InUseError, RunError
 
 if TYPE_CHECKING:
@@ -252,6 +254,7 @@ def _train(
                 stop.at_once(),
                 usage_errors(kind.refuses, option),
                 hosts.together(),
+                too_large(fields),
             ):
                 made.append(make(*arguments))
                 made[-1].run.divide(mesh)
@@ -327,6 +330,32 @@ def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
+@contextmanager
+def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Name the largest size that was given where a run cannot be made for want of memory, before there are checkpoints."""
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
+        memory = isinstance(error, MemoryError | OverflowError)
+        if not memory and not re.search(
+            "RESOURCE_EXHAUSTED|Out of memory|allowed size|too big|no machine holds", str(error)
+        ):
+            raise
+        sizes = {
+            name: max(given) if isinstance(given, tuple) else given
+            for name, given in fields.items()
+            if given and isinstance(given, int | tuple) and not isinstance(given, bool)
+        }
+        if not sizes:
+            raise
+        name = max(sizes, key=sizes.__getitem__)
+        given = fields[name]
+        text = ",".join(map(str, given)) if isinstance(given, tuple) else f"{given}"
+        raise click.UsageError(
+            f"{flag_of(name)} is {text}; this machine has no memory for such a run. Choose a smaller one."
+        ) from error
+
+
 class UntilClosed:
     """Text stream of the standard output that stops the command by SIGTERM once nobody reads it, and then swallows what is written.
 
@@ -389,7 +418,7 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
         def second_signal(self) -> None:
             # An exception could be swallowed, or become many lines of those who write the checkpoint.
             cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
-            text = f"{cursor}stopped at once. Checkpoints are whole: if there is one, go on with\n  {again}\n"
+            text = f"{cursor}stopped at once. Checkpoints are whole: if there is one, go on with: {again}\n"
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace"))
             os._exit(130)
 

@@ -40,6 +40,10 @@ def atomically(path: Path) -> Iterator[Path]:
         yield unfinished
         with contextlib.suppress(FileNotFoundError):
             os.replace(unfinished, path)
+    except OSError as error:
+        if error.filename == str(unfinished):
+            error.filename = str(path)  # the name that was asked for
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 _KINDS = {
@@ -39,6 +40,18 @@ def shown(value: Any, most: int = 60) -> str:
         text = json.dumps(value)
     except RecursionError:
         return "brackets in brackets"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
+
+    Example:
+      >>> from lutjax._json import listed
+      >>> listed(["größe", "a\\n"], 60)
+      '"größe", "a\\\\n"'
+    """
+    text = ", ".join(json.dumps(name, ensure_ascii=not name.isprintable()) for name in names)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

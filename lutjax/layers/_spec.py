@@ -9,6 +9,7 @@ that the spec names in the library's own way, and hands them back as a mapping f
 import dataclasses
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -20,6 +21,8 @@ import numpy as np
 from lutjax._arguments import checked, shown
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._ids import check_once
+
+_MOST_NUMBERS = 1 << 43  # of a trained array
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
@@ -174,6 +177,11 @@ class Spec:
             raise ValueError(f"{self.layer}: {name} is {shown(value)}; expected one of {choices}.")
 
     def _require_positive(self, name: str) -> None:
+        if isinstance(getattr(self, name), jax.core.Tracer):
+            raise TypeError(
+                f"{self.layer}: {name} is a traced value, as inside jax.jit; the constructor needs a number. Calls of layers "
+                "of gates take another temperature."
+            )
         if not 0 < getattr(self, name) < float("inf"):
             raise ValueError(
                 f"{self.layer}: {name} is {getattr(self, name)}; it must be positive and finite."
@@ -214,6 +222,10 @@ class Spec:
         self, name: str, shape: tuple[int, ...], init: Initializer, kind: str = "params"
     ) -> Variable:
         dtype = self.param_dtype  # type: ignore[attr-defined]
+        if math.prod(shape) > _MOST_NUMBERS:
+            raise ValueError(
+                f"{self.layer}: {name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
+            )
         return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype))
 
     def _cast(self, array: Any) -> Any:

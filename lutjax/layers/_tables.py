@@ -105,13 +105,17 @@ class TableSpec(TableOptions, Spec):
             raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
         self._normalise_dtypes()
-        self._check_sizes()
-        self._check_inputs()
-        if self.row_bits > MAX_BITS:
+        if self.row_bits > MAX_BITS:  # before anything counts the rows
             raise ValueError(
-                f"{self.layer}: n_anchors is {self.n_anchors}, so a table has 2**{self.row_bits} rows; "
+                f"{self.layer}: {self._most_bits()}, so a table has 2**{self.row_bits} rows; "
                 f"at most 2**{MAX_BITS} are possible. Use fewer anchors, and more detectors if needed."
             )
+        self._check_sizes()
+        self._check_inputs()
+
+    def _most_bits(self) -> str:
+        """Return what most bits of a row come from, for messages."""
+        return f"n_anchors is {self.n_anchors}"
 
     def _check_features(self) -> None:
         """Check the sizes of inputs and outputs."""
@@ -718,6 +722,9 @@ class LUTAttentionSpec(_SequenceSpec):
     @property
     def row_bits(self) -> int:
         return 2 * self.n_anchors + self.n_position_bits
+
+    def _most_bits(self) -> str:
+        return f"n_anchors is {self.n_anchors} and n_position_bits is {self.n_position_bits}"
 
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, x.shape[-2])

@@ -5,12 +5,30 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax._arguments import checked, plain
+import numpy as np
+
+from lutjax._arguments import checked, plain, require_rngs, shown
+
+MOST = int(np.iinfo(np.int32).max)
+"""Largest size in a config: ids of inputs and tables are int32."""
+
+MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
+"""Most thresholds of a number, layers of a network, and gates between the leaves and the root of a tree."""
 
 C = TypeVar("C")
 
 FOLLOWS = {"option": False}
 """Metadata of a field that follows from something else in a training run, and so is no option of a command."""
+
+
+def require_arguments(model: Any, config: Any, kind: type, rngs: Any) -> None:
+    """Raise TypeError if a model gets a config of another kind, such as a dictionary, or no `nnx.Rngs`."""
+    where = type(model).__name__
+    if not isinstance(config, kind):
+        raise TypeError(
+            f"{where}: config is {shown(config)}; expected a {kind.__name__}, which {kind.__name__}.from_dict makes of a dictionary."
+        )
+    require_rngs(where, rngs)
 
 
 class Config:
@@ -19,6 +37,11 @@ class Config:
     def __post_init__(self) -> None:
         where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         for name, value in checked(where, type(self), fields).items():
+            for size in value if isinstance(value, tuple) else (value,):
+                if isinstance(size, int) and size > MOST:
+                    raise ValueError(
+                        f"{where}: {name} is {shown(value)}; sizes are at most {MOST}, as ids are int32."
+                    )
             object.__setattr__(self, name, value)
 
     def _check_sizes(self, **least: int) -> None:
@@ -31,6 +54,14 @@ class Config:
             ):
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least {smallest}."
+                )
+
+    def _check_most(self, **most: int) -> None:
+        """Raise ValueError if a field is larger than its largest value, before anything is made of so many parts."""
+        for name, largest in most.items():
+            if getattr(self, name) > largest:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at most {largest}."
                 )
 
     def _check_spec(self, spec: Callable[..., Any], options: Mapping[str, Any], **fields: str) -> None:

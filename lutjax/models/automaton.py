@@ -18,11 +18,16 @@ from lutjax import _compat
 from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
+from lutjax import _compat, _meshes
+from lutjax._arguments import require_array, shown
+from lutjax._ids import check_once
+from lutjax._typing import Array
+from lutjax._wires import check_wires
 from lutjax.layers._logic import truth_of
-from lutjax.layers._spec import Initializer
+from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
-from lutjax.models._config import Config
+from lutjax.models._config import Config, require_arguments
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit
@@ -79,11 +84,11 @@ class LogicCAConfig(Config):
                 )
         if self.perception[0] != _CENTRE:
             raise ValueError(
-                f"{where}: perception starts with {self.perception[0]}; it must be {_CENTRE}, a gate for each neighbour."
+                f"{where}: perception is {shown(self.perception)}; it must start with {_CENTRE}, a gate for each neighbour."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
-                f"{where}: update ends with {self.update[-1]} gates; it must be {self.channels}, one for each channel."
+                f"{where}: update is {shown(self.update)}; it must end with {self.channels} gates, one for each channel."
             )
         if not 0 < self.update_rate <= 1:
             raise ValueError(
@@ -143,6 +148,7 @@ class LogicCA(nnx.Module):
     """
 
     def __init__(self, config: LogicCAConfig, *, rngs: nnx.Rngs):
+        require_arguments(self, config, LogicCAConfig, rngs)
         self.config = config
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
@@ -160,8 +166,15 @@ class LogicCA(nnx.Module):
 
     @property
     def wiring(self) -> Wiring:
-        """The wires and readers."""
-        return Wiring([w[...] for w in self.wires], [r[...] for r in self.readers])
+        """The wires and readers, checked where their values are known: whoever set them may have others than there are.
+
+        Raises:
+          ValueError: an id is out of range, or there is none.
+        """
+        wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
+        for layer, (w, r, sizes) in enumerate(zip(wires, readers, self.config.wired, strict=True)):
+            _check_known(w, r, layer, sizes)
+        return Wiring(wires, readers)
 
     def gates(self) -> Int[jax.Array, " gates"]:
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
@@ -221,6 +234,35 @@ class LogicCA(nnx.Module):
         return jnp.moveaxis(last.reshape(first.shape), 0, -1).astype(
             last.dtype if not deterministic else state.dtype
         )
+
+
+def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:
+    """Raise if the wires or readers of a layer but the first are known and hold ids that do not exist, or have no values.
+
+    Args:
+      layer: its number in lists of wires.
+      sizes: its copies, and inputs and gates of each.
+    """
+    copies, n_inputs, n_gates = sizes
+    for kind, ids in (("wires", wires), ("readers", readers)):
+        if isinstance(ids, jax.ShapeDtypeStruct):
+            raise missing("LogicCA", f"{kind}[{layer}]")
+    ids_of = functools.partial(check_wires, n_inputs=copies * n_inputs, where=f"LogicCA: layer {layer}")
+    check_once(wires, ("LogicCA", layer, sizes), lambda: ids_of(wires))
+
+    def check_readers() -> None:
+        last, ids = 2 * copies * n_gates - 1, np.asarray(readers)
+        if ids.shape[:1] != (copies * n_inputs,):
+            raise ValueError(
+                f"LogicCA: layer {layer}: readers is {shown(ids)}; expected a row for each of {copies * n_inputs} inputs."
+            )
+        if ids.size and (ids.min() < -1 or ids.max() > last):
+            raise ValueError(
+                f"LogicCA: layer {layer}: readers holds ids from {ids.min()} to {ids.max()}; places of wires are 0 to {last}, and -1 is "
+                f"none. Set it to lutjax.readers(wires, {copies * n_inputs})."
+            )
+
+    check_once(readers, ("LogicCA", layer, sizes), check_readers)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

@@ -17,7 +17,7 @@ from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
-from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
@@ -89,6 +89,7 @@ class LogicClassifierConfig(Config):
         where = "LogicClassifierConfig"
         self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
         check_names(self, f"{where}: ")
+        self._check_most(n_thresholds=MOST_THRESHOLDS)
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
         if not self.layers or min(self.layers) < 1:
@@ -182,6 +183,7 @@ class LogicClassifier(nnx.Module):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LogicClassifierConfig, rngs)
         self.config = config
         self.encoder: Any = nnx.data(None)
         self.encoder = encoder_of("LogicClassifier", config, config.in_features, thresholds, widths)

@@ -15,7 +15,7 @@ from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
-from lutjax.models._config import Config
+from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
 from lutjax.values._dtypes import FLOATS, accumulator
@@ -93,6 +93,7 @@ class GPTConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
+        self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
         if self.features % (2 * self.n_heads):
             raise ValueError(
@@ -189,6 +190,7 @@ class GPT(Decoder):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, GPTConfig, rngs)
         self.config = config
         self.embedding = nnx.Embed(
             config.vocab_size,

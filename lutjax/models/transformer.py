@@ -10,7 +10,7 @@ from flax import nnx
 
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
-from lutjax.models._config import Config
+from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
 from lutjax.values._dtypes import FLOATS, accumulator
@@ -84,6 +84,7 @@ class LUTTransformerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
+        self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(ffn_detectors=1, ffn_anchors=0, unembed_detectors=1, unembed_anchors=0)
         check_names(self, "LUTTransformerConfig: ")
         if not 0 <= self.dropout < 1:
@@ -235,6 +236,7 @@ class LUTTransformer(Decoder):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LUTTransformerConfig, rngs)
         self.config = config
         shape = (config.vocab_size, config.features)
         dtype = jnp.dtype(config.param_dtype)

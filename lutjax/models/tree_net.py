@@ -19,7 +19,7 @@ from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
-from lutjax.models._config import FOLLOWS, Config
+from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
@@ -116,6 +116,7 @@ class LogicTreeNetConfig(Config):
         super().__post_init__()
         where = type(self).__name__
         self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
+        self._check_most(n_thresholds=MOST_THRESHOLDS, depth=MOST_DEPTH)
         if not 0 <= self.residual <= 1:
             raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
         for name in ("kernels", "layers"):
@@ -284,6 +285,7 @@ class LogicTreeNet(nnx.Module):
         implementation: str | tuple[str, ...] | None = None,
         rngs: nnx.Rngs,
     ):
+        require_arguments(self, config, LogicTreeNetConfig, rngs)
         self.config = config
         self.encoder: Any = nnx.data(None)
         self.encoder = encoder_of("LogicTreeNet", config, config.n_maps, thresholds, widths)

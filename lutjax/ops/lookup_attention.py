@@ -213,7 +213,7 @@ def lookup_attention(
     n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
-    bits, whose = query.bits + key.bits, "query and key together"
+    bits, whose = query.bits + key.bits, "a query with its key"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
         _checks.require(
@@ -223,7 +223,7 @@ def lookup_attention(
             position,
             f"expected shape [distances, {n_detectors} or 1]",
         )
-        bits, whose = bits + position.bits, "query, key and position together"
+        bits, whose = bits + position.bits, "a query with its key and position"
         if position.bits:
             _checks.capacity(op, position, n_all, n_keys, window, query_start, key_start)
             position = _checks.some_distance(position)

@@ -44,6 +44,10 @@ def scale_gradient(
     """
     x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray may make another array of one
     _checks.floats("scale_gradient", "x", x, None, "[...]")
+    if not isinstance(factor, int | float) and not hasattr(factor, "dtype"):
+        raise TypeError(
+            f"scale_gradient: factor is {_checks.describe(factor)}; expected a number or a JAX or numpy array."
+        )
     sizes = jnp.shape(factor)
     _checks.require(
         not sizes or (len(sizes) == x.ndim and all(n in (1, m) for n, m in zip(sizes, x.shape, strict=True))),

@@ -13,6 +13,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from lutjax import _compat
+from lutjax import _compat, _meshes
+from lutjax._arguments import shown
+from lutjax._dtypes import FLOATS
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.dispatch._transforms import folded
@@ -112,6 +115,7 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
       argument, because it was cast or made by the function, the name is the op and a number, as in ``"lookup 1"``.
 
     Raises:
+      TypeError: `function` cannot be called.
       ValueError: on a call: a look-up is inside of a transformation, or of an op from outside whose kernel in plain JAX has no ``hits``.
 
     Source: docs/semantics.md, section 13.
@@ -126,6 +130,10 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
       >>> found["hidden/weights"].counts.shape, found["hidden/weights"].reads
       ((4, 8), array([16, 16, 16, 16]))
     """
+    if not callable(function):
+        raise TypeError(
+            f"usage: function is {shown(function)}; expected a function or a model, of which lutjax.usage makes another function."
+        )
 
     def counted(*args: Any, **kwargs: Any) -> dict[str, Usage]:
         reads = _Counts(_names((getattr(function, "__self__", function), *args, *kwargs.values())))

@@ -210,8 +210,10 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
       count: parts.
 
     Raises:
-      ValueError: the batch cannot be divided.
+      ValueError: the batch cannot be divided, or `count` is less than 1.
     """
+    if count < 1:
+        raise ValueError(f"microbatched: count is {count}; it must be at least 1.")
 
     def in_parts(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])

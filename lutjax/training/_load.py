@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lutjax._arguments import shown
 from lutjax._extras import needed_by
 
 
@@ -73,7 +74,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
       FileNotFoundError: load: the folder runs/none does not exist.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"load: folder is a {type(folder).__name__}; expected a string or a Path.")
+        raise TypeError(f"load: folder is {shown(folder)}; expected a string or a Path.")
     path = Path(folder)
     if not path.exists():
         raise FileNotFoundError(f"load: the folder {path} does not exist.")

@@ -95,4 +95,4 @@ def _word(value: Any) -> str:
 
 
 def _words(names: list[str]) -> str:
-    return _json.shown(names, 300)[1:-1]
+    return _json.listed(names, 300)

@@ -61,7 +61,7 @@ class TrainingConfig(Training):
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
             raise ValueError(
-                f"batch_size is {self.batch_size}, size {self.size}, n_steps {self.n_steps}; the Game of Life is "
+                f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; the Game of Life is "
                 f"learnt from one step of at most {N_BOARDS} boards of size 3."
             )
         if not 0 <= self.weight_decay < float("inf"):

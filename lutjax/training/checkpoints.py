@@ -307,6 +307,8 @@ def _content(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / _META).read_bytes())
         whole = isinstance(content, dict) and content.pop("digest", None) == _content_digest(content)
     except OSError as error:
+        if not folder.exists():
+            raise DamagedError(f"there is no checkpoint {folder}.") from error
         raise _damaged(folder, f"{_META} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{_META} is not JSON") from error

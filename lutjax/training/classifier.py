@@ -16,6 +16,7 @@ from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._fields import check_names, one_of
+from lutjax.models._config import MOST_THRESHOLDS
 from lutjax.models.tree_net import with_edges
 from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp
@@ -106,6 +107,8 @@ class TrainingConfig(Training):
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         self.check_least(column_bits=0, select_every=0)
+        if self.column_bits > MOST_THRESHOLDS:
+            raise ValueError(f"column_bits is {self.column_bits}; it must be at most {MOST_THRESHOLDS}.")
         self.check_seeds("split")
         check_names(self)
         for name in ("temperature", "final_temperature"):

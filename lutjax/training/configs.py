@@ -9,6 +9,10 @@ with needed_by(__name__):
     import optax
 
 
+MOST, MOST_SAMPLES = 2**31 - 1, 2**53
+"""Largest number of steps and the like, which JAX counts in int32, and of samples of a step, whose memory is told in float64."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """A base of dataclasses of what decides a training run beside its model and data.
@@ -29,6 +33,13 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("seed", "split"):
+                continue  # of 32 bits without a sign
+            most = MOST_SAMPLES if field.name == "batch_size" else MOST
+            if isinstance(value, int) and value > most:
+                raise ValueError(f"{field.name} is {value}; it must be at most {most}.")
         self.check_least(steps=1, batch_size=1)
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")

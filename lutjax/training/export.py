@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -372,7 +373,10 @@ COLUMNS = "columns.json"
 
 def name_of(folder: Path) -> str:
     """Return a name for the files of a classifier, after the folder of its run."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", folder.absolute().name).strip("_")
+    letters = unicodedata.normalize("NFKD", folder.absolute().name)  # an é as an e, and its accent
+    name = re.sub(r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip(
+        "_"
+    )
     try:
         if f"{name}.json" not in (COLUMNS, deployment.VECTORS, deployment.MANIFEST):
             return deployment.Options(name=name).name

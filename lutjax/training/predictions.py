@@ -136,6 +136,6 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
     if record.target is not None:
         raise CheckpointError(
             f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "
-            f"lutjax {runs.COMMANDS[record.kind]} --resume --out {folder}"
+            f"{runs.resumption(record.kind, folder)}"
         )
     return Form(classifier.shape_of(model), names)

@@ -101,18 +101,23 @@ class Form:
     def _expected(self) -> str:
         return f"[N, {', '.join(map(str, self.shape))}]"
 
-    def doubt(self, x: Numbers) -> str:
-        """Return a warning where numbers go so far beyond those of the training part that they may have another unit; else nothing."""
+    def doubts(self, x: Numbers) -> list[str]:
+        """Return warnings where samples are unlike those of the training part.
+
+        Numbers may have another unit where they go far beyond; columns may have categories that training never saw.
+        """
+        if self.encoding is not None:
+            return self.encoding.unknown(x)
         width = self.largest - self.least
-        if self.columns is not None or not x.size or not width:
-            return ""
+        if not x.size or not width:
+            return []
         least, largest = float(x.min()), float(x.max())
         if largest <= self.largest + width and least >= self.least - width:
-            return ""
-        return (
+            return []
+        return [
             f"warning: the numbers go from {least:g} to {largest:g}, those of the training part from {self.least:g} to {self.largest:g}: "
             "give them in the same unit."
-        )
+        ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Return labels as numbers of classes, int32 ``[N]``.

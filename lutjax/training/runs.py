@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import tempfile
 import typing
@@ -344,6 +345,18 @@ def kind(folder: Path) -> str:
     return found
 
 
+def resumption(kind: str, folder: Path) -> str:
+    """Return the command that goes on with a run, as a shell takes it.
+
+    Example:
+      >>> from pathlib import Path
+      >>> from lutjax.training.runs import resumption
+      >>> resumption("digits", Path("my runs"))
+      "lutjax train classify --resume --out 'my runs'"
+    """
+    return f"lutjax {COMMANDS[kind]} --resume --out {shlex.quote(str(folder))}"
+
+
 def check_kind(folder: Path, wanted: str) -> None:
     """Refuses the folder of a run of another kind.
 
@@ -354,7 +367,7 @@ def check_kind(folder: Path, wanted: str) -> None:
     if found != wanted:
         raise CheckpointError(
             f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: go on with it by "
-            f"lutjax {COMMANDS[found]} --resume --out {folder}"
+            f"{resumption(found, folder)}"
         )
 
 

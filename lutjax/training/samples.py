@@ -147,8 +147,12 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo, n_bytes: int) -> np.nda
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         shape, by_column, dtype = read(member)
+        if dtype.hasobject:
+            raise ValueError(
+                f"{info.filename} holds Python objects; convert it before it is saved, to numbers or, by .astype(str), to text"
+            )
         size, rest = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
-        if dtype.hasobject or min(shape, default=0) < 0 or size != rest:
+        if min(shape, default=0) < 0 or size != rest:
             raise ValueError(
                 f"{info.filename} has {rest:,} bytes of numbers, and its header says {dtype} {list(shape)}, which are {size:,}"
             )

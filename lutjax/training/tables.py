@@ -17,6 +17,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
+from lutjax._arguments import shown
+from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
 from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.tables.collect import (
@@ -116,6 +118,21 @@ class Optimizer:
     rest: optax.GradientTransformation | None = None
     rates: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     tables: IsTable = is_table
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, RowRule):
+            raise TypeError(
+                f"Optimizer: rule is {shown(self.rule)}; expected a rule of rows, such as tables.RowAdagrad()."
+            )
+        number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
+        if not number and not callable(self.rate):
+            raise TypeError(f"Optimizer: rate is {shown(self.rate)}; expected a number or a schedule.")
+        if isinstance(self.rate, float) and self.rate != self.rate:
+            raise ValueError("Optimizer: rate is nan; expected a number or a schedule.")
+        if self.rest is not None and not hasattr(self.rest, "update"):
+            raise TypeError(
+                f"Optimizer: rest is {shown(self.rest)}; expected an optimiser of optax, such as optax.sgd(0.1)."
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Optimizer):
@@ -372,6 +389,8 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
       >>> tables.global_norm(tables.clip_by_global_norm(gradients, 0.5))
       Array(0.5, dtype=float32)
     """
+    if not isinstance(max_norm, int | float) and not hasattr(max_norm, "dtype"):
+        raise TypeError(f"clip_by_global_norm: max_norm is {shown(max_norm)}; expected a number.")
     if isinstance(max_norm, int | float) and not max_norm > 0:
         raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
     norm = global_norm(gradients)

@@ -1,13 +1,19 @@
 """Drawing anchor pairs, and checking ids that are known before anything runs."""
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from lutjax import _compat
+from lutjax._arguments import require_key
 from lutjax._typing import Array
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def sample_anchors(
@@ -44,7 +50,8 @@ def sample_anchors(
 
     Raises:
       ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not an input, or groups
-        do not divide the detectors.
+        do not divide the detectors; `key` is several keys.
+      TypeError: `key` is no key.
 
     Source: docs/semantics.md, section 10.
 
@@ -59,6 +66,7 @@ def sample_anchors(
       >>> sorted(anchors.reshape(-1, 2).tolist())
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
+    require_key("sample_anchors", key)
     for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
         if size < 0:
             raise ValueError(f"sample_anchors: {name} is {size}; it must not be negative.")
@@ -82,8 +90,33 @@ def sample_anchors(
     return _drawn(key, ids, count, n_anchors)
 
 
-# Each function is one program: of small ones, each compiles by itself for every size.
-@functools.partial(jax.jit, static_argnums=3)
+def _program(*static: int) -> Callable[[F], F]:
+    """Return a decorator that makes one program of a function: of small ones, each would compile by itself for every size.
+
+    It draws integers once, so a CPU compiles it without optimisations: in less than half of the time, with the same values. Inside of other
+    programs it is a part of them.
+
+    Args:
+      static: positions of static arguments.
+    """
+
+    def decorate(function: F) -> F:
+        inner = jax.jit(function, static_argnums=static)
+        outer = jax.jit(
+            function, static_argnums=static, compiler_options={"xla_backend_optimization_level": 0}
+        )
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            alone = _compat.is_alone() and jax.default_backend() == "cpu"
+            return (outer if alone else inner)(*arguments)
+
+        return cast("F", call)
+
+    return decorate
+
+
+@_program(3)
 def _drawn(key: Array, ids: Array | None, count: Array, n_anchors: int) -> jax.Array:
     """Pairs with replacement, from the first `count` of each detector's ids: ``[T, C, 2]``."""
 
@@ -125,7 +158,7 @@ def _distinct(key: Array, n_detectors: int, n_anchors: int, candidates: np.ndarr
     return pairs
 
 
-@functools.partial(jax.jit, static_argnums=(2, 6))
+@_program(2, 6)
 def _with_pools(
     pairs: jax.Array, key: Array, n_pools: int, pools: Array, ids: Array, detectors: Array, n_detectors: int
 ) -> jax.Array:

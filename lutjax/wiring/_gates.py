@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from lutjax._arguments import require_key
 from lutjax._typing import Array
 from lutjax.wiring._sizes import require
 
@@ -42,6 +43,7 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
       >>> bool((wires[:, 0] != wires[:, 1]).all())
       True
     """
+    require_key("balanced", key)
     require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     return _balanced(key, n_inputs, n_gates, arity)
 
@@ -85,6 +87,7 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
       >>> sorted({tuple(sorted(pair)) for pair in wires.tolist()})
       [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
     """
+    require_key("unique_pairs", key)
     require("unique_pairs", n_inputs=n_inputs, n_gates=n_gates)
     pairs = n_inputs * (n_inputs - 1) // 2
     if n_gates > pairs:
@@ -140,6 +143,7 @@ def trees(
       >>> wiring.trees(jax.random.key(0), n_inputs=9, n_trees=16, depth=3).shape
       (16, 8)
     """
+    require_key("trees", key)
     require("trees", depth=depth, arity=arity)
     return balanced(key, n_inputs, n_trees, arity**depth)
 
@@ -170,6 +174,7 @@ def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.A
       >>> wires.shape, bool((wires[:, 0] != wires[:, 1]).all())
       ((12, 2), True)
     """
+    require_key("random", key)
     require("random", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     return _random(key, n_inputs, n_gates, arity)
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Shaped
 
+from lutjax._arguments import require_rngs
 from lutjax._typing import Array
 from lutjax.layers import _spec
 
@@ -56,7 +57,10 @@ _VARIABLES = {
 
 _NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained (tables are `Tables`), and
 otherwise an `Anchors`, `Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param`
-leaves alone. The stream ``params`` of `rngs` draws variables."""
+leaves alone. The stream ``params`` of `rngs` draws variables.
+
+Restore all variables: ids of another seed exist, too, so a call cannot notice that the trained ones alone were restored, and its
+outputs are wrong. ``lutjax.layers.nnx.check(model, state)`` refuses such a state."""
 
 _EXAMPLE = """Example:
   >>> import jax.numpy as jnp
@@ -99,6 +103,8 @@ class Layer(nnx.Module):
                 setattr(cls, name, _attribute(name))
 
     def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+        if rngs is not None:
+            require_rngs(type(self).__name__, rngs)
         options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
         self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}

@@ -207,8 +207,8 @@ def _load_arrays(path: Path) -> Data:
     if classes and columns.missing(columns.strings(np.concatenate(ys))).any():
         raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
     remarks = []
-    if classes and ys[0].dtype.kind != "U":
-        remarks.append(f"labels: the {len(classes)} classes are {_json.shown(list(classes), 200)[1:-1]}.")
+    if classes and ys[0].dtype.kind not in "Ub":
+        remarks.append(f"labels: the {len(classes)} classes are {_json.listed(classes, 200)}.")
     made = []
     for x, y in zip(xs, ys, strict=True):
         x, remark = channels_last(x)
@@ -240,10 +240,10 @@ def holds_missing(x: np.ndarray) -> bool:
 
 
 def _can_be_named(ys: Sequence[np.ndarray]) -> bool:
-    """Return whether labels are texts, or whole numbers in which some class below the largest has none."""
+    """Return whether labels are texts or True and False, or whole numbers in which some class below the largest has none."""
     if len({y.dtype.kind == "U" for y in ys}) > 1 or any(y.ndim != 1 or not len(y) for y in ys):
         return False
-    if ys[0].dtype.kind == "U":
+    if all(y.dtype.kind in "Ub" for y in ys):
         return True
     if any(y.dtype.kind not in "ui" for y in ys):
         return False

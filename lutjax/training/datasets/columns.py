@@ -138,7 +138,8 @@ def checked(table: Table, target: str = "y") -> Table:
     """
     if not len(table) or not table.columns:
         raise SamplesError(
-            f"{table.name} has {len(table)} rows and {len(table.columns)} columns beside {target}; expected some."
+            f"{table.name} has {len(table)} rows and {len(table.columns)} columns beside {target}; expected at least two rows "
+            "and one column beside it."
         )
     without = np.flatnonzero(missing(table.labels))
     if len(without):
@@ -151,6 +152,12 @@ def checked(table: Table, target: str = "y") -> Table:
 def strings(cells: Iterable[Any]) -> Cells:
     """Return cells as an array of strings without spaces around them. One long cell does not make the others as long."""
     return np.char.strip(np.asarray(list(cells), dtype=np.dtypes.StringDType()))
+
+
+def _likely_encoding(path: Path, packed: bool) -> str:
+    """Return the name of an encoding that a file may have: spreadsheets write UTF-16 with a mark at the beginning."""
+    with gzip.open(path) if packed else path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
 
 
 def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Sequence[str]]]:
@@ -169,7 +176,8 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Seque
             file.seek(0)
             delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
             reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
-            names = [name.strip() for name in next(reader, [])]
+            # `utf-8` leaves the mark at the beginning of a file in the first name.
+            names = [name.removeprefix("\ufeff").strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
                 raise SamplesError(
                     f"{path}: its first line names the columns {in_a_line(names)}; expected a different name for each. Add a line of names "
@@ -190,7 +198,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Seque
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeError, csv.Error) as error:
         advice = (
-            " Name another encoding by --encoding, such as latin-1."
+            f" Name another encoding by --encoding, such as {_likely_encoding(path, packed)}."
             if isinstance(error, UnicodeError)
             else ""
         )
@@ -476,6 +484,19 @@ class Encoding:
             raise SamplesError(f"{table.name}: {error}") from error
         return np.concatenate(found, 1).astype(np.float32)
 
+    def unknown(self, x: Float32[np.ndarray, "rows features"]) -> list[str]:
+        """Return a warning for each column of categories in which some encoded rows have none of those that training knows."""
+        found, first = [], 0
+        for column in self.columns:
+            bits = x[:, first : first + len(column.features)]
+            first += bits.shape[1]
+            if isinstance(column, Categories) and (n := int((bits == 0).all(1).sum())):
+                found.append(
+                    f"warning: column {in_a_line(column.name)}: {n} of {len(x)} rows have a value that is none of the {len(column.values)} "
+                    "categories that training knows; it is read as none of them, all bits 0."
+                )
+        return found
+
     def labels(self, table: Table) -> np.ndarray:
         """Return the labels of the rows of a table as numbers, int32 ``[rows]``.
 
@@ -585,7 +606,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
         found.append(f"and {len(used) - len(found)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(f"left out, as all rows have the same: {_json.shown(constant, 200)[1:-1]}")
+        found.append(f"left out, as all rows have the same: {_json.listed(constant, 200)}")
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]
