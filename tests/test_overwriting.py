@@ -10,10 +10,10 @@ from commands import command
 from example_circuits import life_circuit
 from exports import write
 
-from lutjax import _files
 from lutjax.circuits import c, deployment
 from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
+from lutjax.files import _files
 from lutjax.status import _matrix, _records, _report
 from lutjax.training import checkpoints, experiments, integers, quantise, runs
 from lutjax.training.automaton_runs import Automaton

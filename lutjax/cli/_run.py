@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.cli._errors import explain
-from lutjax.cli._flags import FieldsCommand, MeshType
-from lutjax.files.errors import FolderError
 from lutjax.cli._flags import FieldsCommand, MeshType, flag_of
+from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ def listed(names: Sequence[str], most: int) -> str:
     """Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
 
     Example:
-      >>> from lutjax._json import listed
+      >>> from lutjax.files._json import listed
       >>> listed(["größe", "a\\n"], 60)
       '"größe", "a\\\\n"'
     """

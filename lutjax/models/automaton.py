@@ -15,19 +15,16 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax import _compat
-from lutjax._arguments import require_array
+from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
-from lutjax import _compat, _meshes
-from lutjax._arguments import require_array, shown
-from lutjax._ids import check_once
-from lutjax._typing import Array
-from lutjax._wires import check_wires
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 from lutjax.models._config import Config, require_arguments
+from lutjax.values._ids import check_once
+from lutjax.values._wires import check_wires
 
 if TYPE_CHECKING:
     from lutjax.circuits import Circuit

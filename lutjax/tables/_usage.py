@@ -13,9 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from lutjax import _compat
-from lutjax import _compat, _meshes
 from lutjax._arguments import shown
-from lutjax._dtypes import FLOATS
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.dispatch._transforms import folded

@@ -15,8 +15,8 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
-from lutjax.models._fields import check_names, one_of
 from lutjax.models._config import MOST_THRESHOLDS
+from lutjax.models._fields import check_names, one_of
 from lutjax.models.tree_net import with_edges
 from lutjax.training import meshes, models, optimizers, runs
 from lutjax.training.augment import warp

@@ -18,7 +18,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
 from lutjax._arguments import shown
-from lutjax._dtypes import accumulator
 from lutjax._extras import needed_by
 from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.tables.collect import (
