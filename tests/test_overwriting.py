@@ -153,8 +153,8 @@ def test_an_export_through_a_link_stays_a_link(tmp_path: Path) -> None:
             "Manifest",
             "name is 'Manifest', but Manifest.json is a file of every export",
         ),  # one file on some disks
-        ("stdint", "to_c: name is 'stdint'"),
-        ("_x", "to_c: name is '_x'"),
+        ("stdint", "to_c: --name is 'stdint'"),
+        ("_x", "to_c: --name is '_x'"),
         ("int", "name is 'int'; it is a keyword of Verilog"),
         ("a b", "a name has letters, digits and underscores"),
     ],
