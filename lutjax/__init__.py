@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from lutjax.ops.scored_lut import scored_lut
     from lutjax.ops.soft_lut import soft_lut
     from lutjax.ops.sparse_lookup import sparse_lookup
-    from lutjax.ops.thermometer_thresholds import thermometer_thresholds
     from lutjax.ops.weighted_lookup import weighted_lookup
     from lutjax.tables._usage import Usage, usage
     from lutjax.tables.update import update_table
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from lutjax.values._detection import Detection
     from lutjax.values._fixed_point import FixedPoint
     from lutjax.values._quantised import QuantisedTables
+    from lutjax.values._thermometer import thermometer_thresholds
     from lutjax.values._wires import readers
 
 __all__ = [
@@ -111,6 +111,7 @@ _HOMES = {
     "values._fixed_point": ("FixedPoint",),
     "training._load": ("load",),
     "values._quantised": ("QuantisedTables",),
+    "values._thermometer": ("thermometer_thresholds",),
     "tables._usage": ("Usage", "usage"),
     "values._wires": ("readers",),
     "tables.update": ("update_table",),
