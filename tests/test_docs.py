@@ -134,6 +134,8 @@ LONG_EXAMPLES = (
     "lutjax.models.tree_net", "lutjax.models.gpt", "lutjax.models.transformer", "lutjax.layers.haiku._tables",
     "lutjax.layers.haiku._logic", "lutjax.layers.haiku._images", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
     "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
+    "lutjax.layers.linen", "lutjax.layers.linen._images", "lutjax.layers.linen._logic", "lutjax.layers.linen._tables",
+    "lutjax.models._decoder",
 )  # fmt: skip
 
 

@@ -290,7 +290,8 @@ def _compiled(
         given = op.of(args, options).prepared()
         layout = Layout.of(given, first=op.features_first and feature_axis == 0)
         parts = layout.parts("forward")
-        if not parts.divides or _meshes.lacks_elements((taps, given.values())):
+        is_empty = _meshes.lacks_elements((taps, given.values())) or dict(options).get("n_outputs") == 0
+        if not parts.divides or is_empty:
             whole = functools.partial(inner, None)
             return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
                 *taps, *given.values()
