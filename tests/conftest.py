@@ -88,7 +88,7 @@ def pytest_collection_finish():
     gc.freeze()  # what has been imported stays, and need not be looked through again
 
 
-# The more compiled programs a process holds, the longer each new one takes to lower and compile: after 6000 four times as long.
+# The more compiled programs a process holds, the longer each new one takes: small ones twice as long to lower and compile after 2500.
 _PROGRAMS_HELD = 250
 _compiled_programs = 0
 
