@@ -18,6 +18,7 @@ STOREYS = {
             "_compat",
             "_extras",
             "_jit_key",
+            "_lazy",
             "_typing",
             "_version",
             "reads",

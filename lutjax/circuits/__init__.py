@@ -1,8 +1,6 @@
 """Circuits: hard networks as netlists of tables, outside of JAX."""
 
-import importlib.util
-from typing import Any
-
+from lutjax._lazy import modules_of
 from lutjax.circuits.aiger import from_aiger
 from lutjax.circuits.blif import from_blif
 from lutjax.circuits.builder import Builder
@@ -24,10 +22,4 @@ __all__ = [
     "step_automaton",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module of this package when it is first used."""
-    module = f"{__name__}.{name}"
-    if name.startswith("_") or importlib.util.find_spec(module) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(module)
+__getattr__ = modules_of(__name__)

@@ -11,6 +11,9 @@ import click
 
 from lutjax.files.errors import FolderError
 
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|Out of memory"
+"""Pattern of what XLA says where a device has no memory left."""
+
 
 class Commands(click.Group):
     """A group of commands whose errors are one line and a status that is not 0, where the machine or a run is at fault."""
@@ -61,7 +64,7 @@ def explain(error: BaseException, *, training: bool) -> str | None:
     if isinstance(error, OverflowError):
         return f"a size is too large: {error}. Choose smaller sizes."
     if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and re.search("RESOURCE_EXHAUSTED|Out of memory", str(error))
+        isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, str(error))
     ):
         where = "this machine" if isinstance(error, MemoryError) else "the device"
         advice = (

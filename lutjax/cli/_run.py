@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._errors import explain
+from lutjax.cli._errors import OUT_OF_MEMORY, explain
 from lutjax.cli._flags import FieldsCommand, MeshType, flag_of
 from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
@@ -336,9 +336,7 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         memory = isinstance(error, MemoryError | OverflowError)
-        if not memory and not re.search(
-            "RESOURCE_EXHAUSTED|Out of memory|allowed size|too big|no machine holds", str(error)
-        ):
+        if not memory and not re.search(f"{OUT_OF_MEMORY}|allowed size|too big|no machine holds", str(error)):
             raise
         sizes = {
             name: max(given) if isinstance(given, tuple) else given

@@ -410,33 +410,17 @@ class KernelRegistry:
         platform = _named("register", "platform", Platform, platform)
         backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
-        if target is None:
+        make = functools.partial(KernelSpec, op, platform, backend, priority=priority, **how)
+        if target is not None:
+            return self._add(make(target=target, directions=_GRADIENT if directions is None else directions))
 
-            def add(holder: K) -> K:
-                found = (
-                    holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
-                )
-                has = tuple(d for d in DIRECTIONS if hasattr(found, d)) if directions is None else directions
-                self._add(
-                    KernelSpec(
-                        op,
-                        platform,
-                        backend,
-                        holder.__module__,
-                        priority=priority,
-                        directions=has,
-                        holder=found,
-                        **how,
-                    )
-                )
-                return holder
+        def add(holder: K) -> K:
+            found = holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
+            has = tuple(d for d in DIRECTIONS if hasattr(found, d)) if directions is None else directions
+            self._add(make(target=holder.__module__, directions=has, holder=found))
+            return holder
 
-            return add
-        return self._add(
-            KernelSpec(
-                op, platform, backend, target, priority=priority, directions=directions or _GRADIENT, **how
-            )
-        )
+        return add
 
     def _add(self, spec: KernelSpec) -> KernelSpec:
         of_op = self._specs.setdefault(spec.op, {})
@@ -504,14 +488,14 @@ class KernelRegistry:
         """
         platform = _named("get", "platform", Platform, platform)
         found = {spec.backend: spec for spec in self._of(op).values() if spec.platform == platform}
-        if backend is None and len(found) > 1:
+        if backend is not None:
+            backend = _named("get", "backend", Backend, backend)
+        elif len(found) > 1:
             raise ValueError(
                 f"kernel_registry.get: {op!r} has {platform} for {', '.join(found)}; name one of them as backend."
             )
-        if backend is None and found:
+        elif found:
             (backend,) = found
-        elif backend is not None:
-            backend = _named("get", "backend", Backend, backend)
         if backend not in found:
             known = "; ".join(str(spec) for spec in self.candidates(op))
             name = platform if backend is None else f"{platform}/{backend}"

@@ -1,12 +1,5 @@
 """Training: texts, optimisers for tables, loops and checkpoints."""
 
-import importlib.util
-from typing import Any
+from lutjax._lazy import modules_of
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module of this package when it is first used."""
-    module = f"{__name__}.{name}"
-    if name.startswith("_") or importlib.util.find_spec(module) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(module)
+__getattr__ = modules_of(__name__)
