@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from lutjax.dispatch.catalogue import KERNELS, TENSORCORE, TRITON, WITHOUT_NATIVE, XLA
+from lutjax.dispatch.catalogue import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -27,8 +27,8 @@ def facts() -> dict[str, str]:
     """Return the sentences, or parts of them, by name."""
     without_triton = listed(op for op, row in KERNELS.items() if TRITON not in row)
     without_tensorcore = listed(op for op, row in KERNELS.items() if TENSORCORE not in row)
-    with_update = listed(op for op, row in KERNELS.items() if "update" in row[XLA])
-    without_native = listed(WITHOUT_NATIVE)
+    with_update = listed(op for op, row in KERNELS.items() if "update" in row.get(XLA, ()))
+    without_native = listed(op for op, row in KERNELS.items() if NATIVE not in row)
     return {
         "platforms": f"On NVIDIA GPUs all but {without_triton} also have Triton kernels; on CPUs `lutjax[cpu]` has native ones of all but "
         f"{without_native}.",

@@ -17,7 +17,7 @@ from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_r
 import lutjax
 from lutjax import wiring
 from lutjax.layers import haiku as lutjax_haiku, linen
-from lutjax.layers._logic_images import first_maximum
+from lutjax.ops.logic_trees import _readers_of_image, _wires_of_image, first_maximum
 
 NORMAL = jax.nn.initializers.normal(1.0)
 # Name: height, width and channels of the image, kernels, options.
@@ -246,7 +246,10 @@ def test_readers_are_those_of_all_places():
     @jax.jit
     def of_images(given):
         return [
-            (case.spec._wires_of_image(a["wires"]), case.spec._readers_of_image(a["readers"], a["wires"]))
+            (
+                _wires_of_image(case.spec._places, case.spec.in_shape[2], a["wires"]),
+                _readers_of_image(case.spec._places, case.spec.in_shape[2], a["readers"], a["wires"]),
+            )
             for case, a in zip(cases, given, strict=True)
         ]
 

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import fused_kernels
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,7 @@ def arguments():
 
 def with_gradients(images, weights, anchors, targets=None):
     def op(images, weights):
-        options = {"n_outputs": 5, **GROUPS, "implementation": "xla"}
+        options = {"n_outputs": 5, **GROUPS}
         return lut_at_places(images, weights, anchors, targets, **options)
 
     y, pull = jax.vjp(op, images, weights)
@@ -43,6 +44,11 @@ def test_tables_and_samples_over_devices(axes, tables_of, reaches):
     """Each device has its tables and its samples: outputs and cotangents are exchanged, tables are not."""
     targets = () if reaches != "targets" else (jnp.array([[0, 4, -1], [4, 1, 0]], jnp.int32),)
     given = (*arguments(), *targets)
+    with fused_kernels.on_cpu("lut_at_places"):
+        check_on_mesh(given, axes, tables_of)
+
+
+def check_on_mesh(given, axes, tables_of):
     expected = with_gradients(*given)
     axis = getattr(jax.sharding.AxisType, axes)
     mesh = jax.make_mesh(
@@ -61,11 +67,17 @@ def test_tables_and_samples_over_devices(axes, tables_of, reaches):
     assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
 
 
+def test_detectors_without_pairs_add_their_one_row():
+    images, weights, _ = arguments()
+    y = lut_at_places(images, weights[:, :1], jnp.zeros((4, 0, 2), jnp.int32), **GROUPS)
+    expected = weights[:, 0].reshape(2, 2, 3).sum(1).reshape(6)
+    np.testing.assert_array_equal(y, jnp.broadcast_to(expected, (4, *WINDOWS.places, 6)))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"images": np.zeros((2, 3, 4, 4), np.float32)}, r"images is .*its last axes must be \[4, 3, 4\], the image of windows"),
-        ({"anchors": np.zeros((4, 0, 2), np.int32)}, "anchors is .*a detector needs at least one pair"),
         ({"weights": np.zeros((4, 8, 3), np.float32)}, "weights is "),
         ({"groups": 3}, "groups is int 3; it must divide the number of detectors, 4"),
         ({"targets": np.zeros((3, 3), np.int32), "n_outputs": 5}, r"targets is .*expected \[2, 3\]: a target for each output"),

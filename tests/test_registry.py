@@ -59,7 +59,8 @@ def registered():
 def test_every_op_is_registered_for_xla():
     for op in lutjax.kernel_registry.ops():
         spec = lutjax.kernel_registry.get(op, platform="xla", backend="any")
-        assert spec.target == f"lutjax.kernels._xla.{op}"
+        assert spec.target == ("lutjax.dispatch._parts" if spec.of_parts else f"lutjax.kernels._xla.{op}")
+        assert spec.of_parts == (op in ("lut_at_places", "logic_trees"))
 
 
 def test_a_class_or_a_function_is_registered_by_a_decorator(weights, detection):
@@ -304,7 +305,7 @@ COMPOSITIONS = {
     "conv_lut": (
         (X[:, None, :, None], zeros(5, 4, 2), ANCHORS),
         {"kernel": (1, 4)},
-        ["detect", "lookup"],
+        ["lut_at_places", "detect", "lookup"],
     ),
     "logic_gates": (
         (X, zeros(4, 16), zeros(4, 2, dtype=np.int32)),
@@ -328,7 +329,9 @@ def test_compositions_are_explained_by_their_ops(name):
         asked = lutjax.explain(name, *args, **options)
     assert asked == lutjax.explain(name, *args, implementation="triton", **options)
     assert "triton/gpu" in asked
-    assert "chosen" not in asked
+    # The parts of a fused op run by what is asked for.
+    chosen = [line.strip() for line in asked.splitlines() if line.endswith(": chosen")]
+    assert chosen == ["xla/any (its parts): chosen"] * 2 * ("lut_at_places" in ops)
     assert asked.count("not asked for (implementation=triton)") >= len(ops)
 
 

@@ -170,7 +170,9 @@ def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
     """The calls of ops that the forward pass of a shape makes."""
     case = abstract(shape, dtype)
     args, options = given(case)
-    return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
+    return tuple(
+        m for m in kernel_registry.calls_of(case.function or case.op, *args, **options) if not m.apart
+    )
 
 
 def given(case: Case) -> tuple[Any, Any]:

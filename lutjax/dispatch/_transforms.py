@@ -30,6 +30,7 @@ from jax.sharding import PartitionSpec
 from lutjax import _compat
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.dispatch._partition import Layout, first_element, on_part, partitioned, some_element
+from lutjax.dispatch._parts import by_parts, why_apart
 from lutjax.dispatch.contract import Call, Direction, Step
 from lutjax.dispatch.registry import (
     Backend,
@@ -83,18 +84,39 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     devices, options = devices_of(leaves), call.options()
     # Of the next call with these shapes and options no implementation is asked again.
     kinds = tuple([(a.shape, a.dtype) for a in leaves])
+    choose = _choose_forward if call.parts is None else _choose_fused
     choice = kernel_registry.remembered(
         (type(call), options, names, devices, feature_axis, structure, kinds),
-        lambda: _choose(_shapes_of_kernel(call, feature_axis), names, "forward", devices),
+        lambda: choose(_shapes_of_kernel(call, feature_axis), names, devices),
     )
+    n_noted = kernel_registry.n_noted()
+    apart = call.parts is not None and (why_apart(call) is not None or any(s.of_parts for _, s in choice))
     static = (type(call), choice, names, options, _own_thread() if traced else None)
+    if apart:
+        y = _by_parts(call, static, implementation, feature_axis)
+    else:
+        y = _by_kernels(call, static, feature_axis)
+    kernel_registry.note(
+        n_noted,
+        call,
+        lambda: _shapes_of_kernel(call, feature_axis),
+        lambda shapes: _folded_output(shapes, y),
+        apart=apart,
+    )
+    return y
+
+
+# Of `_compiled`: the class of the call, the implementations, the names that were asked for, the options, and the thread.
+Static = tuple[type[Call], Choice, tuple[str, ...], Options, int | None]
+
+
+def _by_kernels(call: Call, static: Static, feature_axis: int) -> Any:
     reads = _table_reads.current()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
     try:
         if reads is not None and table is not None:
-            y = reads.look_up(table, call, functools.partial(_run_tapped, static))
-        else:
-            y = _compiled(*static, feature_axis=feature_axis)(*call.values())
+            return reads.look_up(table, call, functools.partial(_run_tapped, static))
+        return _compiled(*static, feature_axis=feature_axis)(*call.values())
     except TypeError as error:
         if not _compat.is_refused_forward_mode(error):
             raise
@@ -102,15 +124,24 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
             f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
             f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
         ) from error
-    kernel_registry.note(
-        call, lambda: _shapes_of_kernel(call, feature_axis), lambda shapes: _folded_output(shapes, y)
-    )
-    return y
 
 
-def _run_tapped(
-    static: tuple[type[Call], Choice, tuple[str, ...], Options, int | None], taps: Any, call: Call
-) -> Any:
+def _by_parts(call: Call, static: Static, implementation: Implementation, feature_axis: int) -> Any:
+    """Return the outputs of a fused op from its parts; where the device is not known yet, from a kernel on devices that have one."""
+    op, choice, names, options, thread = static
+
+    def parts(*arrays: Any) -> Any:
+        return by_parts(op.of(arrays, options), implementation, feature_axis)
+
+    fused = tuple((device, spec) for device, spec in choice if not spec.of_parts)
+    if why_apart(call) or not fused:
+        return parts(*call.values())
+    by_kernel = _compiled(op, fused, names, options, thread, feature_axis=feature_axis)
+    kernels = {name: by_kernel for device, _ in fused for name in device.lowering_names}
+    return jax.lax.platform_dependent(*call.values(), **kernels, default=parts)
+
+
+def _run_tapped(static: Static, taps: Any, call: Call) -> Any:
     return _compiled(*static, tapped=taps is not None)(*(taps or ()), *call.values())
 
 
@@ -134,7 +165,13 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         _folded_output(shapes, cotangent),
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), step),
     )
-    kernel_registry.note(call, lambda: shapes, lambda shapes: _folded_output(shapes, cotangent), step.rule)
+    kernel_registry.note(
+        kernel_registry.n_noted(),
+        call,
+        lambda: shapes,
+        lambda shapes: _folded_output(shapes, cotangent),
+        step.rule,
+    )
     return _compiled_update(type(call), choice, (*call.options(), ("rule", step.rule)))(
         *call.values(), cotangent, step.rate, step.factor, step.state
     )
@@ -230,6 +267,19 @@ def _choose(
     if not choice:
         raise errors[0]
     return tuple(choice)
+
+
+def _choose_forward(call: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Choice:
+    return _choose(call, names, "forward", devices)
+
+
+def _choose_fused(call: Call, names: tuple[str, ...], devices: tuple[Device, ...]) -> Choice:
+    """A kernel for each device that has it in both directions, else the parts."""
+    backward = dict(_choose(call, names, "backward", devices))
+    return tuple(
+        (device, backward[device] if backward[device].of_parts else spec)
+        for device, spec in _choose(call, names, "forward", devices)
+    )
 
 
 @_cached

@@ -8,6 +8,7 @@ import functools
 import importlib
 from collections.abc import Callable
 
+from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Direction
 from lutjax.dispatch.registry import Backend, KernelRegistry, Platform, Request
 
@@ -43,42 +44,42 @@ TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_tr
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
 # Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
 MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
+# In packages that are installed beside lutjax: they register their kernels themselves.
+NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels", requires=("lutjax_cpu",))
+# Of fused ops: the ops that compute them step by step.
+PARTS = Column(Platform.XLA, Backend.ANY, "lutjax.dispatch._parts")
 TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True, True)
 
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
-    "detect": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "detect_signs": {XLA: GRADIENT, TENSORCORE: GRADIENT},
-    "lookup": {XLA: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL},
-    "margins": {XLA: GRADIENT},
-    "weighted_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "scored_lut": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "sparse_lookup": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "lut_at_places": {XLA: GRADIENT, TRITON: GRADIENT},
-    "lookup_attention": {
-        XLA: ALL,
-        TRITON: ALL,
-        MOSAIC_AND_TRITON: ALL,
-        TENSORCORE: ALL,
-    },
-    "lut_pair_attention": {XLA: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "bilinear_gates": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "logic_trees": {XLA: GRADIENT, TRITON: GRADIENT},
-    "soft_lut": {XLA: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "binary_lut": {XLA: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
-    "packed_lut": {XLA: FORWARD, TENSORCORE: FORWARD},
+    "detect": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "detect_signs": {XLA: GRADIENT, NATIVE: ALL, TENSORCORE: GRADIENT},
+    "lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL},
+    "margins": {XLA: GRADIENT, NATIVE: ALL},
+    "weighted_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "scored_lut": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "sparse_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "lut_at_places": {PARTS: GRADIENT, TRITON: GRADIENT},
+    "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
+    "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "bilinear_gates": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "logic_trees": {PARTS: GRADIENT, TRITON: GRADIENT},
+    "soft_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "binary_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
+    "packed_lut": {XLA: FORWARD, NATIVE: ALL, TENSORCORE: FORWARD},
 }
-
-# On CPUs layers run these by parts that have native kernels: gates level by level, and a detection and a look-up.
-WITHOUT_NATIVE = ("logic_trees", "lut_at_places")
 
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
     for op, row in KERNELS.items():
         registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
-        if op not in WITHOUT_NATIVE:
-            registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
         for column, directions in row.items():
+            if column is NATIVE:
+                registry.announce(op, column.platform, column.backend, f"{column.room}.{op}")
+                continue
+            if column is PARTS:
+                registry.register(op, column.platform, column.backend, directions=directions)(Parts)
+                continue
             room = f"lutjax.kernels.{column.room}"
             fit = f"{room}.{column.fit}" if column.fit else None
             registry.register(

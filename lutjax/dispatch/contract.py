@@ -17,15 +17,14 @@ module with functions of it::
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
   So is an output, where it is what `accumulate.total` (or `lutjax.values._fixed_point.result`) returns of its sums.
-- A module of `bilinear_gates` may also have ``network(x, coefficients, wires, n_outputs)``, a differentiable JAX function of
-  ``[I, B]``, ``[4, G]`` and int32 ``[G, 2]``, float32: gates whose wires read inputs (ids below I) or gates before them (from I on), and
-  of which the last ones are the outputs. All its gates are evaluated for some samples while their values stay in a cache.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
+- A fused op is one that other ops compute in several steps: it declares these as its `parts`, and its kernels are only faster. Where no kernel
+  fits, the parts run, with their own kernels, gradients and rules.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
@@ -70,6 +69,8 @@ class Call:
       differentiable: whether the op has a gradient.
       features_first: kernels get and return batched arrays as ``[features, batch]``. Ranks are 1 then.
       output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
+      parts: of a fused op the function that returns the outputs of a call by other ops, ``parts(call, implementation=...)``. Arrays have
+        any leading axes; with `features_first` features are first and the others follow. None: the op is not fused.
       plain: the reason why plain JAX alone runs calls of this class; None: any implementation may. An op whose arguments are of two
         kinds has two classes of calls of its name.
     """
@@ -79,6 +80,7 @@ class Call:
     differentiable: ClassVar[bool]
     features_first: ClassVar[bool]
     output: ClassVar[str | None]
+    parts: ClassVar[Callable[..., Any] | None]
     plain: ClassVar[str | None] = None
 
     def __init_subclass__(
@@ -89,8 +91,9 @@ class Call:
         differentiable: bool = True,
         features_first: bool = False,
         output: str | None = None,
+        parts: Callable[..., Any] | None = None,
     ) -> None:
-        cls.op, cls.table_name = op, table
+        cls.op, cls.table_name, cls.parts = op, table, parts
         cls.differentiable, cls.features_first = differentiable, features_first
         cls.output = output
         jax.tree_util.register_pytree_with_keys(

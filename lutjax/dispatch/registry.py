@@ -20,6 +20,7 @@ import jax
 
 from lutjax import _compat, _extras, _jit_key
 from lutjax.dispatch import _records
+from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
 from lutjax.tables._row_rules import SGD, RowRule
 from lutjax.values._dtypes import accumulator
@@ -98,12 +99,14 @@ class Made:
     Attributes:
       rule: rule of an update; None if the function runs the op itself.
       given: the call as it was made, with arrays and leading axes; of `collecting`.
+      apart: of a fused op, whether its parts ran; their calls follow.
     """
 
     call: Call
     output: Any
     rule: RowRule | None = None
     given: Call | None = None
+    apart: bool = False
 
     @property
     def arrays(self) -> Call:
@@ -190,7 +193,12 @@ class KernelSpec:
         return str(self.platform), f"{self.platform}/{self.backend}"
 
     def __str__(self) -> str:
-        return f"{self.names[1]} ({self.target})"
+        return f"{self.names[1]} ({'its parts' if self.of_parts else self.target})"
+
+    @property
+    def of_parts(self) -> bool:
+        """True if it is the parts of a fused op, which run by implementations of their own."""
+        return self.holder is Parts
 
     @property
     def missing(self) -> str | None:
@@ -203,10 +211,6 @@ class KernelSpec:
         """Return its function for a direction. Imports the target."""
         result: Callable[..., Any] = getattr(self._holder, direction)
         return result
-
-    def extra(self, name: str) -> Callable[..., Any] | None:
-        """Return another function that its module may have, see `lutjax.dispatch.contract`; None if it has none. Imports the target."""
-        return getattr(self._holder, name, None)
 
     @property
     def _holder(self) -> Any:
@@ -593,22 +597,6 @@ class KernelRegistry:
             found = self._resolved[key] = make()
         return found
 
-    def has_gpu_kernel(
-        self, op: str, arrays: Iterable[Any], call: Callable[[], Call], implementation: Implementation
-    ) -> bool:
-        """Return whether these arrays may be on a GPU, and a kernel, not plain JAX, runs a call of the op there.
-
-        Layers ask that have two ways to the same result. None is ready where another implementation is asked for by name.
-        """
-        gpu = next((d for d in devices_of(arrays) if d.backend == Backend.GPU), None)
-        if gpu is None:
-            return False
-        try:
-            spec = self.resolve_request(Request("forward", call(), gpu), self.request(op, implementation))
-        except NoImplementationError:
-            return False
-        return spec.platform != Platform.XLA
-
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """Return the implementations asked for, in order; empty if any will do."""
         if implementation is None:
@@ -768,22 +756,30 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
+    def n_noted(self) -> int:
+        """Return the number of calls that `collecting` has so far."""
+        return len(self._made.get() or ())
+
     def note(
         self,
+        place: int,
         given: Call,
         call: Callable[[], Call],
         output: Callable[[Call], Any],
         rule: RowRule | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         """Remember a call for `collecting`, if that asks for it.
 
         Args:
-          call: returns the call as kernels get it. output: returns the outline of its output.
+          place: number of calls that were noted before this one began: those of its parts follow it.
+          call: returns the call as kernels get it. output: returns the outline of its output. rule, apart: see `Made`.
         """
         made = self._made.get()
         if made is not None:
             shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call())
-            made.append(Made(shapes, output(shapes), rule, given))
+            made.insert(place, Made(shapes, output(shapes), rule, given, apart))
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():
@@ -821,6 +817,11 @@ class KernelRegistry:
         candidates = _by_preference([*self._of(request.op).values(), *self._missing(request.op)])
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
+            # The parts of a fused op run by whatever is asked for, where the op itself has no such kernel for a call.
+            asked = [
+                *(spec for spec in asked if not spec.of_parts),
+                *(spec for spec in candidates if spec.of_parts),
+            ]
             for spec in asked:
                 yield spec, spec.why_not(request)
             for spec in candidates:

@@ -19,7 +19,7 @@ from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableOptions, TableSpec
-from lutjax.ops.lut_at_places import Windows, in_one_kernel
+from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.reads import Read
 from lutjax.values._dtypes import accumulator
 from lutjax.wiring import Connectivity
@@ -137,11 +137,9 @@ class _ImageSpec(_ReadSpec):
     def table_groups(self) -> int:
         return self._groups().n_groups
 
-    def _in_one_kernel(self, arrays: Arrays, x: Any, targets: jax.Array | None = None) -> jax.Array | None:
-        """Return outputs where one kernel detects and looks up, ``[..., outputs of all groups]``, or with targets ``[..., outputs]``."""
-        if self.accumulate is not None:
-            return None
-        y = in_one_kernel(
+    def _one_row_each(self, arrays: Arrays, x: Any, targets: jax.Array | None = None) -> jax.Array:
+        """Return sums of rows without a score, ``[..., outputs of all groups]``, or with targets ``[..., outputs]``."""
+        y = lut_at_places(
             x[..., None, None, :],
             self._cast(arrays["weights"]),
             arrays["anchors"],
@@ -149,19 +147,16 @@ class _ImageSpec(_ReadSpec):
             self.n_outputs,
             windows=Windows.whole(self.n_inputs),
             groups=self._groups().n_groups,
-            epsilon=self.epsilon,
-            implementation=self.implementation,
+            **self._options,
         )
-        return None if y is None else y[..., 0, 0, :]
+        return y[..., 0, 0, :]
 
     def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
         """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
-        weights, groups = self._tables(arrays), self._groups().n_groups
         if self.read is None:
-            y = self._in_one_kernel(arrays, x)
-            if y is not None:
-                return y
-            return lutjax.lut(x[..., None, :], weights, arrays["anchors"], groups=groups, **self._options)
+            y = self._one_row_each(arrays, x)
+            return _meshes.reshaped(y, y.ndim - 1, self._groups().n_groups, self.weights_shape[2])
+        weights, groups = self._tables(arrays), self._groups().n_groups
         x = x[..., None, :]
         scalars = {name: arrays[name] for name in self.read.initial()}
         return lutjax.scored_lut(
@@ -265,16 +260,7 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
         values, targets = self._values(x), jnp.asarray(arrays["targets"])
         keep = self._kept(x, self._groups().in_shape, deterministic, key)
         if self.read is None:
-            y = self._in_one_kernel(arrays, values, targets[:, 0])
-            if y is None:
-                y = lutjax.sparse_lut(
-                    values,
-                    self._cast(arrays["weights"]),
-                    arrays["anchors"],
-                    jnp.repeat(targets, self.n_detectors, 0, total_repeat_length=self.n_tables),
-                    self.n_outputs,
-                    **self._options,
-                )
+            y = self._one_row_each(arrays, values, targets[:, 0])
         else:
             y = _added(self._outputs_of_groups(arrays, values, keep), targets[:, 0], self.n_outputs)
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -29,12 +29,9 @@ from lutjax.layers._logic import (
     _LogicSpec,
 )
 from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
-from lutjax.ops.logic_trees import MAX_LEAVES, LogicTrees, Places, logic_trees
+from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, pair, shape_of
-
-# A level of trees as a function: inputs, features first, the tables of the level, how often each follows itself, wires, and readers.
-Level = Callable[[jax.Array, slice, int, Any, Any], jax.Array]
 
 
 @dataclasses.dataclass(eq=False)
@@ -292,21 +289,18 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         key: Any = None,
         temperature: Any = None,
     ) -> jax.Array:
-        nodes, gates = self.at(temperature)._nodes(), self.parametrisation == "gates"
-        tables = nodes.relaxed(arrays, deterministic, key)
-        axis = 1 if gates else 0
+        tables = self.at(temperature)._nodes().relaxed(arrays, deterministic, key)
+        how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
-            own = _of_level(tables, part, copies, axis)
-            op = lutjax.bilinear_gates if gates else lutjax.soft_lut
-            return op(x, own, wires, readers=readers, feature_axis=0, implementation=self.implementation)
+            return lutjax.soft_lut(x, _of_level(tables, part, copies), wires, readers=readers, **how)
 
-        x = self._features_first(x)
-        if gates and self._in_one_kernel(x, tables):
-            y = self._whole_trees(x, tables, arrays["wires"], arrays.get("readers"))
+        x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
+        if self.parametrisation == "gates":
+            y = self._trees_of_gates(x, tables, wires, readers)
         else:
-            y = self._in_trees(x, arrays["wires"], arrays.get("readers"), level)
-            y = _meshes.divided_by_compiler(self._pooled, _meshes.spec_of)(y)
+            roots = in_levels(self._places, x, wires, readers, self.levels, level)
+            y = largest_of_groups(self._places, roots)
         return y if self.feature_axis == 0 else jnp.moveaxis(y, (1, 2, 0), (-3, -2, -1))
 
     @names_layer
@@ -335,8 +329,8 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
             own = jnp.repeat(jnp.asarray(truth[part]), copies, 0)
             return lutjax.packed_lut(x, own, wires, implementation=self.implementation)
 
-        y = self._in_trees(jnp.asarray(words), jnp.asarray(wires), None, level)
-        return functools.reduce(operator.or_, self._places_of_groups(y, 0))
+        y = in_levels(self._places, jnp.asarray(words), jnp.asarray(wires), None, self.levels, level)
+        return functools.reduce(operator.or_, self._places.in_groups(y, 0))
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -368,25 +362,8 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         x = jnp.asarray(self._cast(x))
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
-    def _in_one_kernel(self, x: jax.Array, coefficients: jax.Array) -> bool:
-        """Return whether one kernel evaluates whole trees of gates, and their pools."""
-        n_leaves = self.n_inputs**self.depth
-
-        def call() -> LogicTrees:
-            shapes = (
-                jax.ShapeDtypeStruct((math.prod(self.in_shape), math.prod(x.shape[3:])), x.dtype),
-                jax.ShapeDtypeStruct((4, self.n_kernels, n_leaves - 1), coefficients.dtype),
-                jax.ShapeDtypeStruct((self.n_kernels, n_leaves), INT32),
-                None,
-            )
-            return LogicTrees.of(shapes, [("places", self._places)])
-
-        return n_leaves <= MAX_LEAVES and lutjax.kernel_registry.has_gpu_kernel(
-            LogicTrees.op, (x, coefficients), call, self.implementation
-        )
-
-    def _whole_trees(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
-        """Return what `_in_trees` and `_pooled` return."""
+    def _trees_of_gates(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
+        """Return the outputs of trees of gates, ``[kernels, rows, columns, ...]``."""
         y = logic_trees(
             x.reshape(math.prod(self.in_shape), *x.shape[3:]),
             _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
@@ -412,95 +389,20 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     def _places(self) -> Places:
         return Places(self.in_shape[:2], *self.geometry, *self.pooling)
 
-    def _padded_rows(self, x: jax.Array) -> jax.Array:
-        """Return the padded image as a list of inputs: ``[channels, height, width, ...]`` -> ``[channels * height * width, ...]``."""
-        around = [(p, p) for p in self.geometry[2]]
-        x = jnp.pad(x, ((0, 0), *around, *((0, 0),) * (x.ndim - 3)))
-        return x.reshape(math.prod(self.padded), *x.shape[3:])
-
-    def _in_trees(self, x: jax.Array, wires: Any, readers: Any, level: Level) -> jax.Array:
-        """Return the outputs of trees at all places: ``[channels, height, width, ...]`` -> ``[kernels, rows, columns, ...]``."""
-        batch, n, (rows, columns) = x.shape[3:], self.n_inputs, self.places
-        x = self._padded_rows(x)
-        if readers is not None:
-            readers = self._readers_of_image(readers, wires)
-        # Leaves of all places are gates of one image, place by place; of what they give, places are a part of the batch.
-        y = level(x, slice(0, self.levels[0]), rows * columns, self._wires_of_image(wires), readers)
-        y = y.reshape(self.levels[0], rows, columns, *batch)
-        first = self.levels[0]
-        for n_nodes in self.levels[1:]:  # they read neighbours of the level before
-            ids = jnp.arange(n * n_nodes, dtype=INT32)
-            y = level(y, slice(first, first + n_nodes), 1, ids.reshape(-1, n), ids[:, None])
-            first += n_nodes
-        return y
-
-    def _wires_of_image(self, wires: Any) -> jax.Array:
-        """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n_inputs]``."""
-        height, width, channels = self.padded
-        channel, row, column = self._places.in_window(jnp.asarray(wires, INT32), channels)
-        ids = (channel * height + row) * width + column  # at the first place
-        down, right = (
-            np.arange(n, dtype=np.int32) * s for n, s in zip(self.places, self.geometry[1], strict=True)
-        )
-        shifts = (down[:, None] * width + right[None]).reshape(1, -1, 1)
-        return (ids[:, None] + shifts).reshape(-1, self.n_inputs)
-
-    def _readers_of_image(self, readers: Any, wires: Any) -> jax.Array:
-        """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.
-
-        A leaf that reads some pixel of the window reads this value at one place, or at none.
-        """
-        number = jnp.maximum(readers, 0)
-        of_readers = jnp.asarray(wires, INT32).reshape(-1)[number]
-        _, row, column = self._places.in_window(of_readers, self.padded[2])
-        padded = dataclasses.replace(self._places, image=self.padded[:2], padding=(0, 0))
-        row, column = padded.that_read(row, column)
-        gate, slot = (a[..., None, None] for a in jnp.divmod(number, self.n_inputs))
-        wire = (gate * math.prod(self.places) + row * self.places[1] + column) * self.n_inputs + slot
-        exists = (row >= 0) & (column >= 0) & (readers >= 0)[..., None, None]
-        return jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1).reshape(math.prod(self.padded), -1)
-
-    # ------------------------------------------------------------------------------------- pools
-    def _pooled(self, y: jax.Array) -> jax.Array:
-        """Return the largest value of each group of places: ``[kernels, rows, columns, ...]``."""
-        return first_maximum(self._places_of_groups(y, -jnp.inf))
-
-    def _places_of_groups(self, y: jax.Array, nothing: Any) -> list[jax.Array]:
-        """Return for each place in a group the values there of all groups, row by row."""
-        (height, width), around = self.pooling
-        if any(around):
-            outer = ((0, 0), *((p, p) for p in around), *((0, 0),) * (y.ndim - 3))
-            y = jnp.pad(y, outer, constant_values=nothing)
-        return [
-            y[:, row::height, column::width] for row, column in itertools.product(range(height), range(width))
-        ]
-
 
 LogicConvArguments.spec_type = LogicConvSpec
 
 
-def _of_level(tables: jax.Array, part: slice, copies: int, axis: int) -> jax.Array:
-    """Return a part of tables along an axis, each several times in a row."""
+def _of_level(tables: jax.Array, part: slice, copies: int) -> jax.Array:
+    """Return a part of tables, each several times in a row."""
 
     def own(tables: jax.Array) -> jax.Array:
-        return jnp.repeat(jax.lax.slice_in_dim(tables, part.start, part.stop, axis=axis), copies, axis)
+        return jnp.repeat(jax.lax.slice_in_dim(tables, part.start, part.stop), copies, 0)
 
     def spec(tables: jax.Array) -> PartitionSpec:  # a level need not divide as all nodes do
-        places = list(_meshes.spec_of(tables))
-        if places[axis] is not None and (part.stop - part.start) % _meshes.devices_along(places[axis]):
-            places[axis] = None
-        return PartitionSpec(*places)
+        place, *others = _meshes.spec_of(tables)
+        divides = place is None or (part.stop - part.start) % _meshes.devices_along(place) == 0
+        return PartitionSpec(place if divides else None, *others)
 
     result: jax.Array = _meshes.divided_by_compiler(own, spec)(tables)
     return result
-
-
-def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
-    """Return the largest of several arrays, element by element, NaN before any number. Its gradient goes to the first that is as large.
-
-    `jax.numpy.max` would divide the gradient among equal values, and bits are equal most of the time.
-    """
-    best, *others = values
-    for value in others:
-        best = jnp.where((value > best) | jnp.isnan(value), value, best)
-    return best

@@ -12,9 +12,7 @@ from lutjax._typing import Anchors, Array, Scalar
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
-from lutjax.ops.detect import detect
-from lutjax.ops.lookup import lookup
-from lutjax.ops.lut_at_places import Windows, in_one_kernel
+from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.ops.margins import margins
 from lutjax.ops.scored_lut import _scalars, scored_lut
 from lutjax.ops.weighted_lookup import weighted_lookup
@@ -118,24 +116,20 @@ def conv_lut(
 
     images, lead, (height, width) = as_jax(images), images.shape[:-3], images.shape[-3:-1]
     windows = Windows((height, width, channels), size, step, around, channels // n_groups)
-    if read is None and accumulate is None:
-        one: dict[str, Any] = {"windows": windows, "groups": n_groups, "epsilon": epsilon}
-        y = in_one_kernel(images, weights, anchors, **one, implementation=implementation)
-        if y is not None:
-            return y
+    how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
+    if read is None:
+        return lut_at_places(
+            images, as_jax(weights), anchors, windows=windows, groups=n_groups, epsilon=epsilon, **how
+        )
     of_all, of_window = windows.of_all_channels(as_int32(anchors), n_groups)
     ids, places = of_all.ids(of_window), windows.places
     padded = windows.padded(images)
     x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
-    how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
 
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
-    if read is None:
-        d = jax.tree.map(by_place, detect(x, ids, epsilon=epsilon, **how))
-        y = lookup(as_jax(weights), d, groups=n_groups, **how)
-    elif isinstance(weights, QuantisedTables):
+    if isinstance(weights, QuantisedTables):
         # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
         each = n_detectors // n_groups * n_comparisons
         probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each

@@ -1,8 +1,9 @@
-"""Trees of gates over an image, and the or of neighbouring places, in one op."""
+"""Trees of gates over an image, and the or of neighbouring places: in one op, or level by level."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,14 +12,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
+from lutjax.dispatch import _meshes
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared, static
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
 from lutjax.ops._gates import readers_of_part
+from lutjax.ops.bilinear_gates import bilinear_gates
+from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import as_int32, as_jax
 
-MAX_LEAVES = 16
+# A level of trees as a function: inputs, features first, the nodes of the level, how often each follows itself, wires, and readers.
+Level = Callable[[jax.Array, slice, int, Any, Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,21 @@ class Places:
         found = np.stack([row, column], -1).reshape(math.prod(self.pool), -1, 2).astype(np.int32)
         return np.where((found < 0).any(-1, keepdims=True), -1, found)
 
+    def in_groups(self, y: jax.Array, nothing: Any) -> list[jax.Array]:
+        """Return for each place in a group the values there of all groups, row by row: of ``[trees, rows, columns, ...]``.
+
+        Args:
+          nothing: value where there is no place.
+        """
+        (down, right), (rows, columns) = self.pool, self.groups
+        if any(self.pool_padding):
+            outer = ((0, 0), *((p, p) for p in self.pool_padding), *((0, 0),) * (y.ndim - 3))
+            y = jnp.pad(y, outer, constant_values=nothing)
+        return [
+            y[:, row::down, column::right][:, :rows, :columns]
+            for row, column in itertools.product(range(down), range(right))
+        ]
+
     def in_window(self, leaves: Any, n_channels: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return channel, row and column of ids of values in the window; ids beyond it are clamped."""
         ids = jnp.clip(leaves, 0, math.prod(self.kernel) * n_channels - 1)
@@ -93,9 +113,121 @@ class Places:
         return found[0][..., :, None], found[1][..., None, :]
 
 
+def in_levels(
+    places: Places, x: jax.Array, wires: Any, readers: Any, n_nodes: Sequence[int], level: Level
+) -> jax.Array:
+    """Return the roots of trees at all places, evaluated level by level.
+
+    Args:
+      x: ``[channels, height, width, ...]``. wires: int32 ``[first nodes, n]``, ids in the window. readers: of channels, or None.
+      n_nodes: of each level, all trees together, the first level first.
+
+    Returns:
+      ``[trees, rows, columns, ...]``.
+    """
+    batch, n, (rows, columns) = x.shape[3:], wires.shape[1], places.counts
+    around = [(p, p) for p in places.padding]
+    x = jnp.pad(x, ((0, 0), *around, *((0, 0),) * len(batch)))
+    n_channels = x.shape[0]
+    x = x.reshape(math.prod(x.shape[:3]), *batch)
+    if readers is not None:
+        readers = _readers_of_image(places, n_channels, readers, wires)
+    # Leaves of all places are gates of one image, place by place; of what they give, places are a part of the batch.
+    y = level(x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers)
+    y = y.reshape(n_nodes[0], rows, columns, *batch)
+    first = n_nodes[0]
+    for count in n_nodes[1:]:  # they read neighbours of the level before
+        ids = jnp.arange(n * count, dtype=jnp.int32)
+        y = level(y, slice(first, first + count), 1, ids.reshape(-1, n), ids[:, None])
+        first += count
+    return y
+
+
+def _wires_of_image(places: Places, n_channels: int, wires: Any) -> jax.Array:
+    """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n]``."""
+    height, width = (n + 2 * p for n, p in zip(places.image, places.padding, strict=True))
+    channel, row, column = places.in_window(jnp.asarray(wires, jnp.int32), n_channels)
+    ids = (channel * height + row) * width + column  # at the first place
+    down, right = (
+        np.arange(n, dtype=np.int32) * s for n, s in zip(places.counts, places.stride, strict=True)
+    )
+    shifts = (down[:, None] * width + right[None]).reshape(1, -1, 1)
+    return (ids[:, None] + shifts).reshape(-1, wires.shape[1])
+
+
+def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any) -> jax.Array:
+    """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.
+
+    A leaf that reads some pixel of the window reads this value at one place, or at none.
+    """
+    height, width = (n + 2 * p for n, p in zip(places.image, places.padding, strict=True))
+    number = jnp.maximum(readers, 0)
+    of_readers = jnp.asarray(wires, jnp.int32).reshape(-1)[number]
+    _, row, column = places.in_window(of_readers, n_channels)
+    padded = dataclasses.replace(places, image=(height, width), padding=(0, 0))
+    row, column = padded.that_read(row, column)
+    gate, slot = (a[..., None, None] for a in jnp.divmod(number, wires.shape[1]))
+    wire = (gate * math.prod(places.counts) + row * places.counts[1] + column) * wires.shape[1] + slot
+    exists = (row >= 0) & (column >= 0) & (readers >= 0)[..., None, None]
+    found = jnp.moveaxis(jnp.where(exists, wire, -1), 1, -1)
+    return found.reshape(n_channels * height * width, -1)
+
+
+def largest_of_groups(places: Places, y: jax.Array) -> jax.Array:
+    """Return the largest value of each group of places: ``[trees, rows, columns, ...]``. Its gradient goes to the first of the largest."""
+
+    def largest(y: jax.Array) -> jax.Array:
+        return first_maximum(places.in_groups(y, -jnp.inf))
+
+    found: jax.Array = _meshes.divided_by_compiler(largest, _meshes.spec_of)(y)
+    return found
+
+
+def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
+    """Return the largest of several arrays, element by element, NaN before any number. Its gradient goes to the first that is as large.
+
+    `jax.numpy.max` would divide the gradient among equal values, and bits are equal most of the time.
+    """
+    best, *others = values
+    for value in others:
+        best = jnp.where((value > best) | jnp.isnan(value), value, best)
+    return best
+
+
+def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> jax.Array:
+    """Return the outputs of a call: every level of all trees by `lutjax.bilinear_gates`, then the maximum."""
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    coefficients, (n_trees, n_leaves), batch = call.coefficients.astype(dtype), call.leaves.shape, call.x.shape[1:]
+    of_tree = levels(n_leaves)
+
+    def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
+        first = part.start // n_trees if n_trees else 0
+        own = _of_level(coefficients, first, (part.stop - part.start) // max(n_trees, 1), copies)
+        return bilinear_gates(x, own, wires, readers=readers, feature_axis=0, implementation=implementation)
+
+    x = call.x.astype(dtype).reshape(call.n_channels, *call.places.image, *batch)
+    wires, n_nodes = call.leaves.reshape(n_trees * n_leaves // 2, 2), [n_trees * n for n in of_tree]
+    y = largest_of_groups(call.places, in_levels(call.places, x, wires, call.readers, n_nodes, level))
+    return y.astype(call.x.dtype).reshape(n_trees, call.n_groups, *batch)
+
+
+def _of_level(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.Array:
+    """Return coefficients of `n` nodes of each tree, several times in a row: ``[4, trees, nodes]`` -> ``[4, trees * n * copies]``."""
+
+    def own(coefficients: jax.Array) -> jax.Array:
+        of_nodes = coefficients[:, :, first : first + n]
+        return jnp.repeat(of_nodes.reshape(4, of_nodes.shape[1] * n), copies, 1)
+
+    def spec(coefficients: jax.Array) -> jax.sharding.PartitionSpec:
+        return jax.sharding.PartitionSpec(*(*_meshes.spec_of(coefficients), None, None)[:2])
+
+    found: jax.Array = _meshes.divided_by_compiler(own, spec)(coefficients)
+    return found
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class LogicTrees(Call, op="logic_trees", features_first=True, output="t p"):
-    """The call of `logic_trees`.
+class LogicTrees(Call, op="logic_trees", features_first=True, output="t p", parts=_level_by_level):
+    """The call of `logic_trees`. Its parts are gates, level by level.
 
     Attributes:
       x: ``[I, B]`` floats, features first: channels, rows, columns.
@@ -141,13 +273,13 @@ def logic_trees(
     """Trees of gates at all places of an image, and the largest of the values at neighbouring places.
 
     It is what `lutjax.bilinear_gates` gives level by level, on the values of a window at each place, then the maximum over groups
-    of places, whose gradient goes to the first of the largest. Windows are not copied, nor is the image padded; values of nodes are not
-    stored: the backward pass computes them again.
+    of places, whose gradient goes to the first of the largest. Windows are not copied. In one kernel, where there is one, the image is not
+    padded, and values of nodes are not stored: the backward pass computes them again.
 
     Args:
       x: ``[I, ...]``, features first: the image, channels, rows and columns.
       coefficients: ``[4, trees, nodes]``, of each tree level by level, the leaves' parents first: those of 1, a, b and ab.
-      leaves: int32 ``[trees, leaves]``, 2 to 16, ids of values in a window in the order row, column, channel. Ids beyond it are clamped.
+      leaves: int32 ``[trees, leaves]``, a power of two, ids of values in a window in the order row, column, channel. Ids beyond it are clamped.
       places: where windows are.
       readers: int32 ``[channels, F]``: ``lutjax.readers(leaves % channels, channels)``. With it the gradient of `x` needs no sorting.
         Entries that do not belong to `leaves` give wrong gradients.
@@ -180,11 +312,11 @@ def logic_trees(
     _checks.integers(op, "leaves", leaves, 2, "[trees, leaves]")
     n_trees, n_leaves = leaves.shape
     _checks.require(
-        2 <= n_leaves <= MAX_LEAVES and n_leaves & (n_leaves - 1) == 0,
+        n_leaves >= 2 and n_leaves & (n_leaves - 1) == 0,
         op,
         "leaves",
         leaves,
-        f"expected [trees, leaves] with 2 to {MAX_LEAVES} leaves, a power of two",
+        "expected [trees, leaves] with at least 2 leaves, a power of two",
     )
     _checks.require(
         coefficients.shape == (4, n_trees, n_leaves - 1),

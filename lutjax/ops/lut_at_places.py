@@ -10,11 +10,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lutjax._typing import Anchors, Array
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch import _meshes
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared, static
-from lutjax.dispatch.registry import Implementation, kernel_registry
+from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
+from lutjax.ops.detect import detect
+from lutjax.ops.lookup import lookup
+from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
@@ -87,17 +91,36 @@ class Windows:
         return jnp.pad(images, [(0, 0)] * (images.ndim - 3) + [(n, n) for n in (*self.padding, 0)])
 
 
+def _detect_then_look_up(call: "LutAtPlaces", *, implementation: Implementation) -> jax.Array:
+    """Return the outputs of a call: detectors of all places read the padded image, and places are samples of the look-up."""
+    windows, x, lead, n_detectors = call.windows, call.x, call.x.shape[:-1], len(call.weights)
+    how: dict[str, Any] = {"accumulate": call.accumulate, "implementation": implementation}
+    if any(windows.padding):
+        padded = windows.padded(_meshes.reshaped(x, len(lead), *windows.image))
+        x = _meshes.reshaped(padded, len(lead), math.prod(padded.shape[-3:]))
+    of_all = detect(x, windows.ids(call.anchors), epsilon=call.epsilon, **how)
+    d = jax.tree.map(lambda a: a.reshape(*lead, call.n_places, n_detectors), of_all)
+    if call.targets is None:
+        y = lookup(call.weights, d, groups=call.groups, **how)
+        return _meshes.reshaped(y, y.ndim - 2, call.n_outputs)
+    each = n_detectors // call.groups
+    targets = jnp.repeat(call.targets[:, None], each, 0, total_repeat_length=n_detectors)
+    return sparse_lookup(call.weights, d, targets, call.n_outputs, **how)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class LutAtPlaces(Call, op="lut_at_places", output="p go"):
+class LutAtPlaces(Call, op="lut_at_places", output="p go", parts=_detect_then_look_up):
     """The call of `lut_at_places` in which each group has outputs of its own.
+
+    Its parts are a detection and a look-up.
 
     Attributes:
       x: ``[B, I]`` floats, the values of images, not padded.
       weights: ``[T, R, O]`` floats.
-      anchors: int32 ``[T, C, 2]``, ids of values of a window, which may lie beyond it. ``C`` is at least 1.
+      anchors: int32 ``[T, C, 2]``, ids of values of a window, which may lie beyond it.
       targets: int32 ``[G, O]``, the outputs that each group reaches, -1 for none; None: each group has outputs of its own.
       windows: where detectors are, with all channels of the image. groups: ``G``, whose detectors follow each other.
-      epsilon: dead zone. n_reached: outputs of a place among which targets are; None without targets.
+      epsilon: dead zone. accumulate: as the op takes it. n_reached: outputs of a place among which targets are; None without targets.
 
     Output and its cotangent: ``[B, P, n_outputs]``. Differentiable: `x`, `weights`.
     """
@@ -109,6 +132,7 @@ class LutAtPlaces(Call, op="lut_at_places", output="p go"):
     windows: Windows = static()
     groups: int = static(default=1)
     epsilon: float = static(default=0.0)
+    accumulate: FixedPoint | None = static(default=None)
     n_reached: int | None = static(default=None)
 
     @property
@@ -123,7 +147,7 @@ class LutAtPlaces(Call, op="lut_at_places", output="p go"):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LutToTargets(LutAtPlaces, op="lut_at_places", output="p o"):
+class LutToTargets(LutAtPlaces, op="lut_at_places", output="p o", parts=_detect_then_look_up):
     """The call of `lut_at_places` with targets: groups on several devices may reach the same outputs."""
 
 
@@ -137,18 +161,20 @@ def lut_at_places(
     windows: Windows,
     groups: int = 1,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
-    """Look-up tables at all places of a window: `lutjax.detect` and `lutjax.lookup`, without an array of detections.
+    """Look-up tables at all places of a window: `lutjax.detect`, then `lutjax.lookup`.
 
-    Rows and margins are computed where they are used, from the image, in the forward and in the backward pass.
+    In one kernel, where there is one, there is no array of detections: rows and margins are computed where they are used, from the image, in
+    the forward and in the backward pass.
 
     Args:
       images: ``[..., height, width, F]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``, ids of values of a window.
       targets: int32 ``[groups, O]``: the outputs that the tables of each group reach, of `n_outputs`; -1 for none. None: each group
         has ``O`` outputs of its own.
       n_outputs: of a place, with `targets`; without them it is not used.
-      windows: where detectors are. groups, epsilon: as `lutjax.conv_lut` takes them. Groups share windows of all channels.
+      windows: where detectors are. groups, epsilon, accumulate: as `lutjax.conv_lut` takes them. Groups share windows of all channels.
       implementation: see `lutjax.detect`. In Triton, the gradient of the weights, and outputs with `targets`, are summed by atomics.
 
     Returns:
@@ -160,62 +186,12 @@ def lut_at_places(
     Source: docs/semantics.md, section 11.
     """
     images = as_jax(images)
-    call = _call(images, as_jax(weights), anchors, targets, n_outputs, windows, groups, epsilon)
-    return _applied(call, images.shape[:-3], implementation)
-
-
-def in_one_kernel(
-    images: Float[Array, "*batch height width channels"],
-    weights: Any,
-    anchors: Anchors,
-    targets: Int[Array, "groups outputs"] | None = None,
-    n_outputs: int | None = None,
-    *,
-    windows: Windows,
-    groups: int = 1,
-    epsilon: float = 0.0,
-    implementation: Implementation = None,
-) -> Float[jax.Array, "*any place_rows place_columns out_channels"] | None:
-    """Return `lut_at_places` where a kernel on a GPU has it, else None: a detection and a look-up are then as good.
-
-    None, too, where NaN are to be shown, tables are watched, or arrays lie on a mesh with explicit axes: those ops have rules for these.
-    """
-    images, weights = as_jax(images), as_jax(weights)
-    if not anchors.shape[1] or any(map(_meshes.explicit_axes, (images, weights))):
-        return None
-    if jax.config.jax_debug_nans or _table_reads.current() is not None:  # type: ignore[attr-defined]
-        return None
-
-    def call() -> LutAtPlaces:
-        made = _call(images, weights, anchors, targets, n_outputs, windows, groups, epsilon)
-        n = math.prod(images.shape[:-3])
-        return made.replace(x=jax.ShapeDtypeStruct((n, made.x.shape[-1]), images.dtype))
-
-    if not kernel_registry.has_gpu_kernel(LutAtPlaces.op, (images, weights), call, implementation):
-        return None
-    options: dict[str, Any] = {"windows": windows, "groups": groups, "epsilon": epsilon}
-    return lut_at_places(
-        images, weights, anchors, targets, n_outputs, **options, implementation=implementation
-    )
-
-
-def _call(
-    images: jax.Array,
-    weights: jax.Array,
-    anchors: Anchors,
-    targets: Array | None,
-    n_outputs: int | None,
-    windows: Windows,
-    groups: int,
-    epsilon: float,
-) -> LutAtPlaces:
-    op = LutAtPlaces.op
+    op, weights = LutAtPlaces.op, as_jax(weights)
     _checks.floats(op, "images", images, -3, "[..., height, width, channels]")
     rule = f"its last axes must be {list(windows.image)}, the image of windows"
     _checks.require(images.shape[-3:] == windows.image, op, "images", images, rule)
     _checks.anchors(op, anchors)
     n_detectors, n_comparisons, _ = anchors.shape
-    _checks.require(n_comparisons > 0, op, "anchors", anchors, "a detector needs at least one pair")
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     n_groups = _groups.number(op, groups, n_detectors)
     of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
@@ -224,18 +200,17 @@ def _call(
         "windows": of_all,
         "groups": n_groups,
         "epsilon": _checks.finite_epsilon(op, epsilon),
+        "accumulate": _checks.accumulation(op, accumulate),
     }
     if targets is None:
-        return LutAtPlaces(x, weights, ids, **options)
-    _checks.integers(op, "targets", targets, 2, "[groups, outputs]")
-    expected = (n_groups, weights.shape[2])
-    rule = f"expected {list(expected)}: a target for each output of the tables of each group"
-    _checks.require(targets.shape == expected, op, "targets", targets, rule)
-    if n_outputs is None:
-        raise ValueError(f"{op}: n_outputs is None; with targets it is the number of outputs of a place.")
-    return LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
-
-
-def _applied(call: LutAtPlaces, lead: tuple[int, ...], implementation: Implementation) -> jax.Array:
-    y = jnp.asarray(apply(call, implementation=implementation))
-    return y.reshape(*lead, *call.windows.places, call.n_outputs)
+        call = LutAtPlaces(x, weights, ids, **options)
+    else:
+        _checks.integers(op, "targets", targets, 2, "[groups, outputs]")
+        expected = (n_groups, weights.shape[2])
+        rule = f"expected {list(expected)}: a target for each output of the tables of each group"
+        _checks.require(targets.shape == expected, op, "targets", targets, rule)
+        if n_outputs is None:
+            raise ValueError(f"{op}: n_outputs is None; with targets it is the number of outputs of a place.")
+        call = LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
+    y = apply(call, implementation=implementation)
+    return _meshes.reshaped(y, y.ndim - 2, *windows.places, call.n_outputs)

@@ -5,8 +5,8 @@ import dataclasses
 _FEW_COMPARISONS = "a few comparisons of each distance, which XLA makes one small loop of"
 _WORDS = "exclusive ors and ands of words, which XLA makes one loop of, bound by memory"
 _ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
-_TREES = "layers evaluate trees level by level there, as gates, which have kernels"
-_PLACES = "layers detect and look up apart there, by ops that have kernels"
+_TREES = "runs by its parts there, gates level by level, which have kernels"
+_PLACES = "runs by its parts there, a detection and a look-up, which have kernels"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
 
 

@@ -60,6 +60,7 @@ def unsupported(request: Request) -> str | None:
     return unfit_packages() or unsupported_arguments(request)
 
 
+_LEAVES_OF_TREE = 16
 _LEAVES_OF_GROUP = 256  # also, their places fit in a byte
 
 
@@ -72,7 +73,14 @@ def unsupported_arguments(request: Request) -> str | None:
             return f"has no kernel for {leaf.dtype}"
     if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
         return "has no kernel for a table of no detectors"
+    if isinstance(call, LutAtPlaces):
+        if call.accumulate is not None:
+            return "has no sums in fixed point"
+        if not call.anchors.shape[1]:
+            return "has no kernel for detectors without pairs"
     if isinstance(call, LogicTrees):
+        if call.leaves.shape[1] > _LEAVES_OF_TREE:
+            return f"keeps the nodes of a tree in registers, of at most {_LEAVES_OF_TREE} leaves, here {call.leaves.shape[1]}"
         n_leaves = math.prod(call.places.pool) * call.leaves.shape[1]
         if n_leaves > _LEAVES_OF_GROUP:
             return (

@@ -1,0 +1,51 @@
+"""Fused ops by their parts: when these run, and as a kernel for what asks for kernels one by one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch.contract import Call
+
+
+class Parts:
+    """Kernel of a fused op in plain JAX, made of the op's parts.
+
+    Where it is chosen `lutjax.dispatch._transforms.apply` calls the parts themselves, whose kernels and gradients are their own. As a kernel it
+    is for what measures and compares implementations.
+    """
+
+    @staticmethod
+    def forward(call: Call, *, device: Any) -> Any:
+        del device
+        return _in_plain_jax(call)
+
+    @staticmethod
+    def backward(call: Call, cotangent: Any, needs: frozenset[str], *, device: Any) -> dict[str, Any]:
+        del device
+        wanted = {name: getattr(call, name) for name in needs}
+        pull = jax.vjp(lambda arrays: _in_plain_jax(call.replace(**arrays)), wanted)[1]
+        found: dict[str, Any] = pull(cotangent)[0]
+        return found
+
+
+def _in_plain_jax(call: Call) -> Any:
+    return by_parts(call, "xla", 0)
+
+
+def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
+    """Return the outputs of a fused op from its parts, which get features first where its kernels do."""
+    run: Callable[..., Any] = call.parts  # type: ignore[assignment]  # bound to the call
+    return run(implementation=implementation)
+
+
+def why_apart(call: Call) -> str | None:
+    """Return why the parts of a fused op run wherever kernels would; None if the kernels may."""
+    if jax.config.jax_debug_nans:  # type: ignore[attr-defined]
+        return "the parts show where a NaN comes from"
+    if _table_reads.current() is not None and call.table_name is None:
+        return "gradients of tables are wanted in factors, which the parts have"
+    if any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values())):
+        return "arrays lie on a mesh with explicit axes, for which the parts have rules"
+    return None
