@@ -9,7 +9,7 @@ mode, so an op's cotangents differ from them by up to one resolution for each ad
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ __all__ = [
     "detect",
     "detect_signs",
     "gate_coefficients",
+    "gate_network",
     "logic_gates",
     "logic_trees",
     "lookup",
@@ -654,6 +655,23 @@ def bilinear_gates(
     a, b = _wired(x, wires, feature_axis, dtype)
     c0, c1, c2, c3 = (_over_samples(c, x.ndim) for c in coefficients.astype(dtype))
     return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
+
+
+def gate_network(
+    x: Float[Array, "..."],
+    coefficients: Float[Array, "4 gates"],
+    wires: Int[Array, "gates 2"],
+    *,
+    sizes: Sequence[int],
+    readers: Sequence[Int[Array, "_ _"] | None] | None = None,
+    feature_axis: int = -1,
+) -> Float[Array, "..."]:
+    first = 0
+    for size in sizes:
+        own = slice(first, first + size)
+        x = bilinear_gates(x, coefficients[:, own], wires[own], feature_axis=feature_axis)
+        first += size
+    return x
 
 
 def logic_gates(

@@ -167,6 +167,17 @@ def of_places():
     return call, (anchors, targets), clamped, (images, weights)
 
 
+def of_network():
+    x, coefficients = grid(3, 6), grid(4, 9)
+    wires = np.int32([[0, 99], [-7, 2], [5, 6], [1, 1], [0, 4], [9, 2], [-1, 3], [3, 5], [2, 77]])
+    clamped = np.concatenate([np.clip(wires[:5], 0, 5), np.clip(wires[5:], 0, 4)])
+
+    def call(f, ids, x, coefficients, **options):
+        return f(x, coefficients, *ids, sizes=(5, 4), **options)
+
+    return call, (wires,), (clamped,), (x, coefficients)
+
+
 CASES = {
     "lookup": of_lookup,
     "sparse_lookup": of_sparse_lookup,
@@ -177,6 +188,7 @@ CASES = {
     "weighted_lookup": of_weighted_lookup,
     "scored_lut": of_scored_lut,
     "bilinear_gates": of_gates((4, 6), 2),
+    "gate_network": of_network,
     "logic_trees": of_trees,
     "lut_at_places": of_places,
     "soft_lut": of_gates((6, 8), 3),

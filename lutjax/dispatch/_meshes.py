@@ -75,6 +75,23 @@ def reshaped(a: Array, lead: int, *shape: int) -> jax.Array:
     return result
 
 
+def part(a: Array, start: int, stop: int, axis: int, copies: int = 1) -> jax.Array:
+    """Return a part of an axis, each of its elements several times in a row; on a mesh with explicit axes it is divided if that divides it."""
+
+    def taken(a: Array) -> jax.Array:
+        own = jax.lax.slice_in_dim(a, start, stop, axis=axis)
+        return own if copies == 1 else jnp.repeat(own, copies, axis)
+
+    def spec(a: Array) -> jax.sharding.PartitionSpec:
+        places = list(spec_of(a))
+        if places[axis] is not None and (stop - start) % devices_along(places[axis]):
+            places[axis] = None
+        return jax.sharding.PartitionSpec(*places)
+
+    result: jax.Array = divided_by_compiler(taken, spec)(a)
+    return result
+
+
 def lacks_elements(arrays: Any) -> bool:
     """Return whether one of these arrays has no elements: the compiler of a `jax.shard_map` fails or ends its process (jaxlib 0.11.2)."""
     return any(a.size == 0 for a in jax.tree.leaves(arrays))

@@ -184,6 +184,8 @@ def _with_rule(
     summed = tuple(f for f in every if f in divided and f not in kept)
     rule = f"{', '.join(' '.join(f) for f in of_operands)} -> {', '.join(' '.join(f) for f in of_results)}"
 
+    in_float64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
     def partition(mesh: Any, arg_shapes: Any, result_shapes: Any) -> Any:
         places: dict[str, Any] = {}
         used: set[str] = set()
@@ -201,8 +203,9 @@ def _with_rule(
             return tuple(name for f in places if f not in one for name in _names(places[f]))
 
         def part(*arrays: Any) -> Any:
-            # A mesh in scope is that of the whole program; here there is one device's part.
-            with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            # A mesh in scope is that of the whole program; here there is one device's part. JAX may ask in a thread of its own, which
+            # knows no `jax.enable_x64` of the caller's.
+            with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
                 return tuple(
                     jax.lax.psum(y, over(one)) if over(one) and not summed_by_kernel else y

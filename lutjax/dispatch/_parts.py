@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.dispatch.contract import Call
@@ -37,7 +38,15 @@ def _in_plain_jax(call: Call) -> Any:
 def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
     """Return the outputs of a fused op from its parts, which get features first where its kernels do."""
     run: Callable[..., Any] = call.parts  # type: ignore[assignment]  # bound to the call
-    return run(implementation=implementation)
+    if not call.features_first or feature_axis == 0:
+        return run(implementation=implementation)
+    arrays = {
+        name: getattr(call, name) for name, rank in zip(call.arrays(), call.ranks(), strict=True) if rank
+    }
+    first: Call = call.replace(**{name: jnp.moveaxis(a, -1, 0) for name, a in arrays.items()})
+    y = first.parts(implementation=implementation)  # type: ignore[misc]
+    rank = len(str(call.output).split())
+    return jnp.moveaxis(y, range(rank), range(-rank, 0))
 
 
 def why_apart(call: Call) -> str | None:

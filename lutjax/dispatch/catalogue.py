@@ -62,6 +62,7 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "bilinear_gates": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "gate_network": {PARTS: GRADIENT, NATIVE: ALL},
     "logic_trees": {PARTS: GRADIENT, TRITON: GRADIENT},
     "soft_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "binary_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},

@@ -293,7 +293,8 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
-            return lutjax.soft_lut(x, _of_level(tables, part, copies), wires, readers=readers, **how)
+            own = _meshes.part(tables, part.start, part.stop, 0, copies)
+            return lutjax.soft_lut(x, own, wires, readers=readers, **how)
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parametrisation == "gates":
@@ -391,18 +392,3 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
 
 
 LogicConvArguments.spec_type = LogicConvSpec
-
-
-def _of_level(tables: jax.Array, part: slice, copies: int) -> jax.Array:
-    """Return a part of tables, each several times in a row."""
-
-    def own(tables: jax.Array) -> jax.Array:
-        return jnp.repeat(jax.lax.slice_in_dim(tables, part.start, part.stop), copies, 0)
-
-    def spec(tables: jax.Array) -> PartitionSpec:  # a level need not divide as all nodes do
-        place, *others = _meshes.spec_of(tables)
-        divides = place is None or (part.stop - part.start) % _meshes.devices_along(place) == 0
-        return PartitionSpec(place if divides else None, *others)
-
-    result: jax.Array = _meshes.divided_by_compiler(own, spec)(tables)
-    return result

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,7 +13,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
-from lutjax import _compat
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
@@ -23,6 +21,7 @@ from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 from lutjax.models._config import Config, require_arguments
+from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
 from lutjax.values._wires import check_wires
 
@@ -312,10 +311,8 @@ def _run_soft(
     wiring: Wiring,
     key: Array | None,
 ) -> jax.Array:
-    network = _network(config, coefficients, wiring, state)
-
     def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
-        new = _step(config, coefficients, wiring, state) if network is None else network(state)
+        new = _step(config, coefficients, wiring, state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
@@ -334,75 +331,28 @@ def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
 
 
 def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Array) -> jax.Array:
-    channels, batch, height, width = state.shape
-    n_cells = batch * height * width
-    near = jnp.stack(_shifted(config, state)).reshape(_CENTRE, channels * n_cells)
+    """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
+    channels, n_cells, n_layers = config.channels, state[0].size, len(config.perception)
+    wires, readers = [_first_wires(config.kernels), *wiring.wires], [None, *wiring.readers]
+    n_perceiving = sum(config.sizes[:n_layers])
+
+    def circuits(x: jax.Array, layers: slice, gates: slice) -> jax.Array:
+        return gate_network(
+            x,
+            coefficients[:, gates],
+            jnp.concatenate(wires[layers]),
+            sizes=config.sizes[layers],
+            readers=readers[layers],
+            feature_axis=0,
+        )
+
+    near = jnp.stack([*_shifted(config, state), state]).reshape(_CENTRE + 1, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
-    x, rest = jnp.asarray(state).reshape(channels * n_cells), config.sizes[0]
-    of_first = coefficients[:, :rest].reshape(4, config.kernels, _CENTRE)
-    x = _meet(near, x, of_first).reshape(rest, channels * n_cells)
-    for layer, (wires, readers) in enumerate(zip(*wiring, strict=True)):
-        if layer == len(config.perception) - 1:
-            perceived = x.reshape(len(x) * channels, n_cells)
-            x = jnp.concatenate([state.reshape(channels, n_cells), perceived])
-        c = coefficients[:, rest : rest + len(wires)]
-        x = lutjax.bilinear_gates(x, c, wires, readers=readers, feature_axis=0)
-        rest += len(wires)
-    return x.reshape(state.shape)
-
-
-def _network(
-    config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: jax.Array
-) -> Callable[[jax.Array], jax.Array] | None:
-    """Return a step as one network of gates, where a kernel runs such; else None.
-
-    Its inputs are the neighbours and the centre of every channel. Perception circuits have a gate for every channel.
-    """
-    shape = (config.channels, state[0].size)
-    outline = jax.ShapeDtypeStruct(((_CENTRE + 1) * shape[0], shape[1]), state.dtype)
-    wires = _network_wires(config, wiring)
-    n_perceived = sum(config.kernels * n for n in config.perception)
-    perceive, update = coefficients[:, :n_perceived], coefficients[:, n_perceived:]
-    coefficients = jnp.concatenate([jnp.repeat(perceive, config.channels, axis=1), update], axis=1)
-    coefficients = coefficients.astype(jnp.float32)
-    spec = lutjax.kernel_registry.resolve("bilinear_gates", outline, coefficients, wires, feature_axis=0)
-    network = spec.extra("network")
-    if network is None or state.dtype != jnp.float32:
-        return None
-
-    def step(state: jax.Array) -> jax.Array:
-        x = jnp.concatenate([*_shifted(config, state), state]).reshape(outline.shape)
-        axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (x, coefficients, wires)))
-        arrays = (_compat.cast_varying(a, axes) for a in (x, coefficients, wires))
-        return jnp.reshape(network(*arrays, config.channels), state.shape)
-
-    return step
-
-
-def _network_wires(config: LogicCAConfig, wiring: Wiring) -> jax.Array:
-    """Return the wires of `_network`: inputs first, then the gates of all layers, each of a perception circuit for every channel."""
-    channels = jnp.arange(config.channels, dtype=jnp.int32)
-    first, found = 0, []  # the row of what a layer's first wire reads
-    wires = _first_wires(config.kernels)
-    for layer, n_inputs in enumerate((_CENTRE + 1, *(copies * n for copies, n, _ in config.wired))):
-        if layer > 0:
-            wires = jnp.clip(wiring.wires[layer - 1], 0, n_inputs - 1)
-        if layer < len(config.perception):
-            found.append((first + wires[:, None] * config.channels + channels[None, :, None]).reshape(-1, 2))
-            first += n_inputs * config.channels
-        elif layer == len(config.perception):  # the cell itself, then what is perceived
-            found.append(
-                jnp.where(
-                    wires < config.channels,
-                    _CENTRE * config.channels + wires,
-                    first + wires - config.channels,
-                )
-            )
-            first += n_inputs - config.channels
-        else:
-            found.append(first + wires)
-            first += n_inputs
-    return jnp.concatenate(found)
+    perceived = circuits(near, slice(n_layers), slice(n_perceiving))
+    x = jnp.concatenate(
+        [state.reshape(channels, n_cells), perceived.reshape(len(perceived) * channels, n_cells)]
+    )
+    return circuits(x, slice(n_layers, None), slice(n_perceiving, None)).reshape(state.shape)
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
@@ -417,41 +367,6 @@ def _first_wires(n_kernels: int) -> jax.Array:
     """Return the wires of the first layer, into the neighbours and then the centre: int32 ``[kernels * 8, 2]``."""
     near = jnp.arange(n_kernels * _CENTRE, dtype=jnp.int32) % _CENTRE
     return jnp.stack([near, jnp.full_like(near, _CENTRE)], -1)
-
-
-@jax.custom_vjp
-def _meet(near: jax.Array, centre: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Gates of each neighbour and the centre: ``[8, N]``, ``[N]``, ``[4, kernels, 8]`` -> ``[kernels, 8, N]``.
-
-    The same as `lutjax.bilinear_gates` with `_first_wires`. Values and the cotangents of cells are written out, because
-    every gate reads the centre: without wires XLA needs no array of all that they read. The cotangent of the coefficients
-    is that of the op.
-    """
-    c0, c1, c2, c3 = coefficients[..., None]
-    near, centre = near[None], centre[None, None]
-    return c0 + c1 * near + (c2 + c3 * near) * centre
-
-
-def _meet_forward(near: Array, centre: Array, coefficients: Array) -> tuple[jax.Array, Any]:
-    return _meet(near, centre, coefficients), (near, centre, coefficients)
-
-
-def _meet_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    near, centre, coefficients = saved
-    by_kernel = jnp.einsum("ckj,kjn->cjn", coefficients[1:], dy, precision="highest")
-    of_near, of_centre, of_both = jax.lax.optimization_barrier(tuple(by_kernel))
-    x, wires = jnp.concatenate([near, centre[None]]), _first_wires(dy.shape[0])
-    _, pull_back = jax.vjp(
-        lambda c: lutjax.bilinear_gates(x, c.reshape(4, -1), wires, feature_axis=0), coefficients
-    )
-    return (
-        of_near + of_both * centre[None],
-        (of_centre + of_both * near).sum(0),
-        *pull_back(dy.reshape(dy.shape[0] * dy.shape[1], centre.size)),
-    )
-
-
-_meet.defvjp(_meet_forward, _meet_backward)
 
 
 # ------------------------------------------------------------------------------------- hard

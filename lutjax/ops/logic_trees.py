@@ -197,7 +197,11 @@ def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
 def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> jax.Array:
     """Return the outputs of a call: every level of all trees by `lutjax.bilinear_gates`, then the maximum."""
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    coefficients, (n_trees, n_leaves), batch = call.coefficients.astype(dtype), call.leaves.shape, call.x.shape[1:]
+    coefficients, (n_trees, n_leaves), batch = (
+        call.coefficients.astype(dtype),
+        call.leaves.shape,
+        call.x.shape[1:],
+    )
     of_tree = levels(n_leaves)
 
     def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:

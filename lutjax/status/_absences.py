@@ -7,6 +7,7 @@ _WORDS = "exclusive ors and ands of words, which XLA makes one loop of, bound by
 _ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
 _TREES = "runs by its parts there, gates level by level, which have kernels"
 _PLACES = "runs by its parts there, a detection and a look-up, which have kernels"
+_LAYERS = "runs by its parts there, layer by layer"
 _ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
 
 
@@ -34,7 +35,12 @@ _PAIRS = Measured("pair", "dense", 205, 158)
 
 # By column, then by op and direction, by op or by direction.
 ABSENT: dict[str, dict[str, str | Measured]] = {
-    "triton/gpu": {"detect_signs": _FEW_COMPARISONS, "margins": _ONE_PRODUCT, "packed_lut": _WORDS},
+    "triton/gpu": {
+        "detect_signs": _FEW_COMPARISONS,
+        "margins": _ONE_PRODUCT,
+        "packed_lut": _WORDS,
+        "gate_network": _LAYERS,
+    },
     "pallas/gpu": {
         "detect forward": "nothing to gain: the bytes of x and of the detections are all that Triton moves",
         "detect backward": _ATOMICS,
@@ -48,13 +54,19 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "lut_pair_attention": _PAIRS,
         "bilinear_gates forward": "was no faster than Triton",
         "bilinear_gates backward": Measured("gates", "dense", 435, 324),
+        "gate_network": _LAYERS,
         "logic_trees": "bound by reads of leaves from the caches, which Triton makes, too",
         "lut_at_places forward": "reads single values and rows from the caches, as Triton does",
         "lut_at_places backward": _ATOMICS,
         "soft_lut": "bound by reads of wires from the L2 cache, which Triton makes at its bandwidth",
     },
     "native/cpu": {"logic_trees": _TREES, "lut_at_places": _PLACES},
-    "pallas/tpu": {"margins": _ONE_PRODUCT, "logic_trees": _TREES, "lut_at_places": _PLACES},
+    "pallas/tpu": {
+        "margins": _ONE_PRODUCT,
+        "gate_network": _LAYERS,
+        "logic_trees": _TREES,
+        "lut_at_places": _PLACES,
+    },
 }
 
 

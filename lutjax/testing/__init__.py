@@ -632,6 +632,11 @@ def _sharding(case: Case, axis: str) -> tuple[dict[str, PartitionSpec], Callable
     return {name: spec(axes) for name, axes in case.axes.items()}, spec
 
 
+def _has_detectors(case: Case) -> bool:
+    """Return whether anything of a case is divided with its detectors: the layers of a network are not."""
+    return any(axes.detector is not None for axes in case.axes.values())
+
+
 def _sharded(
     f: Callable[..., Arrays],
     case: Case,
@@ -646,7 +651,7 @@ def _sharded(
 
     def shard(differentiable: Arrays, fixed: Arrays) -> Arrays:
         outputs = f(differentiable, fixed)
-        if axis == "detector":  # each shard has a part of the sum over detectors
+        if axis == "detector" and _has_detectors(case):  # each shard has a part of the sum over them
             outputs = {
                 name: a if case.output_axes[name].detector is not None else jax.lax.psum(a, "shards")
                 for name, a in outputs.items()

@@ -16,6 +16,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "lookup_attention": ("forward", "backward", "update"),
     "lut_pair_attention": ("forward", "backward", "update"),
     "bilinear_gates": ("forward", "backward"),
+    "gate_network": ("forward", "backward"),
     "soft_lut": ("forward", "backward"),
     "binary_lut": ("forward", "backward"),
     "packed_lut": ("forward",),

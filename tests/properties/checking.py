@@ -11,6 +11,7 @@ import numpy as np
 
 import lutjax
 from lutjax.dispatch import _meshes
+from lutjax.ops.gate_network import gate_network
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.ops.lut_at_places import lut_at_places
 from properties import definitions as D
@@ -18,7 +19,7 @@ from properties.members import READS, tables
 from properties.strategies import Call
 
 Sums = dict[str, D.Sum]
-OF_LAYERS = {"logic_trees": logic_trees, "lut_at_places": lut_at_places}
+OF_LAYERS = {"gate_network": gate_network, "logic_trees": logic_trees, "lut_at_places": lut_at_places}
 """Ops that layers alone call."""
 SELF_ATTENTION = ("lut_attention", "lut_pair_attention")
 
@@ -259,7 +260,7 @@ def _gates(call: Call, name: str) -> Any:
     def last(array: Any) -> Any:
         return np.moveaxis(array, 0, -1) if first else array
 
-    args = last(a["x"]), a[name], a["wires"]
+    args = last(a["x"]), a[name], a["wires"], *((call.options["sizes"],) if "sizes" in call.options else ())
     y = getattr(D, call.op)(*args, **hard)
     of = getattr(D, f"{call.op}_vjp")(*args, last(call.dy), **hard)
     if first:
@@ -306,6 +307,7 @@ DEFINED = {
     "lut_attention": _lut_attention,
     "lut_pair_attention": _lut_pair_attention,
     "bilinear_gates": functools.partial(_gates, name="coefficients"),
+    "gate_network": functools.partial(_gates, name="coefficients"),
     "logic_gates": functools.partial(_gates, name="logits"),
     "logic_trees": _logic_trees,
     "lut_at_places": _lut_at_places,

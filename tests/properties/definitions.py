@@ -13,7 +13,7 @@ within ``numpy.errstate(all="ignore")``.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -1395,6 +1395,62 @@ def bilinear_gates_vjp(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarra
     of_coefficients = [over_samples(_rounded(v, np.abs(v), 3)) for v in (g, g * a, g * b, g * a * b)]
     stacked = Sum(*(np.stack(parts) for parts in zip(*of_coefficients, strict=True)))
     return {"x": write(x, wires, _rounded(ends, size, 6)), "coefficients": stacked}
+
+
+class _Layers(NamedTuple):
+    """Outputs of every layer of a network of gates, the inputs first, and sums of the magnitudes that they are made of."""
+
+    values: list[np.ndarray]
+    sizes: list[np.ndarray]
+
+    @classmethod
+    def of(
+        cls, x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, sizes: Sequence[int]
+    ) -> "_Layers":
+        values, magnitudes, first = [wide(x)], [np.abs(wide(x))], 0
+        for size in sizes:
+            c, own = wide(coefficients)[:, first : first + size], np.asarray(wires)[first : first + size]
+            for found, terms in ((values, c), (magnitudes, np.abs(c))):
+                a, b = np.moveaxis(read(found[-1], own), -1, 0)
+                found.append(terms[0] + terms[1] * a + terms[2] * b + terms[3] * a * b)
+            first += size
+        return cls(values, magnitudes)
+
+
+_ROUNDINGS = 8  # of a gate
+
+
+def gate_network(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, sizes: Sequence[int]) -> Sum:
+    """Layers of `bilinear_gates`, each of which reads the one before."""
+    layers = _Layers.of(x, coefficients, wires, sizes)
+    return _rounded(layers.values[-1], layers.sizes[-1], _ROUNDINGS * len(sizes))
+
+
+def gate_network_vjp(
+    x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, sizes: Sequence[int], dy: Any
+) -> dict[str, Sum]:
+    """The formulas of `bilinear_gates_vjp` for each layer, from the last to the first."""
+    layers, last = _Layers.of(x, coefficients, wires, sizes), len(wires)
+    g, of_coefficients = exactly(dy), []
+    for layer in reversed(range(len(sizes))):
+        c, own = (
+            wide(coefficients)[:, last - sizes[layer] : last],
+            np.asarray(wires)[last - sizes[layer] : last],
+        )
+        last -= sizes[layer]
+        depth = np.max(g.depth, initial=0) + _ROUNDINGS * layer + 6
+        a, b = np.moveaxis(read(layers.values[layer], own), -1, 0)
+        of_a, of_b = np.moveaxis(read(layers.sizes[layer], own), -1, 0)
+        addends = [(g.value, g.size), (g.value * a, g.size * of_a), (g.value * b, g.size * of_b)]
+        addends.append((g.value * a * b, g.size * of_a * of_b))
+        found = [over_samples(_rounded(value, size, depth)) for value, size in addends]
+        of_coefficients.append(Sum(*(np.stack(parts) for parts in zip(*found, strict=True))))
+        ends = np.stack([g.value * (c[1] + c[3] * b), g.value * (c[2] + c[3] * a)], -1)
+        c = np.abs(c)
+        size = np.stack([g.size * (c[1] + c[3] * of_b), g.size * (c[2] + c[3] * of_a)], -1)
+        g = write(layers.values[layer], own, _rounded(ends, size, depth))
+    parts = zip(*reversed(of_coefficients), strict=True)
+    return {"x": g, "coefficients": Sum(*(np.concatenate(part, 1) for part in parts))}
 
 
 class _Trees:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import lutjax
+from lutjax.ops.gate_network import gate_network
 from lutjax.ops.logic_trees import Places, logic_trees
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from properties import definitions
@@ -249,6 +250,30 @@ def _gates(name: str, parameter: str) -> Op:
     )
 
 
+def _sizes(o: Mapping[str, Any]) -> tuple[int, ...]:
+    return (o["sizes"]["outputs"],) * o.get("layers", 2)
+
+
+def _network_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    x, n_gates, n_layers = s.grid(z["batch"], z["inputs"]), z["outputs"], o.get("layers", 2)
+    read = (z["inputs"], *(n_gates,) * (n_layers - 1))  # by each layer
+    of_layers = [wires_of(s, n, (n_gates, 2), o) for n in read]
+    readers = {f"readers{i}": of["readers"] for i, of in enumerate(of_layers) if "readers" in of}
+    return {
+        "x": np.ascontiguousarray(x.T) if o.get("feature_axis") == 0 else x,
+        "coefficients": s.grid(4, n_gates * n_layers),
+        "wires": np.concatenate([of["wires"] for of in of_layers]),
+        **readers,
+    }
+
+
+def _call_network(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
+    op = gate_network if module is lutjax else module.gate_network  # that one is for models
+    readers = [a[f"readers{i}"] for i in range(len(_sizes(o)))] if o.get("readers") else None
+    options = {"sizes": _sizes(o), "readers": readers, **given(o, "feature_axis")}
+    return {"y": op(a["x"], a["coefficients"], a["wires"], **options)}
+
+
 def _places(o: Mapping[str, Any]) -> Places:
     return {
         "padding": Places((3, 2), (2, 2), (1, 1), (1, 0), (2, 1)),
@@ -282,7 +307,7 @@ def _windows(z: Mapping[str, int], o: Mapping[str, Any]) -> dict[str, Any]:
     own = 1 if o.get("shared_input") else groups
     stride, padding = ((2, 1), (1, 0)) if o.get("strides") else ((1, 1), (0, 1))
     windows = Windows((2, 3, channels * own), (2, 2), stride, padding, channels)
-    options: dict[str, Any] = {"windows": windows, "groups": groups, **given(o, "epsilon")}
+    options: dict[str, Any] = {"windows": windows, "groups": groups, **given(o, "epsilon", "accumulate")}
     return options | {"n_outputs": z["outputs"]} if o.get("targets") else options
 
 
@@ -606,6 +631,17 @@ def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback
     return define
 
 
+def _of_network(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
+    axis = o.get("feature_axis", -1)
+    given_arrays = np.moveaxis(a["x"], axis, -1), a["coefficients"], a["wires"], _sizes(o)
+
+    def pull(ct: np.ndarray) -> Arrays:
+        of = values_of(definitions.gate_network_vjp(*given_arrays, np.moveaxis(ct, axis, -1)))
+        return {**of, "x": np.moveaxis(of["x"], -1, axis)}
+
+    return {"y": np.moveaxis(value_of(definitions.gate_network(*given_arrays)), -1, axis)}, pull
+
+
 def _of_trees(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     given = a["x"], a["coefficients"], a["leaves"], _places(o)
     return {"y": value_of(definitions.logic_trees(*given))}, lambda ct: values_of(
@@ -614,7 +650,7 @@ def _of_trees(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
 
 def _of_places(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    options = _windows(o["sizes"], o)
+    options = {**_windows(o["sizes"], o), "accumulate": _scale(o)}
     given, n_outputs = (
         (a["images"], a["weights"], a["anchors"], a.get("targets")),
         options.pop("n_outputs", None),
@@ -838,6 +874,15 @@ OPS: dict[str, Op] = {
         define=_of_lut_pair_attention,
     ),
     "bilinear_gates": _gates("bilinear_gates", "coefficients"),
+    "gate_network": Op(
+        _network_arrays,
+        _call_network,
+        ("x", "coefficients"),
+        {"feature_axis": (-1, 0), "readers": (False, True), "layers": (2, 3)},
+        batch=lambda o: {"x": 1 if o.get("feature_axis") == 0 else 0},
+        values=(*FINITE, "wild", "nan"),  # as those of gates
+        define=_of_network,
+    ),
     "logic_gates": _gates("logic_gates", "logits"),
     "logic_trees": Op(
         _tree_arrays,
@@ -852,7 +897,7 @@ OPS: dict[str, Op] = {
         _places_arrays,
         _call_places,
         ("images", "weights"),
-        {"targets": (False, True), **_SHARED, "strides": (False, True), **_EPSILON},
+        {"targets": (False, True), **_SHARED, "strides": (False, True), **_EPSILON, **_ACCUMULATE},
         batch=lambda o: {"images": 0},
         define=_of_places,
     ),

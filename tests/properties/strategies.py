@@ -528,6 +528,16 @@ def bilinear_gates(draw: Draw, sizes: Sizes) -> Call:
     return _gates(draw, sizes, "bilinear_gates", "coefficients", (4, sizes["gates"]), {})
 
 
+def gate_network(draw: Draw, sizes: Sizes) -> Call:
+    of_layers = sizes["layers"]
+    made = _gates(
+        draw, {**sizes, "gates": sum(of_layers)}, "gate_network", "coefficients", (4, sum(of_layers)), {}
+    )
+    first = 0 if sizes.get("features_first") else -1
+    options = {**made.options, "sizes": of_layers}
+    return dataclasses.replace(made, options=options, dy=np.take(made.dy, range(of_layers[-1]), axis=first))
+
+
 def logic_gates(draw: Draw, sizes: Sizes) -> Call:
     options = {"hard": True} if sizes.get("hard") else {}
     return _gates(draw, sizes, "logic_gates", "logits", (sizes["gates"], 16), options)
@@ -592,7 +602,7 @@ CALLS: dict[str, Callable[[Draw, Sizes], Call]] = {
     f.__name__: f
     for f in (
         detect, detect_signs, margins, lookup, weighted_lookup, lut, scored_lut, sparse_lookup, sparse_lut, lut_at_places, conv_lut,
-        cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, logic_gates, logic_trees, soft_lut, binary_lut, gate_coefficients, packed_lut,
+        cell_total_variation, lookup_attention, lut_attention, lut_pair_attention, bilinear_gates, gate_network, logic_gates, logic_trees, soft_lut, binary_lut, gate_coefficients, packed_lut,
         scale_gradient,
     )
 }  # fmt: skip
@@ -810,6 +820,15 @@ POOLS: dict[str, dict[str, Sizes]] = {
         **_with(_LOGIC, "primes; features first, readers; float64"),
         "hard": {**_GATES, "hard": True},
         "hard, bfloat16": {**_GATES, **_BF16, "hard": True},
+    },
+    "gate_network": {
+        "three layers": {**_GATES, "layers": (5, 3, 4)},
+        "features first": {**_GATES, "layers": (3, 7), "features_first": True},
+        "several leading axes": {**_GATES, "batch": (2, 3), "layers": (4, 2)},
+        "one layer, empty batch": {**_GATES, "batch": (0,), "layers": (6,)},
+        "no outputs": {**_GATES, "layers": (6, 0)},
+        "float64": {**_GATES, **_F64, "layers": (2, 5, 1)},
+        "deep, beyond a block": {**_GATES, "batch": (67,), "inputs": 5, "layers": (9, 9, 9, 9, 2)},
     },
     "logic_trees": {
         "pools, padding, readers": {
@@ -1096,6 +1115,22 @@ def _free_trees(draw: Draw) -> Sizes:
     }
 
 
+@st.composite
+def _free_network(draw: Draw) -> Sizes:
+    # Half precision rounds the outputs of each layer: the parity suite has it.
+    of = draw(st.sampled_from(("float32", "float64")))
+    layers = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    sizes = draw(_free_gates(tables=False))
+    return {
+        **sizes,
+        "inputs": max(sizes["inputs"], 1),
+        "readers": False,
+        "layers": tuple(layers),
+        "x_dtype": of,
+        "dtype": of,
+    }
+
+
 SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     "gate_coefficients": st.fixed_dictionaries(
         {"gates": _SIZE, "axis": st.sampled_from((-1, 0)), "hard": st.booleans(), "dtype": _DTYPE}
@@ -1107,6 +1142,7 @@ SIZES: dict[str, st.SearchStrategy[Sizes]] = {
     "lut_attention": _free_attention(cross=False, pairs=False),
     "lut_pair_attention": _free_attention(cross=True, pairs=True),
     **dict.fromkeys(("bilinear_gates", "logic_gates"), _free_gates(tables=False)),
+    "gate_network": _free_network(),
     "logic_trees": _free_trees(),
     "lut_at_places": _free_places(),
     "conv_lut": _free_conv(),

@@ -52,6 +52,7 @@ LEFT_TO_SLOW = {
     ),
     "lut_attention": ("shared positions, more than needed", "window", "segments", "float16 inputs", "fixed point"),
     "logic_trees": ("float64", "one place", "no trees", "strides, no samples", "groups beyond the places, bfloat16"),
+    "gate_network": ("float64", "several leading axes", "no outputs", "one layer, empty batch"),
     "lut_at_places": (
         "targets", "padding, groups with channels of their own", "strides, no samples", "bfloat16, groups share windows", "float64", "no detectors",
     ),

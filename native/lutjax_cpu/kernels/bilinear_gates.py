@@ -1,6 +1,5 @@
-"""`lutjax.bilinear_gates`, and networks of its gates."""
+"""`lutjax.bilinear_gates`."""
 
-import functools
 from typing import Any
 
 import jax
@@ -28,32 +27,3 @@ def backward(
         integers=("x" in needs, "coefficients" in needs),
     )
     return dict(zip(names, found, strict=True))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def network(x: jax.Array, coefficients: jax.Array, wires: jax.Array, n_outputs: int) -> jax.Array:
-    """Return the last gates of a network: see `lutjax.dispatch.contract`."""
-    (y,) = kernel(
-        "gate_network_forward",
-        (x, coefficients, wires),
-        (jax.ShapeDtypeStruct((n_outputs, x.shape[1]), jnp.float32),),
-    )
-    return y
-
-
-def _network_forward(
-    x: jax.Array, coefficients: jax.Array, wires: jax.Array, n_outputs: int
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return network(x, coefficients, wires, n_outputs), (x, coefficients, wires)
-
-
-def _network_backward(
-    n_outputs: int, saved: tuple[jax.Array, ...], cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
-    x, coefficients, wires = saved
-    outlines = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (x, coefficients)]
-    dx, dc = kernel("gate_network_backward", (x, coefficients, wires, cotangent), outlines)
-    return dx, dc, None
-
-
-network.defvjp(_network_forward, _network_backward)

@@ -1,0 +1,102 @@
+"""Cases of `lutjax.ops.gate_network`."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+import lutjax
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
+from lutjax.cases._traffic import FORWARD, ID_BYTES, Kind
+
+NETWORK = Kind("gate_network", ("batch", "inputs", "gates"), fixed={"layers": 6})
+KINDS = (NETWORK,)
+
+# Gates of each layer are `gates`, those of the last one `outputs` where that is given.
+SIZES = {
+    "one": Size(Tag.SLOW, batch=1, inputs=1, gates=1, layers=1),
+    "split": Size(Tag.FAST, batch=4, inputs=5, gates=4, layers=2),
+    "primes": Size(Tag.DTYPES, batch=13, inputs=7, gates=11, layers=3, outputs=5),
+    "readers": Size(Tag.SLOW, batch=70, inputs=17, gates=29, layers=2, readers=1, features_first=1),
+    "deep": Size(Tag.SLOW, batch=5, inputs=3, gates=6, layers=9, outputs=1, features_first=1),
+    "large_fan_out": Size(Tag.SLOW, batch=3, inputs=2, gates=41, layers=2, outputs=67, readers=1),
+    "empty_batch": Size(Tag.SLOW, batch=0, inputs=5, gates=3, layers=2),
+    "no_outputs": Size(Tag.SLOW, batch=3, inputs=5, gates=4, layers=2, outputs=0),
+    "gate_network": NETWORK.size(128, 784, 8000, tags=(Tag.BENCH, Tag.CPU)),
+}
+
+
+def sizes_of(s: Sizes) -> tuple[int, ...]:
+    """Return the gates of each layer."""
+    return (*(s["gates"] for _ in range(s["layers"] - 1)), s.get("outputs", s["gates"]))
+
+
+def case(draw: Draw, s: Sizes) -> Case:
+    """Return the case of gates on random inputs, whose values are exact on the grid of the first layers."""
+    sizes, first = sizes_of(s), bool(s.get("features_first"))
+    wires = [draw.ids((n, 2), 0, before) for before, n in _layers(s)]
+    x = draw.grid((s["inputs"], s["batch"]) if first else (s["batch"], s["inputs"]), 2)
+    # Coefficients are halves up to 1: so values stay small in many layers.
+    coefficients = draw.grid((4, sum(sizes)), 2) / 2
+    return _case(draw, s, x, coefficients, wires, [lutjax.readers] if s.get("readers") else [], first)
+
+
+def measured(draw: Draw, s: Sizes) -> Case:
+    """Return layers on ``x[inputs, batch]`` from 0 to 1, features first, with lists of readers; each input is read about equally often."""
+    wires = [(draw.permutation(n * 2) % before).reshape(n, 2) for before, n in _layers(s)]
+    x = draw.uniform((s["inputs"], s["batch"]), 0.0, 1.0)
+    coefficients = draw.uniform((4, sum(sizes_of(s))), 0.0, 0.25)
+
+    def readers(wires: Any, n_inputs: int) -> Any:
+        return lutjax.readers(wires, n_inputs, fan_out=-(-2 * len(wires) // n_inputs))
+
+    return _case(draw, s, x, coefficients, wires, [readers], True)
+
+
+def _layers(s: Sizes) -> list[tuple[int, int]]:
+    """Return what each layer reads, and its gates."""
+    sizes = sizes_of(s)
+    return list(zip((s["inputs"], *sizes[:-1]), sizes, strict=True))
+
+
+def _case(
+    draw: Draw, s: Sizes, x: Any, coefficients: Any, wires: list[Any], readers: list[Any], first: bool
+) -> Case:
+    batch = 1 if first else 0
+    fixed: Arrays = {"wires": jnp.concatenate(wires)}
+    for make in readers:
+        for layer, (of_layer, (before, _)) in enumerate(zip(wires, _layers(s), strict=True)):
+            fixed[f"readers{layer}"] = make(of_layer, before)
+    n_layers = s["layers"]
+
+    def call(op: Any, a: Arrays) -> Arrays:
+        lists = [a[f"readers{layer}"] for layer in range(n_layers)] if readers else None
+        axis = 0 if first else -1
+        y = op(a["x"], a["coefficients"], a["wires"], sizes=sizes_of(s), readers=lists, feature_axis=axis)
+        return {"y": y}
+
+    axes = {"x": Axes(batch), **{name: Axes() for name in ("coefficients", *fixed)}}
+    return draw.case({"x": x, "coefficients": coefficients}, fixed, axes, {"y": Axes(batch)}, call)
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkTraffic:
+    """Bytes of a network whose gates stay in a cache."""
+
+    sizes: Sizes
+
+    def table_bytes(self, itemsize: int) -> int:
+        """Bytes of the coefficients, which are float32."""
+        return 4 * sum(sizes_of(self.sizes)) * 4
+
+    def bytes_moved(self, row: str, itemsize: int) -> int:
+        """Bytes that have to move for a row: inputs, outputs, coefficients and wires, and the cotangents of all but wires."""
+        s, sizes = self.sizes, sizes_of(self.sizes)
+        inputs, outputs = s["inputs"] * s["batch"] * itemsize, sizes[-1] * s["batch"] * itemsize
+        forward = inputs + outputs + self.table_bytes(itemsize) + 2 * sum(sizes) * ID_BYTES
+        return forward if row == FORWARD else 2 * forward
+
+
+def traffic(s: Sizes) -> NetworkTraffic:
+    """Return the bytes that `measured` has to move."""
+    return NetworkTraffic(s)

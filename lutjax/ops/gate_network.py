@@ -1,0 +1,162 @@
+"""Layers of gates of two inputs, one after another."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from lutjax._typing import Array
+from lutjax.dispatch import _meshes
+from lutjax.dispatch._transforms import apply
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.registry import Implementation
+from lutjax.ops import _checks
+from lutjax.ops.bilinear_gates import bilinear_gates
+from lutjax.values._dtypes import accumulator
+from lutjax.values._ids import as_int32, as_jax
+
+Readers = Sequence[Int[Array, "_ _"] | None]
+
+
+def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> jax.Array:
+    """Return the outputs of a call, each layer by `lutjax.bilinear_gates`."""
+    x, readers = call.x, call.readers or (None,) * len(call.sizes)
+    coefficients = call.coefficients.astype(accumulator(x.dtype, call.coefficients.dtype))
+    for (first, last), of_layer in zip(call.bounds(), readers, strict=True):
+        own, wires = _meshes.part(coefficients, first, last, 1), _meshes.part(call.wires, first, last, 0)
+        x = bilinear_gates(x, own, wires, readers=of_layer, feature_axis=0, implementation=implementation)
+    return x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GateNetwork(Call, op="gate_network", features_first=True, output="o", parts=_layer_by_layer):
+    """The call of `gate_network`. Its parts are the layers.
+
+    Attributes:
+      x: ``[I, B]`` floats, features first.
+      coefficients: ``[4, G]`` floats, the gates of the first layer first.
+      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, which may lie beyond these.
+      readers: of each layer int32 ``[inputs, F]`` of `lutjax.readers`, or None; None: of none.
+      sizes: gates of each layer.
+
+    Output and its cotangent: ``[O, B]``, those of the last layer. Differentiable: `x`, `coefficients`.
+    """
+
+    x: jax.Array = batched(1, "i")
+    coefficients: jax.Array = shared("c g")
+    wires: jax.Array = shared("g w")
+    readers: tuple[jax.Array | None, ...] | None = shared("k f", default=None)
+    sizes: tuple[int, ...] = static()
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Return for each layer the number of its first gate, and that behind its last one."""
+        return list(itertools.pairwise(itertools.accumulate(self.sizes, initial=0)))
+
+    def sources(self) -> jax.Array:
+        """Return `wires` as ids of all values of a sample, inputs first and then gates: int32 ``[G, 2]``, none beyond its layer."""
+        found, before, first = [], self.x.shape[0], 0
+        for start, stop in self.bounds():
+            found.append(first + jnp.clip(self.wires[start:stop], 0, before - 1))
+            first, before = first + before, stop - start
+        return jnp.concatenate(found)
+
+
+def gate_network(
+    x: Float[Array, "..."],
+    coefficients: Float[Array, "4 gates"],
+    wires: Int[Array, "gates 2"],
+    *,
+    sizes: Sequence[int],
+    readers: Readers | None = None,
+    feature_axis: int = -1,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "..."]:
+    """Layers of gates of two inputs, each of which reads the one before: `lutjax.bilinear_gates`, layer after layer.
+
+    In one kernel, where there is one, all gates are evaluated for some samples while their values stay in a cache, and the backward pass
+    evaluates them again: no layer's outputs are written to memory.
+
+    Definition::
+
+        first = 0
+        for size in sizes:
+            own = slice(first, first + size)
+            x, first = lutjax.bilinear_gates(x, coefficients[:, own], wires[own]), first + size
+        y = x
+
+    Args:
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
+      coefficients: ``[4, G]``, those of 1, a, b and ab, of the gates of all layers, the first layer first.
+      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, of the first layer of inputs. Ids beyond them are clamped.
+      sizes: number of gates of each layer; together they are ``G``. A layer that is read has at least one.
+      readers: for each layer int32 ``[inputs of the layer, F]`` from `lutjax.readers` of its wires, or None. With it the gradient of what it
+        reads is gathered, not scattered. Entries that do not belong to `wires` give wrong gradients.
+      feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of
+        the kernels, which costs no transposition.
+      implementation: see `lutjax.detect`.
+
+    Returns:
+      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer, of the dtype of `x`; computed as by `lutjax.bilinear_gates`, which
+      rounds the outputs of each layer to that dtype.
+
+    Raises:
+      ValueError, TypeError: a wrong shape or dtype, or sizes that are not those of `wires`.
+
+    Source: docs/logic.md, section 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from lutjax.ops.gate_network import gate_network
+      >>> xor, both = [0.0, 1.0, 1.0, -2.0], [0.0, 0.0, 0.0, 1.0]
+      >>> gates = jnp.array([xor, both, xor]).T
+      >>> wires = jnp.array([[0, 1], [0, 1], [0, 1]])
+      >>> gate_network(jnp.array([[1.0, 0.0], [1.0, 1.0]]), gates, wires, sizes=(2, 1))  # or
+      Array([[1.],
+             [1.]], dtype=float32)
+    """
+    op = "gate_network"
+    sizes = tuple(sizes)
+    _checks.wired(op, x, wires, None, feature_axis)
+    _checks.require(
+        wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs"
+    )
+    if not sizes or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+        raise ValueError(f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one.")
+    if 0 in sizes[:-1]:
+        raise ValueError(f"{op}: sizes is {sizes}; the layer behind one without gates has nothing to read.")
+    rule = f"sizes is {sizes}, so expected [{sum(sizes)}, 2]: the wires of the gates of all layers"
+    _checks.require(wires.shape[0] == sum(sizes), op, "wires", wires, rule)
+    _checks.floats(op, "coefficients", coefficients, 2, "[4, gates]")
+    rule = f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires"
+    _checks.require(coefficients.shape == (4, wires.shape[0]), op, "coefficients", coefficients, rule)
+    call = GateNetwork(
+        as_jax(x),
+        as_jax(coefficients),
+        as_int32(wires),
+        _checked_readers(op, readers, (x.shape[feature_axis], *sizes[:-1])),
+        sizes=tuple(int(n) for n in sizes),
+    )
+    return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
+
+
+def _checked_readers(
+    op: str, readers: Readers | None, n_inputs: tuple[int, ...]
+) -> tuple[jax.Array | None, ...] | None:
+    """Return the lists of readers of layers with so many inputs."""
+    if readers is None:
+        return None
+    if len(readers) != len(n_inputs):
+        raise ValueError(
+            f"{op}: readers has {len(readers)} lists; expected one, or None, for each of the {len(n_inputs)} layers of sizes."
+        )
+    for layer, (of_layer, n) in enumerate(zip(readers, n_inputs, strict=True)):
+        if of_layer is not None:
+            name = f"readers[{layer}]"
+            _checks.integers(op, name, of_layer, 2, "[inputs, fan-out]")
+            rule = f"layer {layer} has {n} inputs, so its first axis must have size {n}"
+            _checks.require(of_layer.shape[0] == n, op, name, of_layer, rule)
+    return tuple(None if of_layer is None else as_int32(of_layer) for of_layer in readers)

@@ -1,0 +1,27 @@
+"""`lutjax.ops.gate_network`: all gates for some samples at a time, whose values stay in the cache."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax.ops.gate_network import GateNetwork
+from lutjax_cpu._call import kernel
+
+
+def forward(call: GateNetwork, *, device: Any) -> jax.Array:
+    outline = jax.ShapeDtypeStruct((call.sizes[-1], call.x.shape[1]), jnp.float32)
+    (y,) = kernel("gate_network_forward", _arrays(call), (outline,))
+    return y
+
+
+def backward(
+    call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+) -> dict[str, jax.Array]:
+    outlines = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (call.x, call.coefficients)]
+    found = kernel("gate_network_backward", (*_arrays(call), cotangent.astype(jnp.float32)), outlines)
+    return {name: ct for name, ct in zip(("x", "coefficients"), found, strict=True) if name in needs}
+
+
+def _arrays(call: GateNetwork) -> tuple[jax.Array, ...]:
+    return call.x, call.coefficients.astype(jnp.float32), call.sources()
