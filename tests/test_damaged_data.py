@@ -2,14 +2,19 @@
 
 import base64
 import contextlib
+import gzip
+import hashlib
 import io
 import json
 import os
 import pickle
 import shutil
+import string
+import struct
 import time
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +24,7 @@ import pytest
 from PIL import Image
 
 from lutjax.training import checkpoints, datasets, patterns, raw, runs, text
-from lutjax.training.datasets import cifar, columns
+from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
 from lutjax.training.samples import SamplesError, read_arrays, split_ids
@@ -48,6 +53,69 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
 
     read()  # imports scikit-learn
     assert memory_of(read) < 200 * size
+
+
+def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
+    """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
+    letters = string.ascii_letters + string.digits + "!@"
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{letters[k % 64]},{k % 2}\n" for k in range(200_000)))
+    size, data = path.stat().st_size, datasets.load(path, target="y")
+    assert memory_of(lambda: datasets.load(path, target="y")) < 25 * size
+    assert memory_of(lambda: data.parts(bits=4)) < 200 * size
+    table = columns.read(path, "y")
+    cells = ("\x1f".join((name, *column)) for name, column in (("a", table.columns["a"]), ("", table.labels)))
+    assert table.digest == hashlib.sha256("".join(f"{column}\x1e" for column in cells).encode()).hexdigest()
+
+
+def _idx_bomb(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    for name in idx.FILES:
+        (folder / "data" / f"{name}.gz").write_bytes(gzip.compress(bytes(16 << 20)))
+    return folder / "data"
+
+
+def _npz_bomb(folder: Path) -> Path:
+    np.savez_compressed(folder / "a.npz", x=np.zeros((20, 1 << 20), np.uint8), y=np.arange(20) % 2)
+    return folder / "a.npz"
+
+
+def _table_bomb(path: Path) -> Path:
+    delimiter = "," if "csv" in path.name else "\t"
+    path.write_bytes(gzip.compress(f"a{delimiter}y\n".encode() + f"1{delimiter}0\n".encode() * (8 << 20), 9))
+    return path
+
+
+def _one_line(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b"a," * (16 << 20)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda folder: _table_bomb(folder / "t.csv.gz"), "gunzip t.csv.gz"),
+        (lambda folder: _table_bomb(folder / "T.TSV.GZ"), "gunzip T.TSV.GZ"),
+        (lambda folder: _one_line(folder / "t.csv.gz"), "gunzip t.csv.gz"),
+        (_idx_bomb, "gunzip train-images-idx3-ubyte.gz"),
+        (lambda folder: _npz_bomb(folder), "save it by numpy.savez, not compressed"),
+    ],
+    ids=["csv", "tsv", "a line", "idx", "npz"],
+)
+def test_files_that_unpack_to_far_more(make: Callable[[Path], Path], advice: str, tmp_path: Path) -> None:
+    """A file of 32 KB took 12.6 seconds and 1.4 GB."""
+    path, start = make(tmp_path), time.process_time()
+    target = {"target": "y"} if datasets.is_table(path) else {}
+
+    def read() -> None:
+        with pytest.raises(
+            SamplesError, match=r"bytes, which unpack to [0-9,]+ or more; at most 100 for each"
+        ) as caught:
+            datasets.load(path, **target)
+        assert advice in str(caught.value)
+
+    assert memory_of(read) < 100 << 20
+    assert time.process_time() - start < 8
 
 
 @pytest.mark.parametrize(
@@ -160,6 +228,27 @@ def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
             read_arrays(path, ("x",))
 
     assert memory_of(read) < 1 << 20
+
+
+def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path: Path) -> None:
+    """A member of 128 octets more, as the file says, whose data unpack to 64 MB."""
+    path, out = tmp_path / "a.npz", io.BytesIO()
+    np.lib.format.write_array(out, np.arange(128, dtype=np.uint8))
+    data, packed = out.getvalue(), zlib.compressobj(9, zlib.DEFLATED, -15)
+    content = packed.compress(data + bytes(64 << 20)) + packed.flush()
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", content)
+    with path.open("r+b") as written:
+        whole = bytearray(written.read())
+        for start, place in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+            at = whole.index(start) + place
+            whole[at : at + 2] = (8).to_bytes(2, "little")
+            at += 6  # checksum, size of the data, and size that they unpack to
+            whole[at : at + 12] = struct.pack("<III", zlib.crc32(data), len(content), len(data))
+        written.seek(0)
+        written.write(whole)
+    assert (read_arrays(path, ("x",))["x"] == np.arange(128)).all()
+    assert memory_of(lambda: read_arrays(path, ("x",))) < 4 << 20
 
 
 def test_text_beyond_unicode(tmp_path: Path) -> None:
