@@ -324,7 +324,8 @@ def read_run(folder: Path) -> None:
     runs.is_lock(folder / runs.LOCK)
     list(runs.others(folder, ("gates.txt",)))
     runs.finished(folder).complete(folder)
-    said = about.lines(about.facts(folder))
+    said: list[str] = []
+    said += about.lines(about.facts(folder, on_damage=said.append))
     assert not any("\n" in line for line in said)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
