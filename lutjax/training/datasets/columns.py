@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, Shaped
 from lutjax._extras import command
 from lutjax.files import _json, _packed
 from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.files._messages import in_a_line, printable
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
@@ -646,7 +646,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]
-    return [f"columns: {'; '.join(found)}", *warnings]
+    return [printable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
 
 
 def _in_words(column: Number | Categories) -> str:
