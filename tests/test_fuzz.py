@@ -184,6 +184,24 @@ def read_data(folder: Path, name: str = "", **options: Any) -> None:
     assert found.digest
 
 
+@functools.cache
+def form_of(end: str) -> raw.Form:
+    """Return the form of the samples of a run that what is in a file with this ending fits."""
+    if end == ".npz":
+        return raw.Form((3,), ("0", "1"))
+    if end == ".png":
+        return raw.Form((8, 8, 3), ("0", "1"))
+    with temporary() as folder:
+        (folder / "t.csv").write_bytes(TABLE)
+        parts = datasets.load(folder / "t.csv", target="y").parts(bits=4)
+    return raw.Form.of(parts.train, 2, parts.encoding)
+
+
+def read_raw(path: Path) -> None:
+    """Read samples as `lutjax predict` does."""
+    raw.read(path, form_of(path.suffix), target={".csv": "y", ".npz": "y"}.get(path.suffix))
+
+
 def table_of_parquet() -> Files:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
@@ -420,6 +438,18 @@ READERS: dict[str, Reader] = {
     "tsv": Reader(
         one("t.tsv", TABLE.replace(b",", b"\t")), lambda folder: read_data(folder, "t.tsv", target="y"), DATA, 200, datasets.load
     ),
+    "csv, gzip": Reader(
+        lambda: {"t.csv.gz": gzip.compress(TABLE, mtime=0)}, lambda folder: read_data(folder, "t.csv.gz", target="y"), DATA, 8000,
+        datasets.load, None, (BYTES, damage.of_gzip),
+    ),
+    **{
+        f"predict, {name}": Reader(make, lambda folder, end=end: read_raw(folder / f"t{end}"), DATA, times, raw.read, damages=damages, room=4 * ROOM)
+        for name, make, end, times, damages in (
+            ("csv", one("t.csv", TABLE), ".csv", 200, (BYTES,)),
+            ("npz", one("t.npz", arrays(np.savez_compressed)()["a.npz"]), ".npz", 8000, (BYTES, damage.of_members)),
+            ("image", one("t.png", image("PNG")()["i.png"]), ".png", 200, (BYTES, damage.of_png)),
+        )
+    },
     "parquet": Reader(
         table_of_parquet, lambda folder: read_data(folder, "t.parquet", target="y"), DATA, 8000, datasets.load
     ),

@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST = 100
 """Bytes that each byte of a compressed file may stand for. Tables and images stand for less; what repeats itself for up to a thousand."""
@@ -61,7 +61,7 @@ class _Gzip(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file to read its bytes, unpacked if its name ends in ``.gz``. Reading raises PackedError as `check` does, or where it is damaged."""
     with io.BufferedReader(_Gzip(path), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         yield file

@@ -163,12 +163,6 @@ def strings(cells: Iterable[Any]) -> Cells:
     return np.char.strip(np.asarray(list(cells), dtype=np.dtypes.StringDType()))
 
 
-def _likely_encoding(path: Path) -> str:
-    """Return the name of an encoding that a file may have: spreadsheets write UTF-16 with a mark at the beginning."""
-    with _packed.opened(path) as file:
-        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
-
-
 def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells]]:
     try:
         codecs.lookup(encoding or "utf-8")
@@ -177,11 +171,13 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
             f"--encoding is {encoding!r}, which Python does not know; an example is latin-1."
         ) from None
     suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    head = b""
     try:
         with (
             _packed.opened(path) as octets,
             io.TextIOWrapper(octets, encoding=encoding or "utf-8-sig", newline="") as file,
         ):
+            head = octets.peek(2)[:2]
             first = file.readline()
             delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
             reader = csv.reader(itertools.chain([first], file), delimiter=delimiter, skipinitialspace=True)
@@ -198,8 +194,10 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
     except _packed.PackedError as error:
         raise SamplesError(str(error)) from error
     except (UnicodeError, csv.Error) as error:
+        # Spreadsheets write UTF-16 with a mark at the beginning.
+        likely = "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
         advice = (
-            f" Name another encoding by --encoding, such as {_likely_encoding(path)}."
+            f" Name another encoding by --encoding, such as {likely}."
             if isinstance(error, UnicodeError)
             else ""
         )
