@@ -204,7 +204,7 @@ def test_headers_of_c_are_no_names_of_circuits() -> None:
 
 
 def test_columns_of_any_name_are_a_line() -> None:
-    """What is said of a table has a line for each remark, whatever its columns are called."""
+    """Each remark on a table is a line, whatever its columns are called."""
     names = [name for name in NAMES if name != "\ud800"] + ["\x1b[2J", "a\u202eb", "\0"]
     cells = {name: columns.strings(f"2024-01-{k + 10}" for k in range(10)) for name in names}
     table = columns.Table(cells, columns.strings("pq" * 5), "t")

@@ -63,5 +63,7 @@ class _Gzip(io.RawIOBase):
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file to read its bytes, unpacked if its name ends in ``.gz``. Reading raises PackedError as `check` does, or where it is damaged."""
-    with io.BufferedReader(_Gzip(path), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+    packed = path.suffix.lower() == ".gz"
+    found: io.BufferedReader = io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
+    with found as file:
         yield file
