@@ -2,14 +2,19 @@
 
 import base64
 import contextlib
+import gzip
+import hashlib
 import io
 import json
 import os
 import pickle
 import shutil
+import string
+import struct
 import time
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +23,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lutjax.training import checkpoints, datasets, patterns, raw, runs, text
-from lutjax.training.datasets import cifar, columns
+from lutjax.training import checkpoints, datasets, patterns, pixels, raw, runs, text
+from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
 from lutjax.training.samples import SamplesError, read_arrays, split_ids
@@ -48,6 +53,83 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
 
     read()  # imports scikit-learn
     assert memory_of(read) < 200 * size
+
+
+def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
+    """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
+    letters = string.ascii_letters + string.digits + "!@"
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{letters[k % 64]},{k % 2}\n" for k in range(200_000)))
+    size, data = path.stat().st_size, datasets.load(path, target="y")
+    assert memory_of(lambda: datasets.load(path, target="y")) < 25 * size
+    assert memory_of(lambda: data.parts(bits=4)) < 200 * size
+    table = columns.read(path, "y")
+    cells = ("\x1f".join((name, *column)) for name, column in (("a", table.columns["a"]), ("", table.labels)))
+    assert table.digest == hashlib.sha256("".join(f"{column}\x1e" for column in cells).encode()).hexdigest()
+
+
+def _idx_bomb(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    for name in idx.FILES:
+        (folder / "data" / f"{name}.gz").write_bytes(gzip.compress(bytes(5 << 20)))
+    return folder / "data"
+
+
+def _npz_bomb(folder: Path) -> Path:
+    np.savez_compressed(folder / "a.npz", x=np.zeros((20, 1 << 20), np.uint8), y=np.arange(20) % 2)
+    return folder / "a.npz"
+
+
+def _table_bomb(path: Path) -> Path:
+    delimiter = "," if "csv" in path.name else "\t"
+    path.write_bytes(gzip.compress(f"a{delimiter}y\n".encode() + f"1{delimiter}0\n".encode() * (2 << 20)))
+    return path
+
+
+def _one_line(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b"a," * (4 << 20)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda folder: _table_bomb(folder / "t.csv.gz"), "gunzip t.csv.gz"),
+        (lambda folder: _table_bomb(folder / "T.TSV.GZ"), "gunzip T.TSV.GZ"),
+        (lambda folder: _one_line(folder / "t.csv.gz"), "gunzip t.csv.gz"),
+        (_idx_bomb, "gunzip train-images-idx3-ubyte.gz"),
+        (lambda folder: _npz_bomb(folder), "save it by numpy.savez, not compressed"),
+    ],
+    ids=["csv", "tsv", "a line", "idx", "npz"],
+)
+def test_files_that_unpack_to_far_more(make: Callable[[Path], Path], advice: str, tmp_path: Path) -> None:
+    """A file of 32 KB took 12.6 seconds and 1.4 GB."""
+    path = make(tmp_path)
+    target = {"target": "y"} if datasets.is_table(path) else {}
+
+    def read() -> None:
+        with pytest.raises(
+            SamplesError, match=r"bytes, which unpack to [0-9,]+ or more; at most 100 for each"
+        ) as caught:
+            datasets.load(path, **target)
+        assert advice in str(caught.value)
+
+    assert memory_of(read) < 100 << 20
+
+
+def test_a_damaged_file_of_another_encoding(tmp_path: Path) -> None:
+    """Its beginning was read once more, to name an encoding, and then was no whole gzip file."""
+    packed = gzip.compress("a,y\ngrö\xdfe,1\n".encode("latin-1"))
+    for content, message in (
+        (packed, "is not a CSV file of UTF-8 text: .* such as latin-1"),
+        (packed[:-8] + bytes(8), "is not a"),
+    ):
+        (tmp_path / "t.csv.gz").write_bytes(content)
+        with pytest.raises(SamplesError, match=f"t.csv.gz {message}"):
+            columns.read(tmp_path / "t.csv.gz", "y")
+    (tmp_path / "t.csv").write_text("a,y\n1,2\n", encoding="utf-16")
+    with pytest.raises(SamplesError, match="such as utf-16"):
+        columns.read(tmp_path / "t.csv", "y")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +166,13 @@ def test_parquet_that_unpacks_to_far_more(tmp_path: Path) -> None:
     texts = pyarrow.array(["x" * 60_000, "b"] * 2000).dictionary_encode()
     parquet.write_table(pyarrow.table({"a": texts, "y": ["p", "q"] * 2000}), path)
     with pytest.raises(SamplesError, match=r"which unpack to 120,006,000 cells or characters"):
+        columns.read(path, "y")
+    texts = pyarrow.array([f"{k % 10}" + "x" * 6000 for k in range(4000)])
+    table = pyarrow.table({"a": texts, "y": ["p", "q"] * 2000})
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    with pytest.raises(
+        SamplesError, match=r"bytes, which unpack to 24,[0-9,]+ or more.*write it without compression"
+    ):
         columns.read(path, "y")
     mixed = pyarrow.table({"a": [b"\xff", b"b"], "y": ["p", "q"]})
     parquet.write_table(mixed.cast(pyarrow.schema({"a": pyarrow.binary(), "y": pyarrow.string()})), path)
@@ -162,6 +251,27 @@ def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
     assert memory_of(read) < 1 << 20
 
 
+def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path: Path) -> None:
+    """A member of 128 octets more, as the file says, whose data unpack to 64 MB."""
+    path, out = tmp_path / "a.npz", io.BytesIO()
+    np.lib.format.write_array(out, np.arange(128, dtype=np.uint8))
+    data, packed = out.getvalue(), zlib.compressobj(9, zlib.DEFLATED, -15)
+    content = packed.compress(data + bytes(64 << 20)) + packed.flush()
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", content)
+    with path.open("r+b") as written:
+        whole = bytearray(written.read())
+        for start, place in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+            at = whole.index(start) + place
+            whole[at : at + 2] = (8).to_bytes(2, "little")
+            at += 6  # checksum, size of the data, and size that they unpack to
+            whole[at : at + 12] = struct.pack("<III", zlib.crc32(data), len(content), len(data))
+        written.seek(0)
+        written.write(whole)
+    assert (read_arrays(path, ("x",))["x"] == np.arange(128)).all()
+    assert memory_of(lambda: read_arrays(path, ("x",))) < 4 << 20
+
+
 def test_text_beyond_unicode(tmp_path: Path) -> None:
     wrong = np.frombuffer(np.full(40, 0x110000, np.uint32).tobytes(), "<U1").reshape(20, 2)
     np.savez(tmp_path / "a.npz", x=wrong, y=np.arange(20) % 2)
@@ -210,6 +320,35 @@ def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
             patterns.read_image(path, 8, 1)
 
     assert memory_of(read) < 4 << 20
+
+
+def test_texts_in_an_image_are_bounded(tmp_path: Path) -> None:
+    path, out = tmp_path / "i.png", io.BytesIO()
+    Image.new("L", (8, 8)).save(out, "PNG")
+    image, text = out.getvalue(), zlib.compress(b"a" * ((1 << 20) - 1))
+
+    def read(n_texts: int) -> None:
+        kinds = (b"zTXt" + f"{k}".encode() + b"\0\0" + text for k in range(n_texts))
+        chunks = (struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one)) for one in kinds)
+        path.write_bytes(image[:33] + b"".join(chunks) + image[33:])
+        assert pixels.read(path, "L", (8, 8)).shape == (8, 8)
+
+    assert memory_of(lambda: read(60)) < 70 << 20
+    with pytest.raises(ValueError, match=r"i.png: Too much memory used in text chunks"):
+        read(70)
+
+
+def test_one_line_of_a_damaged_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pillow logs a line of its own beside the error, which went to standard error."""
+    path = tmp_path / "i.tiff"
+    Image.new("RGB", (8, 8)).save(path)
+    whole = bytearray(path.read_bytes())
+    at = whole.index(struct.pack("<HH", 277, 3)) + 8  # samples of a pixel
+    whole[at : at + 2] = b"\xff\xff"
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"i\.tiff"):
+        pixels.read(path, "RGB", (8, 8))
+    assert not caplog.records
 
 
 def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,3 +95,22 @@ def test_automata(shape, deterministic):
         return nnx.merge(graph, arrays)(state, 2, deterministic=deterministic)
 
     assert shape_of(run, arrays, state) == shape
+
+
+@pytest.mark.parametrize("accumulate", [None, lutjax.FixedPoint(8)])
+def test_vmap_over_an_axis_of_length_0(accumulate):
+    anchors = np.zeros((2, 1, 2), np.int32)
+
+    def total(x, weights):
+        y = jax.vmap(lambda x: lutjax.lut(x, weights, anchors, accumulate=accumulate))(x)
+        return jnp.sum(y), y
+
+    gradients, y = jax.grad(total, (0, 1), has_aux=True)(jnp.ones((0, 3, 4)), jnp.ones((2, 2, 5)))
+    assert y.shape == (0, 3, 5)
+    assert gradients[0].shape == (0, 3, 4)
+    assert not np.any(gradients[1])
+    assert jax.vmap(lambda w: lutjax.lut(jnp.ones((3, 4)), w, anchors))(jnp.ones((0, 2, 2, 5))).shape == (
+        0,
+        3,
+        5,
+    )

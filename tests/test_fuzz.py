@@ -24,12 +24,27 @@ import pytest
 from example_circuits import random_circuit
 from PIL import Image
 
-from lutjax import tuning
+from lutjax import load, tuning
 from lutjax.circuits import Format, deployment, from_aiger, from_blif, from_json, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.circuits.page import from_html
-from lutjax.models import LogicCAConfig
-from lutjax.training import automaton, checkpoints, datasets, models, patterns, pixels, runs, text
+from lutjax.models import LogicCAConfig, LogicClassifierConfig, LogicTreeNetConfig, LUTTransformerConfig
+from lutjax.training import (
+    about,
+    automaton,
+    checkpoints,
+    classifier,
+    datasets,
+    lm,
+    lm_runs,
+    models,
+    patterns,
+    pixels,
+    predictions,
+    raw,
+    runs,
+    text,
+)
 from lutjax.training.datasets import columns
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError, DamagedError
@@ -169,6 +184,24 @@ def read_data(folder: Path, name: str = "", **options: Any) -> None:
     assert found.digest
 
 
+@functools.cache
+def form_of(end: str) -> raw.Form:
+    """Return the form of the samples of a run that what is in a file with this ending fits."""
+    if end == ".npz":
+        return raw.Form((3,), ("0", "1"))
+    if end == ".png":
+        return raw.Form((8, 8, 3), ("0", "1"))
+    with temporary() as folder:
+        (folder / "t.csv").write_bytes(TABLE)
+        parts = datasets.load(folder / "t.csv", target="y").parts(bits=4)
+    return raw.Form.of(parts.train, 2, parts.encoding)
+
+
+def read_raw(path: Path) -> None:
+    """Read samples as `lutjax predict` does."""
+    raw.read(path, form_of(path.suffix), target={".csv": "y", ".npz": "y"}.get(path.suffix))
+
+
 def table_of_parquet() -> Files:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
@@ -240,34 +273,83 @@ def read_checkpoint(folder: Path) -> None:
     checkpoints.restore(folder, step, "model", TREE)
 
 
-@functools.cache
-def run() -> Files:
-    """Files of a run of an automaton."""
+HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
+SOURCE = runs.Source("fox.txt", 100, "f" * 64)
+
+
+def of_automaton() -> tuple[models.State, runs.Record]:
     model = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
     training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=3)
-    history = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
-    target = [["010010"] * 6]
-    record = automaton.Record(model, training, target, {}, history)
-    state = automaton.Run(model, training, automaton.pattern(record)).init()
-    with temporary() as folder:
-        models.save(folder, 3, state, record)
-        finished = runs.Finished(
-            checkpoints.peek(folder / runs.FOLDER)[2], {"gates.txt": (True, ["a"])}, "done"
-        )
-        finished.write(folder)
-        runs.write_curves(folder / runs.CURVES, history, ("training loss", "wrong bits"))
-        (folder / runs.LOCK).write_text("123")
-        return contents(folder)
+    record = automaton.Record(model, training, [["010010"] * 6], {}, HISTORY)
+    return automaton.Run(model, training, automaton.pattern(record)).init(), record
+
+
+def of_classifier(select_every: int = 0) -> tuple[models.State, runs.Record]:
+    found = columns.Table(
+        {"a": columns.strings(map(str, range(20))), "b": columns.strings("xyxx" * 5)},
+        columns.strings("pq" * 10),
+        "t",
+    )
+    parts = datasets.Data(found).parts(bits=3)
+    config = LogicClassifierConfig(
+        in_features=len(parts.encoding.features), n_classes=2, n_thresholds=0, layers=(8, 8)
+    )
+    training = classifier.TrainingConfig(steps=3, select_every=select_every)
+    form = raw.Form.of(parts.train, 2, parts.encoding)
+    record = classifier.Record(config, training, SOURCE, {"forest": 0.5}, {}, HISTORY, "y", form=form)
+    return classifier.Run(config, training, parts.train).init(), record
+
+
+def of_trees() -> tuple[models.State, runs.Record]:
+    config = LogicTreeNetConfig(
+        in_shape=(4, 4, 1), n_classes=2, n_thresholds=1, kernels=(2,), layers=(8, 8), depth=1
+    )
+    record = classifier.Record(config, classifier.TrainingConfig(steps=3), SOURCE, {}, {}, HISTORY)
+    structure = models.Structure(lambda rngs: classifier.classifier_of(config, rngs=rngs))
+    return models.State(*structure.init(0), None), record
+
+
+def of_language_model() -> tuple[models.State, runs.Record]:
+    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
+    config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3)
+    record = lm_runs.Record(config, lm.TrainingConfig(steps=3), SOURCE, 2.5, {"log_every": 1}, HISTORY)
+    return models.State(*lm.structure_of(config).init(0), None), record
+
+
+def run(make: Callable[[], tuple[models.State, runs.Record]]) -> Callable[[], Files]:
+    """Return what makes the files of a run."""
+
+    @functools.cache
+    def files() -> Files:
+        state, record = make()
+        with temporary() as folder:
+            models.save(folder, 3, state, record)
+            finished = runs.Finished(
+                checkpoints.peek(folder / runs.FOLDER)[2], {"gates.txt": (True, ["a"])}, "done"
+            )
+            finished.write(folder)
+            runs.write_curves(folder / runs.CURVES, record.history, ("training loss", "wrong bits"))
+            (folder / runs.LOCK).write_text("123")
+            if getattr(record, "form", None) is not None and record.form.columns is not None:
+                (folder / "columns.json").write_text(record.form.encoding.to_json())
+            return contents(folder)
+
+    return files
 
 
 def read_run(folder: Path) -> None:
+    """Read a run as `lutjax info`, `lutjax predict`, `lutjax.load` and `--resume` do."""
     runs.is_lock(folder / runs.LOCK)
     list(runs.others(folder, ("gates.txt",)))
+    runs.finished(folder).complete(folder)
+    said: list[str] = []
+    said += about.lines(about.facts(folder, on_damage=said.append))
+    assert not any("\n" in line for line in said)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
-        automaton.load_model(folder)
-    finished = runs.finished(folder)
-    finished.complete(folder)
+        load(folder)
+        if runs.kind(folder) == "digits":
+            predictions.load(folder)
 
 
 def resigned(data: bytes, draw: random.Random) -> bytes:
@@ -311,6 +393,13 @@ def contents(folder: Path) -> Files:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+RUNS = {
+    "ca": of_automaton,
+    "classify": of_classifier,
+    "classify, selected": functools.partial(of_classifier, 1),
+    "trees": of_trees,
+    "lm": of_language_model,
+}
 BYTES, JSON = damage.of_bytes, damage.of_json
 VALUE, DATA = (ValueError,), (SamplesError,)
 READERS: dict[str, Reader] = {
@@ -349,6 +438,18 @@ READERS: dict[str, Reader] = {
     "tsv": Reader(
         one("t.tsv", TABLE.replace(b",", b"\t")), lambda folder: read_data(folder, "t.tsv", target="y"), DATA, 200, datasets.load
     ),
+    "csv, gzip": Reader(
+        lambda: {"t.csv.gz": gzip.compress(TABLE, mtime=0)}, lambda folder: read_data(folder, "t.csv.gz", target="y"), DATA, 8000,
+        datasets.load, None, (BYTES, damage.of_gzip),
+    ),
+    **{
+        f"predict, {name}": Reader(make, lambda folder, end=end: read_raw(folder / f"t{end}"), DATA, times, raw.read, damages=damages, room=4 * ROOM)
+        for name, make, end, times, damages in (
+            ("csv", one("t.csv", TABLE), ".csv", 200, (BYTES,)),
+            ("npz", one("t.npz", arrays(np.savez_compressed)()["a.npz"]), ".npz", 8000, (BYTES, damage.of_members)),
+            ("image", one("t.png", image("PNG")()["i.png"]), ".png", 200, (BYTES, damage.of_png)),
+        )
+    },
     "parquet": Reader(
         table_of_parquet, lambda folder: read_data(folder, "t.parquet", target="y"), DATA, 8000, datasets.load
     ),
@@ -387,10 +488,16 @@ READERS: dict[str, Reader] = {
     "checkpoint, signed": Reader(
         checkpoint, read_checkpoint, (CheckpointError, DamagedError), 100, checkpoints.read_meta, "", (resigned,), 0.2, "3/checkpoint.json"
     ),
-    "run": Reader(run, read_run, (CheckpointError, DamagedError), 100, runs.read, "", (BYTES,), 0.2, None, 16 * ROOM),
-    "run, signed": Reader(
-        run, read_run, (CheckpointError, DamagedError), 100, runs.read, "", (resigned,), 0.2, "checkpoints/3/checkpoint.json", 16 * ROOM
-    ),
+    **{
+        f"run of {name}": Reader(run(make), read_run, (CheckpointError, DamagedError), 100, runs.read, "", (BYTES,), 0.1, None, 16 * ROOM)
+        for name, make in RUNS.items()
+    },
+    **{
+        f"run of {name}, signed": Reader(
+            run(make), read_run, (CheckpointError, DamagedError), 100, runs.read, "", (resigned,), 0.1, "checkpoints/3/checkpoint.json", 16 * ROOM
+        )
+        for name, make in RUNS.items()
+    },
 }  # fmt: skip
 """All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
 

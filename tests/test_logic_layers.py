@@ -525,6 +525,17 @@ def test_thermometer_thresholds():
         lutjax.thermometer_thresholds(data, 0)
     with pytest.raises(ValueError, match=r"data has shape \[0, 3\]"):
         lutjax.thermometer_thresholds(data[0, :0], 5)
+    for value in (np.nan, np.inf):
+        for method in want:
+            odd = np.concatenate([rows, np.full((100, 1), value)], 1)
+            with pytest.raises(
+                ValueError,
+                match="feature 3 of data is NaN or infinite in 100 of 100 samples; expected finite",
+            ):
+                lutjax.thermometer_thresholds(odd, 5, method=method)
+            odd[1:, 3] = 2
+            with pytest.raises(ValueError, match="feature 3 of data is NaN or infinite in 1 of 100 samples"):
+                lutjax.thermometer_thresholds(odd, 5, method=method)
 
 
 def test_thermometer():

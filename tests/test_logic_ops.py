@@ -161,7 +161,7 @@ def test_ids_beyond_the_inputs_are_clamped():
         lambda w: lutjax.bilinear_gates(x, coefficients, w),
         lambda w: lutjax.soft_lut(x, table, w),
         lambda w: lutjax.binary_lut(x, table, w),
-        lambda w: lutjax.packed_lut(lutjax.pack_bits(x.T), table > 0, w),
+        lambda w: lutjax.packed_lut(lutjax.pack_bits(x.T > 0), table > 0, w),
     ):
         np.testing.assert_array_equal(f(wild), f(tame))
 
@@ -197,12 +197,36 @@ def test_readers():
         (lambda: lutjax.readers(jnp.array([[1, 1]]), 3, fan_out=1), "an input has 2 readers"),
         (lambda: jax.jit(lambda w: lutjax.readers(w, 3))(wires(3, 2)), "fan_out is None"),
         (lambda: lutjax.unpack_bits(jnp.zeros((1, 2), jnp.uint32), 65), "2 words hold 0 to 64 samples"),
+        (
+            lambda: lutjax.pack_bits(jnp.array([[0, 0.5, 1]])),
+            r"bits is float32\[1, 3\]; 1 of its numbers are neither 0 nor 1, such as 0.5: compare it with a threshold first",
+        ),
+        (
+            lambda: lutjax.pack_bits(np.array([[0, 255, -1]])),
+            "2 of its numbers are neither 0 nor 1, such as 255",
+        ),
+        (lambda: lutjax.pack_bits(np.array([[np.nan]])), "1 of its numbers are neither 0 nor 1, such as nan"),
+        (
+            lambda: lutjax.pack_bits(np.array([0, 1])),
+            r"bits is int64\[2\]; expected shape \[features, samples\]",
+        ),
     ],
 )
 @pytest.mark.usefixtures("without_typechecking")
 def test_clear_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize("bits", [0.5, "01", [[0, 1]], None])
+def test_bits_are_an_array(bits):
+    with pytest.raises(TypeError, match=r"pack_bits: bits is .*; expected a JAX or numpy array"):
+        lutjax.pack_bits(bits)
+
+
+def test_traced_bits_are_not_looked_at():
+    assert jax.jit(lutjax.pack_bits)(jnp.array([[0, 0.5, 1]])) == 6
 
 
 @pytest.mark.usefixtures("without_typechecking")

@@ -102,6 +102,31 @@ def test_outside_of_jit_and_under_vmap(mesh):
         np.testing.assert_allclose(jax.jit(in_scope)(x, weights), y, atol=2e-5)
 
 
+@pytest.mark.parametrize(("mapped", "samples", "n_outputs"), [(4, 2, 5), (0, 2, 5), (4, 0, 5), (4, 2, 0)])
+def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, samples, n_outputs):
+    """Of arrays without elements there is no `jax.shard_map`: the compiler of jaxlib 0.11.2 may end its process there."""
+
+    def value_and_gradients(weights, detection):
+        def total(weights, detection):
+            y = jax.vmap(lambda d: lutjax.sparse_lookup(weights, d, TARGETS, n_outputs))(detection)
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.value_and_grad(total, (0, 1), has_aux=True, allow_int=True)(weights, detection)
+
+    weights, detection = OPS["sparse_lut"][1], lutjax.detect(X[:mapped, :samples], ANCHORS)
+    (value, y), (of_weights, of_detection) = value_and_gradients(weights, detection)
+    with mesh_of_both("explicit") as mesh:
+        over = P("data", "detectors") if samples else P("data")
+        given = jax.device_put(detection, NamedSharding(mesh, over))
+        program = jax.jit(value_and_gradients).trace(weights, given)
+        (on_mesh, z), (each, of_each) = program.lower().compile()(weights, given)
+        assert ("shard_map" in str(program.jaxpr)) == bool(samples and n_outputs)
+        assert jax.typeof(z).sharding.spec[:2] == (*over, None)[:2]
+    found = (on_mesh, z, each, of_each.margin)
+    for a, b in zip(found, (value, y, of_weights, of_detection.margin), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
 @pytest.mark.fast("detectors")
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):

@@ -20,6 +20,7 @@ from lutjax.circuits.detectors import IntegerLUT
 from lutjax.cli import _errors
 from lutjax.files._pictures import as_drawn
 from lutjax.training import checkpoints, pictures
+from lutjax.training.datasets import columns
 from lutjax.training.errors import CheckpointError
 
 NAMES = [
@@ -153,7 +154,7 @@ def layer() -> IntegerLUT:
         *((name, "it is a name in the files of each layer") for name in ("detectors", "anchors", "values", "shifts", "targets")),
         *((name, "it is a name in the files of each layer") for name in ("lutjax_row", "lutjax_detectors")),
         *((name, "it is a keyword of C or C++") for name in ("int", "main", "bool", "class", "xor", "restrict", "typeof")),
-        *((name, "it is a name of the library of C") for name in ("printf", "exp", "expf", "int32_t", "stdint", "linux", "index", "fabsf32x")),
+        *((name, "it is a name of the library of C") for name in ("printf", "exp", "expf", "int32_t", "stdint", "linux", "index", "fabsf32x", "read", "write", "open")),
         *((name, "expected lower-case letters") for name in ("", "A", "é", "a b", "1a", "_a", "a;", None, 3)),
     ],
 )  # fmt: skip
@@ -200,3 +201,13 @@ def test_headers_of_c_are_no_names_of_circuits() -> None:
         with pytest.raises(ValueError, match="and no header of C"):
             c.to_c(life_circuit(), name)
     assert set(c.to_c(random_circuit(0, 3, 3), "values")) == {"values.c", "values.h"}
+
+
+def test_columns_of_any_name_are_a_line() -> None:
+    """Each remark on a table is a line, whatever its columns are called."""
+    names = [name for name in NAMES if name != "\ud800"] + ["\x1b[2J", "a\u202eb", "\0"]
+    cells = {name: columns.strings(f"2024-01-{k + 10}" for k in range(10)) for name in names}
+    table = columns.Table(cells, columns.strings("pq" * 5), "t")
+    lines = columns.described(table, columns.Encoding.fit(table, 2))
+    assert len(lines) == 1 + len(names)
+    assert all(line.isprintable() for line in lines)

@@ -17,7 +17,7 @@ from PIL import Image
 import lutjax
 from lutjax.files import _json
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
-from lutjax.training import classifier, models, predictions, runs
+from lutjax.training import checkpoints, classifier, models, predictions, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets import columns
 from lutjax.training.errors import CheckpointError
@@ -266,6 +266,52 @@ def test_what_is_said_of_a_run(of_table: tuple[Path, Path, str]) -> None:
     assert found["history"]["train"] == [list(point) for point in record.history.train]
     assert found["model"]["layers"] == [24]
     assert command("info", out / "none").exit_code == 1
+
+
+def test_files_of_a_run_that_have_changed(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """Each has its line, and nothing else is said of a run that is whole."""
+    out = tmp_path / "run"
+    shutil.copytree(of_table[1], out)
+    assert command("info", out).stderr == ""
+    (out / "report.json").write_bytes((out / "report.json").read_bytes()[:-9])
+    (out / "columns.json").write_text("{")
+    (out / "curves.csv").unlink()
+    said = command("info", out)
+    assert said.exit_code == 0
+    assert sorted(said.stderr.splitlines()) == [
+        f"{out / 'columns.json'} has changed since the run wrote it: delete it; --resume writes it again.",
+        f"{out / 'curves.csv'} is missing: --resume writes it again.",
+        f"{out / 'report.json'} has changed since the run wrote it: delete it; --resume writes it again.",
+    ]
+    assert "finished, as all 20 steps" in said.stdout
+    (out / "finished.json").write_text('{"digest": 3}')
+    [line] = command("info", out).stderr.splitlines()
+    assert "finished.json is damaged (finished.json: 'digest' is 3; expected a text.): delete it" in line
+    assert "not finished" in command("info", out).stdout
+
+
+def test_a_record_that_was_signed_anew(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """A digest says that a file is whole, and not who wrote it."""
+    _, meta = checkpoints.read_meta(of_table[1] / runs.FOLDER)
+    for field, value, message in (
+        ("training", [], "'training' is []; expected an object"),
+        ("history", {"train": [[1]]}, "its train is [[1]]"),
+        ("form", {"shape": 3}, "its shape is 3"),
+        ("model", None, "'model' is null"),
+    ):
+        out = tmp_path / field
+        checkpoints.save(out / runs.FOLDER, 3, {}, {**meta, field: value})
+        result = command("info", out)
+        assert result.exit_code == 1
+        assert message in " ".join(result.output.replace("│", "").split())
+    checkpoints.save(tmp_path / "x" / runs.FOLDER, 3, {}, {**meta, "options": {"a": "\x1b[2J\n"}})
+    assert "a \\x1b[2J\\n" in output("info", tmp_path / "x")
+
+
+def test_the_standard_input_is_no_file(of_table: tuple[Path, Path, str]) -> None:
+    result = command("predict", of_table[1], "-")
+    assert result.exit_code == 2
+    assert "it is -, the standard input" in " ".join(result.output.replace("│", "").split())
 
 
 def test_names_are_shown_with_their_letters() -> None:

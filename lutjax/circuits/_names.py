@@ -71,6 +71,17 @@ alloca aligned_alloc bcmp bcopy bzero dcgettext dgettext execl execle execlp exe
 fputc_unlocked fputs_unlocked fwrite_unlocked gettext index isascii mempcpy posix_memalign putc_unlocked putchar_unlocked rindex
 stpcpy stpncpy strcasecmp strdup strfmon strncasecmp strndup strnlen toascii
 """
+# What is called by these names in programs for POSIX would be called in place of the system.
+_SYSTEM = """
+accept access acct alarm bind brk chdir chmod chown chroot clone close closedir connect creat crypt daemon dup dup2 encrypt environ
+fchdir fchmod fchown fcntl fdatasync fdopen fileno flock fstat fsync ftruncate getcwd getegid geteuid getgid getgroups gethostname
+getlogin getopt getpgid getpgrp getpid getppid getsid getsockopt getuid ioctl isatty kill lchown link listen lockf lseek lstat mkdir
+mkfifo mknod mlock mmap mount mprotect msync munmap nanosleep nice open opendir openat optarg opterr optind optopt pathconf pause
+pclose pipe poll popen pread profil pselect ptrace pwrite read readdir readlink readv reboot recv recvfrom recvmsg rmdir sbrk select
+send sendmsg sendto setegid seteuid setgid setgroups setpgid setsid setsockopt setuid shutdown sleep socket socketpair splice stat
+statfs swab symlink sync syscall sysconf tee times truncate ttyname ualarm umask umount uname unlink usleep utime utimes vfork wait
+wait3 wait4 waitpid write writev
+"""
 _HEADERS = """
 assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool stddef
 stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype
@@ -87,7 +98,9 @@ HEADERS = frozenset(_HEADERS.split())
 """Names of the headers of C, without their ending."""
 
 _ENDS = ("", "f", "l", "_r", "f_r", "l_r", "f16", "f32", "f64", "f128", "f32x", "f64x")
-_FUNCTIONS = frozenset((*_LIBRARY.split(), *(name + end for name in _MATHEMATICS.split() for end in _ENDS)))
+_FUNCTIONS = frozenset(
+    (*_LIBRARY.split(), *_SYSTEM.split(), *(name + end for name in _MATHEMATICS.split() for end in _ENDS))
+)
 
 
 def why_not_function(name: str) -> str | None:

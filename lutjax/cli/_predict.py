@@ -36,6 +36,11 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
     from lutjax.training import predictions, raw
     from lutjax.training.samples import SamplesError
 
+    if str(file) == "-" and not file.exists():
+        raise click.BadParameter(
+            "it is -, the standard input; the ending of a name tells what a file is: save what comes there, such as to rows.csv, and give that file.",
+            param_hint="FILE",
+        )
     with progress("predicting") as doing:
         doing("reading the run")
         trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))

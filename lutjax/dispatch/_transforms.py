@@ -340,8 +340,7 @@ def _compiled(
         given = op.of(args, options).prepared()
         layout = Layout.of(given, first=op.features_first and feature_axis == 0)
         parts = layout.parts("forward")
-        is_empty = _meshes.lacks_elements((taps, given.values())) or dict(options).get("n_outputs") == 0
-        if not parts.divides or is_empty:
+        if not parts.divides or _lacks_elements((taps, given.values()), options):
             whole = functools.partial(inner, None)
             return _meshes.divided_by_compiler(whole, lambda *_: layout.of_outputs(op))(
                 *taps, *given.values()
@@ -374,7 +373,7 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         )
         specs, outputs = (*of_call, PartitionSpec(), *rest, state), (of_call[table], state)
         of_all = (*given.values(), *args[n:])
-        if _meshes.lacks_elements(of_all):
+        if _lacks_elements(of_all, options):
             update = _meshes.divided_by_compiler(functools.partial(call, None), lambda *_: outputs)
         else:
             update = _meshes.in_parts(functools.partial(call, parts.over), specs, outputs)
@@ -383,6 +382,11 @@ def _compiled_update(op: type[Call], choice: Choice, options: Options) -> Callab
         )
 
     return _jitted(functools.partial(call, ()), on_explicit_axes, f"lutjax_{op.op}_update")
+
+
+def _lacks_elements(arrays: Any, options: Options) -> bool:
+    """Return whether an array of a call, or its output, has no elements: it is not divided by a `jax.shard_map` then."""
+    return _meshes.lacks_elements(arrays) or dict(options).get("n_outputs") == 0
 
 
 def _ranks_of_update(op: type[Call]) -> Ranks:
@@ -681,14 +685,29 @@ def _kernel(
         is_mapped = jax.tree.leaves(mapped)
         places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
         place = next((place for place in places if place), None)
-        if place is None:
+        if size == 0:  # other arrays without elements are never divided here, see `_lacks_elements`
+            outputs = of_no_elements(mapped, args, place)
+        elif place is None:
             outputs = of_elements(size, mapped, *args)
         else:  # the mapped axis is divided over a mesh with explicit axes
-            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), mapped)
-            part = functools.partial(of_elements, size // _meshes.devices_along(place), mapped)
+            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped))
+            part = functools.partial(of_part, size // _meshes.devices_along(place), mapped)
             axes = (place,) if isinstance(place, str) else place
             outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
         return outputs, jax.tree.map(lambda _: True, outputs)
+
+    def of_no_elements(mapped: Any, args: Any, place: Any) -> Any:
+        one = jax.tree.map(
+            lambda a, m: jax.ShapeDtypeStruct(a.shape[m:], a.dtype), tuple(args), tuple(mapped)
+        )
+        lies, over = PartitionSpec(place) if place else None, _mesh_axes(args)
+        return jax.tree.map(
+            lambda a: _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over),
+            jax.eval_shape(raw, *one),
+        )
+
+    def of_part(size: int, mapped: Any, *args: Any) -> Any:
+        return of_elements(size, mapped, *_common_mesh_axes(args))
 
     def of_elements(size: int, mapped: Any, *args: Any) -> Any:
         shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)

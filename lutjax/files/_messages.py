@@ -17,3 +17,14 @@ def in_a_line(text: object, most: int = 300) -> str:
         return line
     end = (most - 3) // 2
     return f"{line[: most - 3 - end]}...{line[-end:]}"
+
+
+def printable(text: str) -> str:
+    r"""Return a text in one line, in which what cannot be printed is escaped: ends of lines, codes for terminals, marks of direction.
+
+    Example:
+      >>> from lutjax.files._messages import printable
+      >>> print(printable("größe\n\x1b[2J"))
+      größe\n\x1b[2J
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

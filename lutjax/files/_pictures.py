@@ -1,5 +1,7 @@
 """Texts of others in pictures."""
 
+from lutjax.files._messages import printable
+
 
 def as_drawn(text: str) -> str:
     r"""Return what matplotlib draws as a text, whatever it is: a formula begins with a dollar sign, and control characters have no shape.
@@ -9,5 +11,4 @@ def as_drawn(text: str) -> str:
       >>> print(as_drawn("from $5 to $9\n"))
       from \$5 to \$9\n
     """
-    seen = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return seen.replace("$", r"\$")
+    return printable(text).replace("$", r"\$")

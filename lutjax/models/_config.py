@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lutjax._arguments import checked, plain, require_rngs, shown
+from lutjax.models._fields import check_floats
 
 MOST = int(np.iinfo(np.int32).max)
 """Largest size in a config: ids of inputs and tables are int32."""
@@ -43,6 +44,7 @@ class Config:
                         f"{where}: {name} is {shown(value)}; sizes are at most {MOST}, as ids are int32."
                     )
             object.__setattr__(self, name, value)
+        check_floats(self, f"{where}: ")
 
     def _check_sizes(self, **least: int) -> None:
         """Raise ValueError if a field, or an entry of one that is a tuple, is smaller than its least value; None is not."""

@@ -1,8 +1,11 @@
-"""Fields of configs that are one of some names: the names stand once, for checks and for the options of commands."""
+"""Fields of configs that are one of some names, which stand once, for checks and for the options of commands; and those that are numbers."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from lutjax._arguments import shown
 
@@ -13,6 +16,29 @@ CHOICES = "choices"
 def one_of(known: Iterable[str], default: str | None) -> Any:
     """Return a field that is one of these names, or None if that is its default."""
     return dataclasses.field(default=default, metadata={CHOICES: tuple(known)})
+
+
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def check_floats(config: Any, where: str = "") -> None:
+    """Raise ValueError if a number of a dataclass is infinite or 0 in float32, where it is not before.
+
+    Args:
+      where: the beginning of the message.
+    """
+    for field in dataclasses.fields(config):
+        found = getattr(config, field.name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if (
+                isinstance(value, float)
+                and math.isfinite(value)
+                and value
+                and not _LEAST <= abs(value) <= _MOST
+            ):
+                raise ValueError(
+                    f"{where}{field.name} is {shown(found)}; it is used in float32, whose numbers are from {_LEAST:.2g} to {_MOST:.2g} in magnitude."
+                )
 
 
 def check_names(config: Any, where: str = "") -> None:

@@ -12,7 +12,7 @@ from lutjax._arguments import shown
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._fixed_point import FixedPoint
-from lutjax.values._ids import as_int32, difference, is_known
+from lutjax.values._ids import as_int32, check_once, difference, is_known
 
 MAX_BITS = 30  # row ids are int32
 
@@ -50,6 +50,21 @@ def integers(op: str, name: str, a: Any, rank: int, shape: str) -> None:
     if a.dtype != _INT32 and not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
     _rank(op, name, a, rank, shape)
+
+
+def bits(op: str, name: str, a: Any) -> None:
+    """Check for an array of bits, ``[features, samples]``: 0 and 1, where they are known."""
+    _array(op, name, a)
+    _rank(op, name, a, 2, "[features, samples]")
+    if a.dtype != bool:
+        check_once(a, "bits", lambda: _check_bits(op, name, np.asarray(a)))
+
+
+def _check_bits(op: str, name: str, a: np.ndarray) -> None:
+    others = a[(a != 0) & (a != 1)]
+    if others.size:
+        rule = f"{others.size} of its numbers are neither 0 nor 1, such as {others[0]}: compare it with a threshold first, as in x > 0"
+        require(False, op, name, a, rule)
 
 
 def _array(op: str, name: str, a: Any) -> None:

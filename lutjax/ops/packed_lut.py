@@ -84,7 +84,7 @@ def packed_lut(
 def pack_bits(
     bits: Num[Array, "features samples"] | Bool[Array, "features samples"],
 ) -> UInt32[jax.Array, "features words"]:
-    """Samples as bits of words: what is not 0 is 1.
+    """Samples as bits of words.
 
     Definition::
 
@@ -93,17 +93,20 @@ def pack_bits(
         y = words.sum(axis=-1, dtype=np.uint32)
 
     Args:
-      bits: ``[F, B]``, of any dtype.
+      bits: ``[F, B]``, 0 and 1 or False and True, of any dtype. Of traced numbers, which cannot be looked at, what is not 0 is 1.
 
     Returns:
       uint32 ``[F, ceil(B / 32)]``: sample ``32 w + j`` is bit j of word w. Bits beyond the samples are 0.
+
+    Raises:
+      ValueError, TypeError: a wrong shape, no array, or a number that is neither 0 nor 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
       >>> lutjax.pack_bits(jnp.array([[True, False, True]]))
       Array([[5]], dtype=uint32)
     """
-    _checks.require(bits.ndim == 2, "pack_bits", "bits", bits, "expected shape [features, samples]")
+    _checks.bits("pack_bits", "bits", bits)
     result: jax.Array = words_of_bits.pack(bits)
     return result
 

@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.files import _json
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line, printable
 from lutjax.training import checkpoints, runs
+from lutjax.training.errors import CheckpointError
+from lutjax.training.raw import Form
 
 _SOURCES = ("text", "samples", "target")
 """Fields of records that say where data are from."""
@@ -18,13 +22,22 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     """Return what the latest checkpoint that is whole says of a run, as JSON can hold it: its record, and the steps done.
 
     Args:
-      on_damage: see `lutjax.training.runs.read`.
+      on_damage: is told of damaged checkpoints that were passed over, see `lutjax.training.runs.read`, and of each other file of the run that
+        is not as the run wrote it.
 
     Raises:
-      CheckpointError: there is no run.
+      CheckpointError: there is no run, or its record has not the fields of one.
     """
     kind = runs.kind(folder)
     step, meta = checkpoints.read_meta(folder / runs.FOLDER, on_damage=on_damage)
+    try:
+        _check(meta)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the record of the run in {folder} is damaged, or of another version: {in_a_line(error)}"
+        ) from error
+    for line in runs.changed(folder):
+        on_damage(line)
     done = runs.finished(folder)
     return {
         **meta,
@@ -36,8 +49,24 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     }
 
 
+def _check(meta: Mapping[str, Any]) -> None:
+    """Raise an error if a record has not the fields that `lines` reads; others may be whatever a version writes."""
+    fields = Fields("the record")
+    fields.field(fields.field(meta, "training", dict), "steps", int)
+    for name in ("model", "options"):
+        fields.field(meta, name, dict)
+    fields.field({"versions": {}, **meta}, "versions", dict)
+    runs.made(runs.History, fields.field(meta, "history", dict))
+    if meta.get("form") is not None:
+        runs.made(Form, meta["form"])
+
+
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return facts in lines, for people."""
+    return [printable(line) for line in _lines(found)]
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
     training, history = found["training"], found["history"]
     command = runs.COMMANDS[found["kind"]]
     why = found["finished"]
@@ -55,7 +84,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     if form.get("shape"):
         shape, classes = form["shape"], form["classes"]
         said.append(
-            f"samples: {' x '.join(map(str, shape))} numbers, from {form['least']:g} to {form['largest']:g}"
+            f"samples: {' x '.join(map(str, shape))} numbers, from {form.get('least', 0):g} to {form.get('largest', 0):g}"
         )
         said.append(f"classes: {len(classes)}: {_words(classes)}")
     if form.get("columns"):

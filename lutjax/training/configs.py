@@ -3,6 +3,7 @@
 import dataclasses
 
 from lutjax._extras import needed_by
+from lutjax.models._fields import check_floats
 from lutjax.training import optimizers
 
 with needed_by(__name__):
@@ -40,6 +41,7 @@ class Training:
             most = MOST_SAMPLES if field.name == "batch_size" else MOST
             if isinstance(value, int) and value > most:
                 raise ValueError(f"{field.name} is {value}; it must be at most {most}.")
+        check_floats(self)
         self.check_least(steps=1, batch_size=1)
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")

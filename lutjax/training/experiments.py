@@ -608,6 +608,7 @@ def _finish(
                 lines = list(part.do(state, path))
                 written = path.exists()
             finished.parts[part.name] = (written, lines)
+            finished.wrote(folder, part.name)
             finished.write(folder)
         for line in finished.parts[part.name][1]:
             show.line(line)

@@ -26,7 +26,7 @@ import numpy as np
 
 import lutjax
 from lutjax.files import _json
-from lutjax.files._files import atomically as atomically, replacing as replacing
+from lutjax.files._files import atomically as atomically, digest_of, replacing as replacing
 from lutjax.files._json import Fields
 from lutjax.files._messages import in_a_line
 from lutjax.training import checkpoints, hosts
@@ -106,29 +106,42 @@ class Finished:
       digest: of the checkpoint that they were done with.
       parts: for each by its name, whether there is a file of that name, and lines that were shown.
       why: why there was no further step, in words; empty until all is done.
+      digests: SHA-256 of the files that were written, by their names.
     """
 
     digest: str
     parts: dict[str, tuple[bool, list[str]]] = dataclasses.field(default_factory=dict)
     why: str = ""
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "Finished | None":
         """Return the record of finishing in the folder of a run; None if there is none for its latest checkpoint."""
-        fields, path = Fields(_FINISHED), folder / _FINISHED
         try:
-            found = _json.loads(path.read_bytes())
-            digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
-            parts = {}
-            for name, (file, lines) in fields.field(found, "parts", dict).items():
-                if not isinstance(file, bool) or not all(isinstance(line, str) for line in lines):
-                    return None
-                if len(name.encode()) > 255 or {"/", "\0"} & set(name):  # no file has that name
-                    return None
-                parts[name] = (file, lines)
-            return cls(digest, parts, why) if digest == checkpoints.peek(folder / FOLDER)[2] else None
-        except (FileNotFoundError, TypeError, ValueError):  # none, or of another version
+            found = cls._of(folder)
+            return found if found.digest == checkpoints.peek(folder / FOLDER)[2] else None
+        except (FileNotFoundError, ValueError):  # none, or of another version
             return None
+
+    @classmethod
+    def _of(cls, folder: Path) -> "Finished":
+        """Return the record of finishing in the folder of a run, of whatever checkpoint.
+
+        Raises:
+          FileNotFoundError: there is none.
+          ValueError: it is damaged.
+        """
+        fields = Fields(_FINISHED)
+        found = _json.loads((folder / _FINISHED).read_bytes())
+        digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
+        parts = fields.field(found, "parts", dict)
+        digests = fields.field({"digests": {}, **found}, "digests", dict)
+        if not _fits(parts, dict[str, tuple[bool, list[str]]]) or not _fits(digests, dict[str, str]):
+            raise ValueError(f"{_FINISHED}: 'parts' or 'digests' are not those of files.")
+        for name in (*parts, *digests):
+            if len(name.encode()) > 255 or {"/", "\0"} & set(name):
+                raise ValueError(f"{_FINISHED}: no file has the name {_json.shown(name)}.")
+        return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
 
     def write(self, folder: Path) -> None:
         """Records it in the folder of a run."""
@@ -139,6 +152,11 @@ class Finished:
         """Return whether a part is done and its file, if it has one, is there."""
         return part in self.parts and (not self.parts[part][0] or (folder / part).is_file())
 
+    def wrote(self, folder: Path, name: str) -> None:
+        """Keep the digest of a file that was written, if it was."""
+        if (digest := digest_of(folder / name)) is not None:
+            self.digests[name] = digest
+
     def complete(self, folder: Path) -> bool:
         """Return whether everything is done."""
         return bool(self.why) and all(self.has(folder, part) for part in self.parts)
@@ -147,6 +165,30 @@ class Finished:
 def finished(folder: Path) -> Finished:
     """Return the record of the latest checkpoint in the folder of a run."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
+
+
+def changed(folder: Path) -> list[str]:
+    """Return a line for each file in the folder of a finished run that is not as the run wrote it, beside its checkpoints."""
+    try:
+        found = Finished._of(folder)
+        if found.digest != checkpoints.peek(folder / FOLDER)[2]:  # steps were taken since
+            return []
+    except (FileNotFoundError, CheckpointError):
+        return []
+    except ValueError as error:
+        return [
+            f"{folder / _FINISHED} is damaged ({in_a_line(error)}): delete it; --resume finishes the run again."
+        ]
+    lines = []
+    for name, digest in found.digests.items():
+        now = digest_of(folder / name)
+        if now is None:
+            lines.append(f"{folder / name} is missing: --resume writes it again.")
+        elif now != digest:
+            lines.append(
+                f"{folder / name} has changed since the run wrote it: delete it; --resume writes it again."
+            )
+    return lines
 
 
 def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
@@ -392,7 +434,7 @@ def read(
     for name in ("kind", "versions"):
         meta.pop(name, None)
     try:
-        return step, _made(record, meta)
+        return step, made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
@@ -416,11 +458,16 @@ def restore(folder: Path, step: int, name: str, template: Any) -> Any:
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 
-def _is_made(hint: Any) -> bool:
+def _ismade(hint: Any) -> bool:
     return any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
 
 
-def _made(kind: Any, fields: Any) -> Any:
+def made(kind: Any, fields: Any) -> Any:
+    """Return the dataclass that fields of JSON make, each of which has a value that its annotation allows.
+
+    Raises:
+      KeyError, TypeError, ValueError: they make none.
+    """
     if not isinstance(fields, dict):
         raise ValueError(f"it has {_json.shown(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class that has all these fields
@@ -434,7 +481,7 @@ def _made(kind: Any, fields: Any) -> Any:
         return kind.from_dict(fields)
     return kind(
         **{
-            name: _made(hints[name], value) if _is_made(hints.get(name)) else value
+            name: made(hints[name], value) if _ismade(hints.get(name)) else value
             for name, value in fields.items()
         }
     )

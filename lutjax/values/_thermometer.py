@@ -29,7 +29,7 @@ def thermometer_thresholds(
       ``[features, n_thresholds]``, ascending; float64 for float64 data, else float32.
 
     Raises:
-      ValueError: there is no sample, no threshold, or `method` is unknown.
+      ValueError: there is no sample, no threshold, a number that is not finite, or `method` is unknown.
 
     Source: docs/logic.md, section 4.
 
@@ -53,6 +53,13 @@ def thermometer_thresholds(
             "least one sample."
         )
     rows = np.asarray(data).reshape(-1, data.shape[-1])
+    odd = (~np.isfinite(rows)).sum(0)
+    if odd.any():
+        feature = int(odd.argmax())
+        raise ValueError(
+            f"thermometer_thresholds: feature {feature} of data is NaN or infinite in {odd[feature]} of {len(rows)} samples; expected finite "
+            "numbers: fill what is missing, or leave the feature out."
+        )
     dtype = rows.dtype if rows.dtype == np.float64 else np.float32
     share = np.arange(1, n_thresholds + 1) / (n_thresholds + 1)
     if method == "distributive":

@@ -275,10 +275,12 @@ def check(training: Training) -> None:
             compare(f"{what}: loss", actual, np.float32(value), tolerance)
             compare(f"{what}: jax.grad", of_dense, gradients, tolerance)
             compare(f"{what}: factored", of_factors, gradients, tolerance)
-            compare(f"{what}: after", (given, state.rows), after, tolerance)
+            # Of copies: jaxlib 0.11.2 copies a donated array that NumPy has seen, and does not delete it.
+            now = jax.tree.map(jnp.copy, (given, state.rows))
+            compare(f"{what}: after", now, after, tolerance)
             for i, t in enumerate(training.tables):
                 if not t.dense:
-                    untouched_stay(f"{what}: table {i}", i, touched[i], before, (given, state.rows))
+                    untouched_stay(f"{what}: table {i}", i, touched[i], before, now)
             assert all(a.is_deleted() for a in old) or not training.donate, what
             assert int(state.step) == number + 1
 

@@ -130,7 +130,8 @@ def load(
     """The data at a path.
 
     Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
-    (``.npz``, ``.gz``, Parquet). Nothing that is read is executed.
+    (``.npz``, ``.gz``, Parquet), or 400 MB: these are read if they unpack to at most 100 times their size, or to 4 MiB. Nothing that is read
+    is executed.
 
     Args:
       path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text

@@ -3,13 +3,13 @@
 import codecs
 import csv
 import dataclasses
-import gzip
 import hashlib
+import io
+import itertools
 import json
 import math
 import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
 
 from lutjax._extras import command
-from lutjax.files import _json
+from lutjax.files import _json, _packed
 from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.files._messages import in_a_line, printable
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
@@ -46,6 +46,12 @@ MOST_CATEGORIES = 64
 _MOST = float(np.finfo(np.float32).max)
 _APART, _MANY = 0.99, 2**20
 """Share of a column's different numbers that differ as features, at least; of very many numbers so many."""
+
+_BLOCK = 1 << 16
+"""Cells that are Python's own texts at once: these take several times the memory of an array."""
+
+_FEWEST_ROWS = 256
+"""Rows in a block of them, at least: an array of a few cells takes more memory than they do."""
 
 Cells = Shaped[np.ndarray, " rows"]
 
@@ -76,7 +82,10 @@ class Table:
         """SHA-256 of names, cells and labels."""
         found = hashlib.sha256()
         for name, cells in (*self.columns.items(), ("", self.labels)):
-            found.update("\x1f".join((name, *cells)).encode() + b"\x1e")
+            found.update(name.encode())
+            for first in range(0, len(cells), _BLOCK):
+                found.update("".join(f"\x1f{cell}" for cell in cells[first : first + _BLOCK]).encode())
+            found.update(b"\x1e")
         return found.hexdigest()
 
 
@@ -127,7 +136,7 @@ def read_cells(path: Path, *, encoding: str | None = None) -> dict[str, Cells]:
         raise SamplesError(
             f"{path} is empty; expected a line of names of columns, and a line for each sample."
         )
-    return {name: strings(cells) for name, cells in zip(names, columns, strict=True)}
+    return dict(zip(names, columns, strict=True))
 
 
 def checked(table: Table, target: str = "y") -> Table:
@@ -154,28 +163,24 @@ def strings(cells: Iterable[Any]) -> Cells:
     return np.char.strip(np.asarray(list(cells), dtype=np.dtypes.StringDType()))
 
 
-def _likely_encoding(path: Path, packed: bool) -> str:
-    """Return the name of an encoding that a file may have: spreadsheets write UTF-16 with a mark at the beginning."""
-    with gzip.open(path) if packed else path.open("rb") as file:
-        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
-
-
-def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Sequence[str]]]:
+def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells]]:
     try:
         codecs.lookup(encoding or "utf-8")
     except LookupError:
         raise SamplesError(
             f"--encoding is {encoding!r}, which Python does not know; an example is latin-1."
         ) from None
-    packed = path.suffix.lower() == ".gz"
-    suffix = (path.with_suffix("") if packed else path).suffix.lower()
-    options: dict[str, Any] = {"newline": "", "encoding": encoding or "utf-8-sig"}
+    suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    head = b""
     try:
-        with gzip.open(path, "rt", **options) if packed else path.open(**options) as file:
+        with (
+            _packed.opened(path) as octets,
+            io.TextIOWrapper(octets, encoding=encoding or "utf-8-sig", newline="") as file,
+        ):
+            head = octets.peek(2)[:2]
             first = file.readline()
-            file.seek(0)
             delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)
-            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+            reader = csv.reader(itertools.chain([first], file), delimiter=delimiter, skipinitialspace=True)
             # `utf-8` leaves the mark at the beginning of a file in the first name.
             names = [name.removeprefix("\ufeff").strip() for name in next(reader, [])]
             if len(set(names)) < len(names) or not all(names):
@@ -183,32 +188,53 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Seque
                     f"{path}: its first line names the columns {in_a_line(names)}; expected a different name for each. Add a line of names "
                     "if there is none."
                 )
-            rows: list[list[str]] = []
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(names):
-                    raise SamplesError(
-                        f"{path}: line {reader.line_num} has {len(row)} cells, but there are {len(names)} columns."
-                    )
-                rows.append(row)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SamplesError(f"{path} is not a whole gzip file: {error}") from error
+            return names, _by_column(_rows(reader, len(names), path), len(names))
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _packed.PackedError as error:
+        raise SamplesError(str(error)) from error
     except (UnicodeError, csv.Error) as error:
+        # Spreadsheets write UTF-16 with a mark at the beginning.
+        likely = "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
         advice = (
-            f" Name another encoding by --encoding, such as {_likely_encoding(path, packed)}."
+            f" Name another encoding by --encoding, such as {likely}."
             if isinstance(error, UnicodeError)
             else ""
         )
         raise SamplesError(
             f"{path} is not a CSV file of {encoding or 'UTF-8'} text: {error}.{advice}"
         ) from error
-    return names, list(zip(*rows, strict=True)) if rows else [()] * len(names)
 
 
-def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
+def _rows(reader: Any, n_columns: int, path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file that are not empty.
+
+    Raises:
+      SamplesError: one has another number of cells.
+    """
+    for row in filter(None, reader):
+        if len(row) != n_columns:
+            raise SamplesError(
+                f"{path}: line {reader.line_num} has {len(row)} cells, but there are {n_columns} columns."
+            )
+        yield row
+
+
+def _by_column(rows: Iterator[list[str]], n_columns: int) -> list[Cells]:
+    """Return the cells of each column, of rows that are read block by block."""
+    blocks: list[list[Cells]] = [[strings(())] for _ in range(n_columns)]
+    n_rows = max(_FEWEST_ROWS, _BLOCK // max(1, n_columns))
+    while block := list(itertools.islice(rows, n_rows)):
+        for column, cells in zip(blocks, zip(*block, strict=True), strict=True):
+            column.append(strings(cells))
+    columns = []
+    for k, column in enumerate(blocks):
+        columns.append(np.concatenate(column))
+        blocks[k] = []
+    return columns
+
+
+def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -219,12 +245,16 @@ def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
     damaged = (pyarrow.ArrowException, ImportError, LookupError, OverflowError, ValueError)
     try:
         with parquet.ParquetFile(path) as file:
+            parts = (file.metadata.row_group(k) for k in range(file.metadata.num_row_groups))
+            _packed.check(path, sum(part.total_byte_size for part in parts), "write it without compression")
             _check_cells(path, file.metadata.num_rows, file.metadata.num_columns)
             of_text = [column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"]
         table = parquet.read_table(path, read_dictionary=of_text)
         table.validate(full=True)
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {in_a_line(error.strerror or error)}") from error
+    except _packed.PackedError as error:
+        raise SamplesError(str(error)) from error
     except damaged as error:
         raise SamplesError(f"{path} is not a Parquet file: {in_a_line(error)}") from error
     for field in table.schema:
@@ -240,7 +270,7 @@ def _parquet(path: Path) -> tuple[list[str], list[Sequence[str]]]:
     except damaged as error:
         raise SamplesError(f"{path} has a cell that cannot be read: {in_a_line(error)}") from error
     _check_cells(path, sum(len(cell) for column in cells for cell in column), 1)
-    return names, list(cells)
+    return names, [strings(column) for column in cells]
 
 
 _CELLS = 64
@@ -324,7 +354,7 @@ class Number:
             bits = [self.name] * len(bits)
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
-    def encode(self, cells: Cells) -> Float[np.ndarray, "rows features"]:
+    def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Return the features of cells.
 
         Raises:
@@ -335,7 +365,7 @@ class Number:
         found = numbers > np.asarray(self.thresholds or ())
         if self.thresholds is None or self.numbers:
             found = np.repeat(self.scaled(numbers), 1 if self.thresholds is None else found.shape[1], 1)
-        return np.column_stack([found, absent] if self.missing else [found]).astype(np.float64)
+        return np.column_stack([found, absent] if self.missing else [found]).astype(np.float32)
 
     def scaled(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
         """Return numbers as features; those beyond float32 become its largest."""
@@ -367,10 +397,10 @@ class Categories:
         bits = [f"{self.name} = {value}" for value in self.values]
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
-    def encode(self, cells: Cells) -> Float[np.ndarray, "rows features"]:
+    def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Return the features of cells."""
         bits = cells[:, None] == np.array(self.values, np.dtypes.StringDType())[None, :]
-        return np.column_stack([bits, missing(cells)] if self.missing else [bits]).astype(np.float64)
+        return np.column_stack([bits, missing(cells)] if self.missing else [bits]).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -478,11 +508,15 @@ class Encoding:
             raise SamplesError(
                 f"{table.name} has no column {in_a_line(', '.join(absent))}; it has {in_a_line(', '.join(table.columns))}."
             )
-        try:
-            found = [column.encode(table.columns[column.name]) for column in self.columns]
-        except SamplesError as error:
-            raise SamplesError(f"{table.name}: {error}") from error
-        return np.concatenate(found, 1).astype(np.float32)
+        found, first = np.empty((len(table), len(self.features)), np.float32), 0
+        for column in self.columns:
+            n_features = len(column.features)
+            try:
+                found[:, first : first + n_features] = column.encode(table.columns[column.name])
+            except SamplesError as error:
+                raise SamplesError(f"{table.name}: {error}") from error
+            first += n_features
+        return found
 
     def unknown(self, x: Float32[np.ndarray, "rows features"]) -> list[str]:
         """Return a warning for each column of categories in which some encoded rows have none of those that training knows."""
@@ -610,7 +644,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]
-    return [f"columns: {'; '.join(found)}", *warnings]
+    return [printable(line) for line in (f"columns: {'; '.join(found)}", *warnings)]
 
 
 def _in_words(column: Number | Categories) -> str:

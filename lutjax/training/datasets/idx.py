@@ -1,12 +1,11 @@
 """Folders of IDX files, the format of MNIST and Fashion-MNIST, gzipped or not."""
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from lutjax.files import _packed
 from lutjax.training.datasets._published import identify, md5
 from lutjax.training.samples import Samples, SamplesError
 
@@ -144,10 +143,8 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _content(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix != ".gz":
-        return data
     try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SamplesError(f"{path} is not a whole gzip file ({error}): get it again.") from error
+        with _packed.opened(path) as file:
+            return file.read()
+    except _packed.PackedError as error:
+        raise SamplesError(str(error)) from error

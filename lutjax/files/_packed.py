@@ -1,0 +1,69 @@
+"""Compressed files that anybody may have written: no more of one is unpacked than it can be worth, however little it is."""
+
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MOST = 100
+"""Bytes that each byte of a compressed file may stand for. Tables and images stand for less; what repeats itself for up to a thousand."""
+
+ALWAYS = 1 << 22
+"""Bytes that any compressed file may unpack to."""
+
+
+class PackedError(ValueError):
+    """A compressed file that is damaged, or unpacks to too much; the message names it."""
+
+
+def check(path: Path, unpacked: int, advice: str) -> None:
+    """Refuse a file that unpacks to far more than it can be worth.
+
+    Args:
+      unpacked: bytes that it unpacks to.
+      advice: what to do if it is right.
+
+    Raises:
+      PackedError: it unpacks to more than 100 times its size, and to more than 4 MiB.
+    """
+    size = path.stat().st_size
+    if unpacked > max(ALWAYS, MOST * size):
+        raise PackedError(
+            f"{path} has {size:,} bytes, which unpack to {unpacked:,} or more; at most {MOST} for each byte, or {ALWAYS:,} in all, are "
+            f"unpacked. If it is right, {advice}."
+        )
+
+
+class _Gzip(io.RawIOBase):
+    """File compressed by gzip, which is unpacked piece by piece, and counted."""
+
+    def __init__(self, path: Path):
+        self._path, self._file, self._n_bytes = path, gzip.GzipFile(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            n = self._file.readinto(buffer)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise PackedError(f"{self._path} is not a whole gzip file: {error}. Get it again.") from error
+        self._n_bytes += n
+        check(self._path, self._n_bytes, f"unpack it yourself (gunzip {self._path.name})")
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file to read its bytes, unpacked if its name ends in ``.gz``. Reading raises PackedError as `check` does, or where it is damaged."""
+    packed = path.suffix.lower() == ".gz"
+    found: io.BufferedReader = io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
+    with found as file:
+        yield file
