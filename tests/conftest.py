@@ -147,8 +147,7 @@ def tpu_formulation(accelerator_formulation, monkeypatch):
 def forget_compiled():
     from lutjax.dispatch import _transforms
 
-    _transforms._compiled.cache_clear()
-    _transforms._kernel.cache_clear()
+    _transforms.forget()
 
 
 @pytest.fixture

@@ -76,13 +76,11 @@ def interpreted(backend: str = "tpu") -> Iterator[None]:
         )
         for spec in specs(backend)
     ]
-    _transforms._compiled.cache_clear()
-    _transforms._kernel.cache_clear()
+    _transforms.forget()
     try:
         with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(out_of_bounds_reads="raise")):
             yield
     finally:
         for spec in added:
             registry.unregister(spec.op, spec.platform, spec.backend)
-        _transforms._compiled.cache_clear()
-        _transforms._kernel.cache_clear()
+        _transforms.forget()

@@ -595,11 +595,9 @@ def launches(monkeypatch):
 
     monkeypatch.setattr(_triton_launch, "_run", record)
     monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
-    _transforms._compiled.cache_clear()
-    _transforms._kernel.cache_clear()
+    _transforms.forget()
     yield recorded
-    _transforms._compiled.cache_clear()
-    _transforms._kernel.cache_clear()
+    _transforms.forget()
 
 
 @pytest.fixture
@@ -725,8 +723,7 @@ def jax_triton(monkeypatch):
             monkeypatch.setattr(library, name, lambda *_: compiled_kernel, raising=False)
         monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
         monkeypatch.setattr(lutjax.kernel_registry, "_resolved", {})
-        _transforms._compiled.cache_clear()
-        _transforms._kernel.cache_clear()
+        _transforms.forget()
 
 
 @pytest.mark.fast("lookup", "lookup_attention", "binary_lut")

@@ -172,8 +172,7 @@ def interpreted() -> Iterator[None]:
         for spec in registry.candidates(op)
         if (spec.platform, spec.backend) == ("triton", "gpu")
     ]
-    _transforms._compiled.cache_clear()
-    _transforms._kernel.cache_clear()
+    _transforms.forget()
     try:
         yield
     finally:
@@ -181,5 +180,4 @@ def interpreted() -> Iterator[None]:
             registry.unregister(spec.op, spec.platform, spec.backend)
         language.restore()
         patch.undo()
-        _transforms._compiled.cache_clear()
-        _transforms._kernel.cache_clear()
+        _transforms.forget()

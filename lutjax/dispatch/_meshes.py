@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._compat import cast_varying, varying_axes_of
+from lutjax._compat import cast_varying, varying_axes, varying_axes_of
 from lutjax._typing import Array
 
 
@@ -123,3 +123,15 @@ def zeros_of(aval: Any) -> jax.Array:
     """Zeros of a type as `jax.typeof` returns it: on the same explicit and varying axes of a mesh."""
     over = aval.sharding if aval.sharding.mesh.explicit_axes else None
     return cast_varying(jnp.zeros(aval.shape, aval.dtype, out_sharding=over), varying_axes_of(aval))
+
+
+# ------------------------------------------------------------------------------------- inside of jax.shard_map
+def varying_over(args: Any) -> frozenset[str]:
+    """Return the mesh axes over which any of these arrays varies."""
+    return frozenset[str]().union(*(varying_axes(a) for a in jax.tree.leaves(args)))
+
+
+def varying_alike(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments that vary over the same mesh axes: all axes over which any of them varies."""
+    axes = varying_over(args)
+    return jax.tree.map(lambda a: cast_varying(a, axes), args) if axes else args

@@ -16,7 +16,7 @@ from lutjax import _compat
 from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes, _table_reads
-from lutjax.dispatch._transforms import folded
+from lutjax.dispatch._leading_axes import folded
 from lutjax.dispatch.contract import Call
 from lutjax.dispatch.registry import Device, devices_of
 from lutjax.tables.update import hits_of

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from lutjax import _compat
 from lutjax._typing import Array, Scalar
 from lutjax.dispatch import _meshes
-from lutjax.dispatch._transforms import folded, updated
+from lutjax.dispatch._leading_axes import folded
+from lutjax.dispatch._transforms import updated
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
 from lutjax.ops import _checks

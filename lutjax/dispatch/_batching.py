@@ -1,0 +1,128 @@
+"""Batching rule of kernels: a mapped axis joins the batch where it can."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec
+
+from lutjax import _compat
+from lutjax.dispatch import _meshes
+from lutjax.dispatch._leading_axes import ranks_of_update
+from lutjax.dispatch._partition import on_part, partitioned
+from lutjax.dispatch._plan import Options, Over, Plan, cached
+from lutjax.dispatch._run import by_platform
+from lutjax.dispatch.contract import Direction
+from lutjax.dispatch.registry import Platform
+
+
+@cached
+def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = None) -> Callable[..., Any]:
+    """Return the function of an implementation, of arrays, with a rule for vmap.
+
+    Its arguments are the arrays of the call; then, backward, the cotangent; of an update the cotangent, rate, factor and
+    state. Backward it returns a cotangent or None for each array. `needs`: of the backward one.
+
+    A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
+    bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
+    mapped by `jax.vmap` and any other kernel runs once for each element.
+    """
+    op, options, over = plan.op, plan.options, plan.over
+    batched = tuple(rank is not None for rank in op.ranks())
+    foldable = direction == "forward"
+    if direction == "update":
+        batched = tuple(rank is not None for rank in ranks_of_update(op))
+    elif needs is not None:
+        foldable = not any(need and not b for need, b in zip(needs, batched, strict=True))
+        batched = (*batched, True)
+
+    def batch_axis(a: jax.Array, n_mapped: int = 0) -> int:
+        return a.ndim - 1 - n_mapped if op.features_first else 0
+
+    def run(options: Options, *args: Any) -> Any:
+        return by_platform(plan, direction, needs, options, args)
+
+    def raw(*args: Any, over: Over = over) -> Any:
+        return on_part(op, direction, options, args, over, run) if over else run(options, *args)
+
+    has_rule = over is not None and not plan.on_tpu  # JAX has no such rules on TPUs
+    call = custom_vmap(partitioned(op, direction, needs, options, raw) if has_rule else raw)
+
+    @call.def_vmap
+    def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:
+        is_mapped = jax.tree.leaves(mapped)
+        places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
+        place = next((place for place in places if place), None)
+        if size == 0:  # other arrays without elements are never divided here, see `lacks_elements`
+            outputs = of_no_elements(mapped, args, place)
+        elif place is None:
+            outputs = of_elements(size, mapped, *args)
+        else:  # the mapped axis is divided over a mesh with explicit axes
+            specs = jax.tree.map(lambda m: PartitionSpec(place) if m else PartitionSpec(), tuple(mapped))
+            part = functools.partial(of_part, size // _meshes.devices_along(place), mapped)
+            axes = (place,) if isinstance(place, str) else place
+            outputs = _meshes.in_parts(part, specs, PartitionSpec(place), axes)(*args)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    def of_no_elements(mapped: Any, args: Any, place: Any) -> Any:
+        one = jax.tree.map(
+            lambda a, m: jax.ShapeDtypeStruct(a.shape[m:], a.dtype), tuple(args), tuple(mapped)
+        )
+        lies, over = PartitionSpec(place) if place else None, _meshes.varying_over(args)
+        return jax.tree.map(
+            lambda a: _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype, out_sharding=lies), over),
+            jax.eval_shape(raw, *one),
+        )
+
+    def of_part(size: int, mapped: Any, *args: Any) -> Any:
+        return of_elements(size, mapped, *_common_meshes.varying_over(args))
+
+    def of_elements(size: int, mapped: Any, *args: Any) -> Any:
+        shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
+        if foldable and not shared_is_mapped:
+
+            def join(a: jax.Array, is_mapped: bool) -> jax.Array:
+                a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
+                axis = batch_axis(a, 1)
+                a = jnp.moveaxis(a, 0, axis)
+                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])
+
+            joined = [
+                jax.tree.map(join, arg, m) if b else arg
+                for arg, m, b in zip(args, mapped, batched, strict=True)
+            ]
+            a_batched = [arg for arg, b in zip(joined, batched, strict=True) if b]
+            one = jax.tree.leaves(a_batched)[0]
+            batch = one.shape[batch_axis(one)] // size
+
+            def part(a: jax.Array) -> jax.Array:
+                axis = batch_axis(a)
+                return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
+
+            outputs = jax.tree.map(part, call(*joined))
+        elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
+            outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
+        else:
+            outputs = _one_by_one(call, args, mapped)
+        return outputs
+
+    return call
+
+
+def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:
+    leaves: list[jax.Array]
+    leaves, treedef = jax.tree.flatten(args)
+    is_mapped = jax.tree.leaves(mapped)
+
+    def one(slices: list[jax.Array]) -> Any:
+        rest = iter(slices)
+        return call(
+            *jax.tree.unflatten(
+                treedef, [next(rest) if m else a for a, m in zip(leaves, is_mapped, strict=True)]
+            )
+        )
+
+    return jax.lax.map(one, [a for a, m in zip(leaves, is_mapped, strict=True) if m])

@@ -1,0 +1,181 @@
+"""Gradient of ops: `jax.custom_vjp` of a forward and a backward kernel.
+
+JAX may trace a forward rule several times for one call: once for each set of arguments that is differentiated, and
+again under other transformations. It then keeps the *structure* of the residuals of the last trace alone, and
+may hand it to the backward rule together with the *leaves* of an earlier one. So the structure must be the same in
+every trace: nothing stands in it that depends on which arguments are differentiated, on shapes, dtypes or mesh axes.
+Such things are read from the shapes and types of leaves, which always belong to the right trace. Both kinds of
+leaves below are empty and cost nothing. (The bits of a detection are static and part of the call itself: all traces of
+one call have the same.)
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from lutjax import _compat
+from lutjax.dispatch import _meshes
+from lutjax.dispatch._batching import kernel
+from lutjax.dispatch._partition import first_element, some_element
+from lutjax.dispatch._plan import Plan
+from lutjax.values._detection import Detection, cotangent as cotangent_of_margin
+from lutjax.values._fixed_point import FixedPoint, nan_where_apart
+
+
+def _mark(needs: tuple[bool, ...]) -> jax.Array:
+    """An empty array whose shape says which arguments are differentiated; see `_marked`."""
+    return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
+
+
+def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
+    """Return for each of `n` arguments whether it is differentiated."""
+    bits = mark.shape[1] - 1
+    return tuple(bool(bits >> i & 1) for i in range(n))
+
+
+def _outline(a: jax.Array) -> jax.Array:
+    """An empty array that keeps the shape of `a`, behind an axis of length 0, its dtype and the mesh axes it varies over."""
+    return _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype), _compat.varying_axes(a))
+
+
+def _outlined(outline: jax.Array) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array that `_outline` was given."""
+    return jax.ShapeDtypeStruct(outline.shape[1:], outline.dtype)
+
+
+def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
+    """Return the op with its gradient, as a function of its arrays. Outputs without an axis of detectors are summed over those of the mesh.
+
+    Args:
+      tapped: it takes two taps in front, zeros that change nothing. The cotangent of the first, of the output's shape, is the output's.
+        That of the second is a dependency token: a scalar that is available once the backward pass has read the table. What has to come later
+        can be made to depend on it.
+    """
+    op, accumulate = plan.op, cast(Any, plan.accumulate)
+    n, n_taps = len(op.arrays()), 2 if tapped else 0
+    forward_kernel = kernel(plan, "forward")
+    twin = None if plan.in_floats is None else kernel(plan.in_floats, "forward")
+
+    def summed(of_arrays: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        outputs = of_arrays(*args)
+        if accumulate is None or op.table_name is None or outputs.dtype != np.int32:
+            return outputs
+        # Kernels return integer totals: the parts of all devices are summed before they are divided.
+        return accumulate.total(outputs, args[op.arrays().index(op.table_name)].dtype)
+
+    def run(*args: Any) -> Any:
+        outputs = summed(forward_kernel, args)
+        if twin is None or isinstance(outputs, Detection):  # a detection has no sums
+            return outputs
+        return nan_where_apart(outputs, summed(twin, args), accumulate)
+
+    @jax.custom_vjp
+    def call(*args: Any) -> Any:
+        return run(*_meshes.varying_alike(args[n_taps:]))
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        # symbolic_zeros: each leaf says whether it is differentiated.
+        args = jax.tree.map(lambda p: p.value, primals[n_taps:])
+        needs = tuple(any(p.perturbed for p in jax.tree.leaves(arg)) for arg in primals[n_taps:])
+        outlines = jax.tree.map(_outline, args)
+        args = _meshes.varying_alike(args)
+        if any(needs):  # a call that has no gradient fails here, not in the backward pass
+            plan.backward(args)
+        outputs = _without_derivative(op.op, run)(*args)
+        return outputs, (_mark(needs), outlines, plan.call(args).residuals(outputs).values())
+
+    def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+        cotangent = _differentiable_part(cotangent)
+        if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+            return (None,) * (n_taps + n)
+        axes = _meshes.varying_over(residuals[1])
+        cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
+        return (cotangent, _known_after(cotangents, axes, plan.on_tpu), *cotangents) if tapped else cotangents
+
+    def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+        mark, outlines, saved = residuals
+        needs = _marked(mark, n)
+        if not any(needs):
+            return (None,) * n
+        shapes = jax.tree.map(_outlined, outlines)
+        chosen = plan.backward(shapes)
+        every_axis = _meshes.varying_over(outlines)
+
+        def cotangents(plan: Plan) -> list[Any]:
+            backward_kernel = _without_derivative(op.op, kernel(plan, "backward", needs))
+
+            def of_argument(ct: Any, need: bool, outline: Any) -> Any:
+                if not need:
+                    return None
+                part = _differentiable_part(outline)
+                others = tuple(sorted(every_axis - _meshes.varying_over(part)))
+                return _sum_over_devices(ct, others, part.dtype, plan.accumulate)
+
+            return list(map(of_argument, backward_kernel(*saved, cotangent), needs, outlines))
+
+        found = cotangents(chosen)
+        if chosen.in_floats is not None:
+            check = functools.partial(nan_where_apart, accumulate=accumulate)
+            found = jax.tree.map(check, found, cotangents(chosen.in_floats))
+        return tuple(
+            cotangent_of_margin(ct, outline.bits) if isinstance(outline, Detection) and ct is not None else ct
+            for ct, outline in zip(found, outlines, strict=True)
+        )
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    return call
+
+
+def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel as the forward and backward rules of a gradient call it: what differentiates it wants a second one."""
+    function = jax.custom_jvp(kernel)
+
+    @function.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise TypeError(
+            f"{name}: its gradient is differentiated again, and the op has no second derivative; use "
+            f"lutjax.reference.{name}, which has derivatives of every order in every mode."
+        )
+
+    return function
+
+
+def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], on_tpu: bool) -> jax.Array:
+    """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
+    element = first_element if on_tpu else _some_element  # JAX has no rules for the compiler on TPUs
+    leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
+    total = sum((element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
+    return _compat.cast_varying(total, axes)
+
+
+_some_element = custom_vmap(some_element)
+
+
+@_some_element.def_vmap
+def _some_element_of_each(size: int, mapped: Any, a: jax.Array) -> tuple[jax.Array, bool]:
+    return a.reshape(size, -1)[:, 0], True
+
+
+def _sum_over_devices(
+    ct: jax.Array, axes: tuple[str, ...], dtype: Any, accumulate: FixedPoint | None
+) -> jax.Array:
+    """A kernel's cotangent in the dtype of its argument, summed over the mesh axes that only other arguments vary over.
+
+    That sum is the transpose of their common cast. It is made here because integers must be summed before they
+    are divided.
+    """
+    if axes and accumulate is not None and ct.dtype != np.int32:
+        ct = accumulate.quantised(ct)
+    in_integers = ct.dtype == np.int32
+    ct = ct if in_integers else ct.astype(dtype)
+    ct = jax.lax.psum(ct, axes) if axes else ct
+    return accumulate.total(ct, dtype) if in_integers and accumulate is not None else ct
+
+
+def _differentiable_part(a: Any) -> Any:
+    return a.margin if isinstance(a, Detection) else a

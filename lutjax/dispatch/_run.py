@@ -1,0 +1,74 @@
+"""Running a kernel: on the device for which its function is lowered, with its call and what its direction takes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from lutjax import _compat
+from lutjax.dispatch import _meshes
+from lutjax.dispatch._plan import Options, Plan
+from lutjax.dispatch.contract import Direction, Step
+from lutjax.dispatch.registry import Device
+from lutjax.values._fixed_point import Totals, without_check
+
+
+def by_platform(
+    plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, options: Options, args: tuple[Any, ...]
+) -> Any:
+    """Return what the kernels of a plan return.
+
+    Args:
+      needs: of the backward pass, whether each array is differentiated. options: of the plan, or of a device's part of the call.
+    """
+    functions = [
+        (device, functools.partial(_run, plan, direction, spec.load(direction), needs, options, device))
+        for device, spec in plan.choice
+    ]
+    if len(functions) == 1:
+        return functions[0][1](*args)
+    # Traced in a process with several backends: the branch is taken when the function is lowered. Branches return the same
+    # dtypes, but kernels may give cotangents in wider ones than their arguments' (see the contract).
+    outlines = [jax.eval_shape(function, *args) for _, function in functions]
+    wide = jax.tree.map(lambda *found: max((a.dtype for a in found), key=lambda d: d.itemsize), *outlines)
+
+    def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: jax.tree.map(lambda a, dtype: a.astype(dtype), function(*args), wide)
+
+    return jax.lax.platform_dependent(
+        *args, **{name: widened(function) for device, function in functions for name in device.lowering_names}
+    )
+
+
+def _run(
+    plan: Plan,
+    direction: Direction,
+    function: Callable[..., Any],
+    needs: tuple[bool, ...] | None,
+    options: Options,
+    device: Device,
+    *args: Any,
+) -> Any:
+    op = plan.op
+    axes = _meshes.varying_over(args)
+    given = without_check(dict(options))
+    rule = given.pop("rule", None)
+    arrays, others = args[: len(op.arrays())], args[len(op.arrays()) :]
+    if direction == "forward" and given.get("accumulate") is not None:
+        given["accumulate"] = Totals(given["accumulate"].scale)
+    call = op.of(arrays, given.items())
+    outputs: Any
+    if direction == "forward":
+        outputs = function(call, device=device)
+    elif direction == "backward":
+        assert needs is not None
+        wanted = frozenset(name for name, need in zip(op.arrays(), needs, strict=True) if need)
+        found = function(call, *others, wanted, device=device)
+        outputs = tuple(found.get(name) for name in op.arrays())
+    else:
+        cotangent, rate, factor, state = others
+        assert rule is not None
+        outputs = function(call, cotangent, Step(rate, factor, state, rule), device=device)
+    # Not all kernels say that their results vary over the mesh axes that their arguments vary over.
+    return jax.tree.map(lambda a: _compat.cast_varying(a, axes), outputs) if axes else outputs
