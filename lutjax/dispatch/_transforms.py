@@ -230,7 +230,8 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
 @cached
 def compiled_update(plan: Plan) -> Callable[..., Any]:
     """Return the update of an op as a jitted function of the arrays of its call, the cotangent, rate, factor and state."""
-    op, ranks, table = plan.op, ranks_of_update(plan.op), plan.op.arrays().index(str(op.table_name))
+    op, ranks = plan.op, ranks_of_update(plan.op)
+    table = op.arrays().index(str(op.table_name))
 
     def call(over: Over, *args: Any) -> Any:
         n, update = len(op.arrays()), kernel(plan.replace(over=over), "update")
