@@ -78,7 +78,7 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         )
 
     def of_part(size: int, mapped: Any, *args: Any) -> Any:
-        return of_elements(size, mapped, *_common_meshes.varying_over(args))
+        return of_elements(size, mapped, *_meshes.varying_alike(args))
 
     def of_elements(size: int, mapped: Any, *args: Any) -> Any:
         shared_is_mapped = any(any(jax.tree.leaves(m)) for m, b in zip(mapped, batched, strict=True) if not b)
