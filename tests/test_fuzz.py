@@ -16,25 +16,34 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import damage
 import exports
 import numpy as np
 import pytest
 from example_circuits import random_circuit
+from flax import nnx
 from PIL import Image
 
 from lutjax import load, tuning
 from lutjax.circuits import Format, deployment, from_aiger, from_blif, from_json, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
 from lutjax.circuits.page import from_html
-from lutjax.models import LogicCAConfig, LogicClassifierConfig, LogicTreeNetConfig, LUTTransformerConfig
+from lutjax.models import (
+    LogicCAConfig,
+    LogicClassifierConfig,
+    LogicTreeNetConfig,
+    LUTTransformer,
+    LUTTransformerConfig,
+)
 from lutjax.training import (
     about,
     automaton,
     checkpoints,
     classifier,
     datasets,
+    integers,
     lm,
     lm_runs,
     models,
@@ -169,6 +178,32 @@ def check_export(folder: Path) -> None:
         assert any(proof.passed is False for proof in found) == bool(changed)
     with contextlib.suppress(DeploymentError):
         deployment.check_place(folder)
+
+
+@functools.cache
+def program() -> Files:
+    """Files of an export of a language model."""
+    config = LUTTransformerConfig(features=4, context=4, n_layers=1, n_heads=1, n_anchors=2, ffn_anchors=2)
+    rounded = integers.Rounded(LUTTransformer(config, rngs=nnx.Rngs(0)), tables="int8")
+    given = language_model.texts_to_json([rounded.text(b"ab", 5, temperature=800, top_k=256, seed=1)])
+    files = {**rounded.integer.to_c(), language_model.TEXTS: given.encode()}
+    header = files["model.h"]
+    facts, _ = language_model.stated(header if isinstance(header, str) else header.decode())
+    written = {name: ("c", content) for name, content in files.items()}
+    with temporary() as folder:
+        manifest = deployment.manifest_of("language model", written, {"facts": facts}, None)
+        deployment.write(folder / "out", written, manifest)
+        return contents(folder / "out")
+
+
+def check_program(folder: Path) -> None:
+    """Read an export of a language model as `lutjax verify` does where there is no compiler."""
+    with mock.patch.object(proofs, "_tool", side_effect=proofs.SkippedError("no compiler")):
+        found = proofs.verify(folder)
+    proofs.coverage(folder, found)
+    changed = [name for name, content in contents(folder).items() if content != program()[name]]
+    if changed != [deployment.MANIFEST]:
+        assert any(proof.passed is False for proof in found) == bool(changed)
 
 
 TABLE = b"age,job name,city,y\n" + b"".join(
@@ -428,6 +463,10 @@ READERS: dict[str, Reader] = {
     ),
     "export": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", (BYTES,), 0.5, None, 4 * ROOM),
     "manifest": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, None, (JSON,), 0.5, "manifest.json", 4 * ROOM),
+    "program": Reader(program, check_program, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", (BYTES,), 0.5, None, 4 * ROOM),
+    "program, manifest": Reader(
+        program, check_program, (DeploymentError,), 100, deployment.read_manifest, None, (JSON,), 0.5, "manifest.json", 4 * ROOM
+    ),
     "launches": Reader(
         one("l.json", LAUNCHES), lambda folder: tuning.load(folder / "l.json"), VALUE, 100, tuning.load, None, (BYTES, JSON)
     ),
