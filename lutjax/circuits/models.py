@@ -14,7 +14,8 @@ from jaxtyping import Shaped
 from lutjax import wiring
 from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ZERO, Builder, Literal
-from lutjax.circuits.circuit import Circuit, Format
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
 from lutjax.values._dtypes import accumulator

@@ -15,8 +15,9 @@ from jaxtyping import Shaped
 import lutjax
 from lutjax import circuits
 from lutjax.circuits import deployment, proofs
-from lutjax.circuits.circuit import Circuit, Format
+from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import Vectors
+from lutjax.circuits.ports import Format
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
@@ -147,7 +148,7 @@ def _circuit(
         progress("optimising the circuit by ABC")
         circuit = optimised(circuit, wanted.optimise)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
-        circuit = circuit.tabulated()  # training finds any circuit for a rule, seldom the shortest
+        circuit = circuits.tabulated(circuit)  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page, source.extras)
@@ -187,7 +188,7 @@ _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
 _TABULATED = 14
-"""Inputs up to which the rule of an automaton is also made from its truth table; see `Circuit.tabulated`."""
+"""Inputs up to which the rule of an automaton is also made from its truth table; see `lutjax.circuits.tabulated`."""
 
 _SMALL_INPUTS = 16
 """Inputs up to which ABC also searches long, from the circuit and from its truth table."""
