@@ -629,7 +629,9 @@ def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_
     before, after = (
         circuits.netlist_json.read((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
     )
-    sizes = [circuits.statistics.of(c, lut6=False).ands if goal == "ands" else len(c) for c in (before, after)]
+    sizes = [
+        circuits.statistics.of(c, lut6=False).ands if goal == "ands" else len(c) for c in (before, after)
+    ]
     assert sizes[1] <= sizes[0]
     assert max(map(len, after.fanins)) <= (2 if goal == "ands" else 6)
     found = proofs.verify(out, oracle=exporting.oracle)

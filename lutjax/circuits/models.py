@@ -1,8 +1,7 @@
-"""Circuits of hard models: classifiers, automata, and lists of layers in Flax NNX, Linen or Haiku."""
+"""Circuits of lists of layers in Flax NNX, Linen or Haiku, and of models, which say by their method ``_circuit`` what they are made of."""
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,29 +109,49 @@ def of(
       >>> circuit([[0, 1, 1, 0]]).shape
       (1, 6)
     """
-    if _is(model, "lutjax.models.automaton", "LogicCA"):
-        return _of_automaton(model, inputs, outputs, Builder(simplify=simplify, merge=merge), about)
-    if inputs != "bits" and _is(model, "lutjax.models.tree_net", "LogicTreeNet") and model.config.edges:
-        raise ValueError(
-            f"circuits.of: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
-            "leaves outside; use inputs='bits'."
-        )
-    stages = _network(model)
+    builder = Builder(simplify=simplify, merge=merge, lut=lut)
+    own = getattr(model, "_circuit", None)  # a model knows its parts, and this module knows no model
+    if own is not None:
+        made: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
+        return made
+    return of_layers(_layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {})
+
+
+def of_layers(
+    layers: Sequence[Any],
+    builder: Builder,
+    *,
+    inputs: str | Format,
+    outputs: str | None,
+    about: Mapping[str, Any],
+    n_pixels: int = 1,
+) -> Circuit:
+    """Return the circuit of layers, as `of` does; what a model's own ``_circuit`` calls with its layers.
+
+    Args:
+      layers: of any library, or stages of `stages_of_tables`.
+      builder: an empty one.
+      inputs, outputs, about: as of `of`.
+      n_pixels: places of an image at each of which a thermometer in front encodes the channels.
+
+    Raises:
+      ValueError, TypeError: as `of`.
+    """
+    stages = _network(layers, n_pixels)
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
     votes = stages[-1] if isinstance(stages[-1], _Votes) else None
-    layers = stages[encoder is not None : len(stages) - (votes is not None)]
+    between = stages[encoder is not None : len(stages) - (votes is not None)]
     format, outputs = _format(inputs, encoder), _checked_outputs(outputs, votes)
 
-    builder = Builder(simplify=simplify, merge=merge, lut=lut)
     if encoder is None:
-        bits = _bits(builder.input("x", stages[0].n_inputs))
+        bits = bits_of(builder.input("x", stages[0].n_inputs))
     elif format is None:
-        bits = _bits(builder.input("x", encoder.n_outputs))
+        bits = bits_of(builder.input("x", encoder.n_outputs))
     else:
         numbers = builder.input("x", encoder.n_inputs, format)
         builder.part("encoder")
         bits = encoder.of_numbers(builder, numbers, format)
-    for number, stage in enumerate(layers, 1):
+    for number, stage in enumerate(between, 1):
         builder.part(f"layer {number}")
         bits = stage(builder, bits)
     if votes is None or outputs == "bits":
@@ -140,7 +159,7 @@ def of(
     else:
         _vote(builder, bits, votes.k, outputs)
     unread = encoder if format is None else None
-    return builder.circuit({**_facts(unread, layers, votes), **(about or {})})
+    return builder.circuit({**_facts(unread, between, votes), **about})
 
 
 def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:
@@ -158,7 +177,8 @@ def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes
     return facts
 
 
-def _bits(numbers: list[list[Literal]]) -> list[Literal]:
+def bits_of(numbers: list[list[Literal]]) -> list[Literal]:
+    """Return the bits of numbers, one after the other."""
     return [literal for number in numbers for literal in number]
 
 
@@ -271,7 +291,7 @@ class _Gates:
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
         gate = builder.gate
-        tables = _as_integers(self.truth)
+        tables = tables_of(self.truth)
         return [
             gate([bits[i] for i in wires], table)
             for wires, table in zip(self.wires.tolist(), tables, strict=True)
@@ -306,7 +326,7 @@ class _Trees:
         size, stride, around = spec.geometry
         image = _surrounded(image, around)
         windows = image.ravel()[wiring.windows(image.shape, size, stride)]
-        gates = list(zip(self.wires.tolist(), _as_integers(self.truth), strict=True))
+        gates = list(zip(self.wires.tolist(), tables_of(self.truth), strict=True))
         trees = np.empty((*spec.places, spec.n_kernels), object)
         for place in np.ndindex(*spec.places):
             values = windows[place].tolist()
@@ -342,7 +362,8 @@ def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
     return found
 
 
-def _as_integers(truth: np.ndarray) -> list[int]:
+def tables_of(truth: np.ndarray) -> list[int]:
+    """Return tables, bool ``[gates, 2**inputs]``, as a `Builder` takes them."""
     packed = np.packbits(truth.astype(bool), axis=1, bitorder="little")
     return [int.from_bytes(row, "little") for row in packed.tolist()]
 
@@ -410,49 +431,44 @@ def _checked_outputs(outputs: str | None, votes: _Votes | None) -> str:
 
 
 # ------------------------------------------------------------------------------------- models
-def _is(model: Any, module: str, name: str) -> bool:
-    """Return whether a model is of a class, without importing Flax: a model's class has been imported."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(model, getattr(loaded, name))
-
-
-def _network(model: Any) -> list[Any]:
-    """Return the stages of a model."""
-    if _is(model, "lutjax.models.packed", "PackedClassifier"):
-        stages = _stages_of_packed(model)
-    else:
-        n_pixels = 1
-        if _is(model, "lutjax.models.classifier", "LogicClassifier"):
-            layers = [*_encoder(model), *model.layers, model.votes]
-        elif _is(model, "lutjax.models.tree_net", "LogicTreeNet"):
-            layers = [*_encoder(model), *model.trees, *model.gates, model.votes]
-            n_pixels = math.prod(model.config.in_shape[:2])
-        else:
-            layers = _layers_of(model)
-        stages, n_bits = [], None
-        for number, layer in enumerate(layers, 1):
+def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
+    """Return the stages of layers, of which some may be stages already."""
+    stages: list[_Stage] = []
+    n_bits = None
+    for number, layer in enumerate(layers, 1):
+        stage = layer
+        if not isinstance(layer, _Stage):
             stage = _stage(f"layer {number}", layer, n_bits, last=number == len(layers))
             if n_bits is None and isinstance(stage, _Thermometer):
                 stage = dataclasses.replace(stage, n_pixels=n_pixels)
-            stages.append(stage)
-            n_bits = stage.n_outputs
+        stages.append(stage)
+        n_bits = stage.n_outputs
     return stages
 
 
-def _encoder(model: Any) -> list[Any]:
-    return [] if model.encoder is None else [model.encoder]
+def stages_of_tables(
+    truth: Sequence[Any], wires: Sequence[Any], thresholds: Any, n_features: int, n_classes: int
+) -> list[Any]:
+    """Return the stages of a classifier that is given by its arrays, for `of_layers`.
 
+    Args:
+      truth, wires: of each layer, ``[gates, 2**inputs]`` and ``[gates, inputs]``.
+      thresholds: ``[features, thresholds]``, or None where features are bits.
+      n_features: numbers of a sample.
+      n_classes: groups of the gates of the last layer.
 
-def _stages_of_packed(model: Any) -> list[_Stage]:
-    """Return the layers of a `PackedClassifier`."""
-    n_bits = model.config.in_features * max(model.config.n_thresholds, 1)
+    Raises:
+      ValueError: arrays do not fit, or hold NaN.
+    """
     stages: list[_Stage] = []
-    if model.thresholds is not None:
-        stages.append(_thermometer("thresholds", np.asarray(model.thresholds), model.thresholds.dtype))
-    for number, (truth, wires) in enumerate(zip(model.truth, model.wires, strict=True), 1):
-        stages.append(_gates(f"layer {number}", wires, truth, n_bits))
+    n_bits = n_features
+    if thresholds is not None:
+        stages.append(_thermometer("thresholds", np.asarray(thresholds), thresholds.dtype))
         n_bits = stages[-1].n_outputs
-    return [*stages, _votes("votes", model.config.n_classes, n_bits)]
+    for number, (tables, read) in enumerate(zip(truth, wires, strict=True), 1):
+        stages.append(_gates(f"layer {number}", read, tables, n_bits))
+        n_bits = stages[-1].n_outputs
+    return [*stages, _votes("votes", n_classes, n_bits)]
 
 
 def _layers_of(model: Any) -> list[Any]:
@@ -561,50 +577,3 @@ def _votes(where: str, k: int, n_bits: int) -> _Votes:
     if n_bits % k:
         raise ValueError(f"circuits.of: {where} sums {k} groups, which do not divide {n_bits} bits.")
     return _Votes(k, n_bits)
-
-
-# ------------------------------------------------------------------------------------- automata
-def _of_automaton(
-    model: Any, inputs: str | Format, outputs: str | None, builder: Builder, about: Mapping[str, Any] | None
-) -> Circuit:
-    config = model.config
-    for name, value in (("inputs", inputs), ("outputs", outputs)):
-        if value not in (None, "bits"):
-            raise ValueError(
-                f"circuits.of: {name} is {value!r}; the cells of a LogicCA are bits: use 'bits'."
-            )
-    if config.update_rate < 1:
-        raise ValueError(
-            f"circuits.of: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
-            "which no circuit does. The rule itself is that of a LogicCA with the same variables and an update_rate of 1."
-        )
-    if np.isnan(np.asarray(model.logits[...])).any():
-        raise ValueError("circuits.of: logits of the LogicCA hold NaN, which decides nothing.")
-    channels, n_near = config.channels, 9
-    bits = _bits(builder.input("x", n_near * channels))
-    cell = bits[-channels:]
-    tables = iter(_as_integers(np.asarray(_logic.truth_of(model.gates()))))
-    # The layers of perception are the same for each channel: values are [values, channels].
-    builder.part("layer 1")
-    near = [bits[i * channels : (i + 1) * channels] for i in range(n_near)]
-    values = []
-    for gate in range(config.sizes[0]):
-        table = next(tables)
-        values.append([builder.gate([a, b], table) for a, b in zip(near[gate % 8], cell, strict=True)])
-    for layer, wires in enumerate(model.wires, 1):
-        if layer == len(config.perception):
-            values = [[bit] for bit in cell] + [[bit] for row in values for bit in row]
-        builder.part(f"layer {layer + 1}")
-        new = []
-        for i, j in np.asarray(wires[...]).tolist():
-            table = next(tables)
-            new.append([builder.gate([a, b], table) for a, b in zip(values[i], values[j], strict=True)])
-        values = new
-    builder.output("y", values, Format())
-    facts = {
-        "kind": "automaton",
-        "channels": channels,
-        "periodic": config.periodic,
-        "layers": list(config.sizes),
-    }
-    return builder.circuit({**facts, **(about or {})})
