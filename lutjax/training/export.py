@@ -282,7 +282,7 @@ def source_of(
     """
     kind = runs.kind(folder)
     tables = {} if lut is None else {"lut": lut}
-    if kind == "digits":
+    if runs.COMMANDS[kind] == runs.COMMANDS[classifier.Record.kind]:
         return _of_classifier(folder, inputs, outputs, tables, on_damage)
     if kind == "ca":
         return _of_automaton(folder, inputs, outputs, tables, on_damage)
@@ -325,12 +325,12 @@ def _of_classifier(
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
 
     return Source(
-        name=name_of(folder),
+        name=name_of(folder, record),
         circuit=circuit,
         samples=x,
         samples_name=f"the test part of {test.name}",
         answer=answer,
-        run=_facts(folder, "digits", step),
+        run=_facts(folder, record.own_kind(), step),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=(*remarks, _counts(circuit)),
         extras=_columns(experiment),
@@ -372,9 +372,13 @@ COLUMNS = "columns.json"
 """Name of the encoding of columns, in a run and in its export."""
 
 
-def name_of(folder: Path) -> str:
-    """Return a name for the files of a classifier, after the folder of its run."""
-    letters = unicodedata.normalize("NFKD", folder.absolute().name)  # an é as an e, and its accent
+def name_of(folder: Path, record: classifier.Record) -> str:
+    """Return a name for the files of a classifier: that of its run's folder or, where nobody named that, of its data."""
+    chosen = folder.absolute().name
+    if chosen == record.kind:  # the folder of the command
+        path = record.samples.path
+        chosen = record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
+    letters = unicodedata.normalize("NFKD", chosen)  # an é as an e, and its accent
     name = re.sub(r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip(
         "_"
     )

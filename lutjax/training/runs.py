@@ -48,10 +48,10 @@ LOCK = ".lock"
 
 _FINISHED = "finished.json"
 
-KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
+KINDS = {"lm": "text", "digits": "samples", "classify": "samples", "ca": "target"}
 """Kinds of runs, each with the field by which records without a kind are known."""
 
-COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca"}
+COMMANDS = {"lm": "train lm", "digits": "train classify", "classify": "train classify", "ca": "train ca"}
 """Commands that train runs of each kind, and go on with them."""
 
 
@@ -61,6 +61,10 @@ class Record:
 
     kind: ClassVar[str]
     """One of `KINDS`."""
+
+    def own_kind(self) -> str:
+        """Return the kind of this run: that of all of its class, where its data make no difference."""
+        return self.kind
 
 
 R = TypeVar("R", bound=Record)
@@ -362,7 +366,7 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
     meta = {
         "lutjax": lutjax.__version__,
         "versions": {"jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},
-        "kind": record.kind,
+        "kind": record.own_kind(),
         **dataclasses.asdict(record),
     }
     checkpoints.save(folder / FOLDER, step, trees, meta)
@@ -399,18 +403,19 @@ def resumption(kind: str, folder: Path) -> str:
     return f"lutjax {COMMANDS[kind]} --resume --out {shlex.quote(str(folder))}"
 
 
-def check_kind(folder: Path, wanted: str) -> None:
-    """Refuses the folder of a run of another kind.
+def check_kind(folder: Path, wanted: str) -> str:
+    """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
 
     Raises:
-      CheckpointError: it is, or as `kind`.
+      CheckpointError: another command trains it, or as `kind`.
     """
     found = kind(folder)
-    if found != wanted:
+    if COMMANDS[found] != COMMANDS[wanted]:
         raise CheckpointError(
             f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: go on with it by "
             f"{resumption(found, folder)}"
         )
+    return found
 
 
 def read(
@@ -428,18 +433,24 @@ def read(
     Raises:
       CheckpointError: there is none, or it is of a version with other fields, or of another kind of run.
     """
-    check_kind(folder, record.kind)
+    found = check_kind(folder, record.kind)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
     version = meta.pop("lutjax", None)
     for name in ("kind", "versions"):
         meta.pop(name, None)
     try:
-        return step, made(record, meta)
+        whole: R = made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
             f"version, {lutjax.__version__}: {in_a_line(error)}"
         ) from error
+    if whole.own_kind() != found:
+        raise CheckpointError(
+            f"{folder} is recorded as a run of the kind {found}, but by its data it is of the kind {whole.own_kind()}: an earlier version of "
+            "lutjax wrote it, which called all classifiers so. Train it again."
+        )
+    return step, whole
 
 
 def set_aside_damaged(folder: Path, step: int) -> None:
