@@ -48,11 +48,11 @@ LOCK = ".lock"
 
 _FINISHED = "finished.json"
 
-KINDS = {"lm": "text", "digits": "samples", "classify": "samples", "ca": "target"}
-"""Kinds of runs, each with the field by which records without a kind are known."""
+COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca", "classify": "train classify"}
+"""Kinds of runs, each with the command that trains them and goes on with them."""
 
-COMMANDS = {"lm": "train lm", "digits": "train classify", "classify": "train classify", "ca": "train ca"}
-"""Commands that train runs of each kind, and go on with them."""
+KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
+"""Kinds of older records, which do not say theirs, each with the field by which they are known."""
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ class Record:
     """A base of dataclasses of what a checkpoint holds beside arrays: what decides the run, and its `History`."""
 
     kind: ClassVar[str]
-    """One of `KINDS`."""
+    """One of `COMMANDS`."""
 
     def own_kind(self) -> str:
         """Return the kind of this run: that of all of its class, where its data make no difference."""
@@ -361,7 +361,7 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
-      record: a dataclass of what JSON can hold and of such dataclasses, whose class attribute `kind` is one of `KINDS`.
+      record: a dataclass of what JSON can hold and of such dataclasses, whose `own_kind` is one of `COMMANDS`.
     """
     meta = {
         "lutjax": lutjax.__version__,
@@ -373,7 +373,7 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
 
 
 def kind(folder: Path) -> str:
-    """The kind of the run in a folder, one of `KINDS`.
+    """The kind of the run in a folder, one of `COMMANDS`.
 
     Raises:
       CheckpointError: there is no run, its checkpoints are damaged, or it is of a kind that this version does not know.
@@ -384,9 +384,9 @@ def kind(folder: Path) -> str:
     except DamagedError:
         meta = checkpoints.read_meta(folder / FOLDER, on_damage=lambda message: None)[1]
     found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
-    if not isinstance(found, str) or found not in KINDS:
+    if not isinstance(found, str) or found not in COMMANDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
+            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(COMMANDS)}."
         )
     return found
 
