@@ -49,7 +49,7 @@ ROOMS = {
     ),
     "proofs": ("abc", "deployment", "proofs", "simulate", "statistics"),
     "pictures": ("drawing",),
-    "models": ("models",),
+    "models": ("_layers", "models"),
 }
 
 

@@ -18,7 +18,7 @@ from lutjax import _compat, circuits
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.models import bits_of, tables_of
+from lutjax.circuits._layers import bits_of, tables_of
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from lutjax import circuits, wiring as wirings
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.models import of_layers
+from lutjax.circuits._layers import of_layers
 from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table

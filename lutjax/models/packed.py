@@ -14,7 +14,7 @@ import lutjax
 from lutjax import circuits
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.models import of_layers, stages_of_tables
+from lutjax.circuits._layers import of_layers, stages_of_tables
 from lutjax.dispatch import _meshes
 from lutjax.models._samples import of_shape
 

@@ -16,7 +16,7 @@ import lutjax
 from lutjax import circuits
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits.models import of_layers
+from lutjax.circuits._layers import of_layers
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
