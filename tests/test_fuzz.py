@@ -347,7 +347,7 @@ def read_run(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
         load(folder)
-        if runs.kind(folder) == "digits":
+        if runs.COMMANDS[runs.kind(folder)] == "train classify":
             predictions.load(folder)
 
 
