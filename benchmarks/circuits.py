@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lutjax import circuits
 from lutjax.training import classifier, models
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.export import source_of
@@ -48,7 +49,7 @@ def measure(folder: Path) -> dict[str, Any]:
     source = source_of(folder, inputs=PIXELS, lut=6)
     _, record = classifier.load_model(folder)
     labels = Classifier.of(record).test.y
-    stats = source.circuit.stats(lut6=True)
+    stats = circuits.statistics.of(source.circuit, lut6=True)
     if stats.lut6 is None:
         raise SystemExit("benchmarks/circuits.py: mapping needs ABC: pip install pyosys")
     return {

@@ -4,7 +4,7 @@ A circuit has more inputs than the chip has pins, so they come from a shift regi
 
     python benchmarks/fpga.py circuit.json --registers 4
 
-The circuit is a file of `Circuit.to_json`. It needs pyosys (ABC and Yosys) and nextpnr-ice40.
+The circuit is a file of `lutjax.circuits.netlist_json`. It needs pyosys (ABC and Yosys) and nextpnr-ice40.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from lutjax.circuits import Circuit, abc, from_json, verilog
+from lutjax import circuits
+from lutjax.circuits import Circuit, abc, verilog
 
 WRAPPER = """\
 module top (input wire clk, input wire reset, input wire shift, input wire [{top}:0] number, input wire valid_in,
@@ -52,12 +53,12 @@ def wrapper(circuit: Circuit) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("circuit", type=pathlib.Path, help="a file of Circuit.to_json")
+    parser.add_argument("circuit", type=pathlib.Path, help="a file of lutjax.circuits.netlist_json")
     parser.add_argument("--registers", type=int, default=4, help="levels of 4-input tables between registers")
     parser.add_argument("--seed", type=int, default=1, help="of placement")
     parser.add_argument("--seconds", type=float, default=1800, help="after which a tool is ended")
     options = parser.parse_args()
-    circuit = from_json(options.circuit.read_text())
+    circuit = circuits.netlist_json.read(options.circuit.read_text())
     mapped = abc.optimised(circuit, "strash; if -K 4 -a")
     if not abc.cec(circuit, mapped):
         raise SystemExit("the circuit of 4-input tables could not be proved equal")
@@ -68,7 +69,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "circuit.v").write_text(mapped.to_verilog(registers=options.registers))
+        (folder / "circuit.v").write_text(circuits.verilog.write(mapped, registers=options.registers))
         (folder / "top.v").write_text(wrapper(mapped))
         commands = {
             "synthesis": [sys.executable, "-c", YOSYS],

@@ -10,8 +10,8 @@ import pytest
 import tools
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations
-from lutjax.circuits.c import _expressions, c_test, to_c
+from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations, c
+from lutjax.circuits.c import _expressions, c_test
 
 CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 compiled = pytest.mark.compiled()
@@ -63,7 +63,7 @@ def run(folder, files, *flags, program="circuit"):
 
 
 def with_test(circuit, given, **options):
-    return {**to_c(circuit, **options), "main.c": c_test(circuit, *given)}
+    return {**c.write(circuit, **options), "main.c": c_test(circuit, *given)}
 
 
 def bits(program, words):
@@ -234,7 +234,7 @@ int main(void)
     return 0;
 }
 """
-    files = {**to_c(circuit, style=style), "main.c": main}
+    files = {**c.write(circuit, style=style), "main.c": main}
     text = run(tmp_path, files, "-DCIRCUIT_LANES=64", *CHECKED)[1]
     k = np.arange(13 * 200)
     expected = circuit(((k * k * 7 + k // 13) % 256).reshape(200, 13))[0]
@@ -263,7 +263,7 @@ int main(void)
 }}
 """
     status, text = run(
-        tmp_path, {**to_c(circuit, style=style), "main.c": main}, "-DCIRCUIT_LANES=256", *CHECKED
+        tmp_path, {**c.write(circuit, style=style), "main.c": main}, "-DCIRCUIT_LANES=256", *CHECKED
     )
     assert status == 0
     assert list(map(int, text.split())) == circuit.evaluate(words).ravel().tolist()
@@ -283,7 +283,7 @@ def test_a_flipped_answer_is_found(tmp_path, style):
     wrong = Circuit(circuit.inputs, circuit.outputs, circuit.fanins, tuple(tables), circuit.literals)
     n_wrong = int((wrong(given) != circuit(given)).sum())
     assert n_wrong > 0
-    status, text = run(tmp_path, {**to_c(wrong, style=style), "main.c": c_test(circuit, given)})
+    status, text = run(tmp_path, {**c.write(wrong, style=style), "main.c": c_test(circuit, given)})
     assert (status, text) == (1, f"circuit: 1024 samples, {n_wrong} wrong\n")
 
 
@@ -294,7 +294,7 @@ def test_a_flipped_answer_is_found(tmp_path, style):
 def test_microcontrollers(tmp_path, style, lanes):
     """A freestanding build needs neither a heap nor a library, and its memory is what the header says."""
     circuit = drawn(9, 200, (2, 3))
-    files = to_c(circuit, "net", style=style)
+    files = c.write(circuit, "net", style=style)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     flags = ["-ffreestanding", "-nostdlib", "-Os", "-DNET_STATIC", f"-DNET_LANES={lanes}", "-c", "net.c"]
@@ -366,14 +366,16 @@ def test_steps_of_an_automaton(tmp_path, periodic, lanes):
             f'      for (k = 0; k < {n}; k++) printf("%llu ", (unsigned long long)next[k]); }}',
         ]
     main += ["    return 0;", "}", ""]
-    text = run(tmp_path, {**to_c(rule), "main.c": "\n".join(main)}, f"-DCIRCUIT_LANES={lanes}", *CHECKED)[1]
+    text = run(tmp_path, {**c.write(rule), "main.c": "\n".join(main)}, f"-DCIRCUIT_LANES={lanes}", *CHECKED)[
+        1
+    ]
     assert list(map(int, text.split())) == expected
-    assert "step" not in to_c(drawn(0, 10, (2,)))["circuit.h"]
+    assert "step" not in c.write(drawn(0, 10, (2,)))["circuit.h"]
 
 
 # ------------------------------------------------------------------------------------- texts
 def test_the_header_says_what_enters_and_leaves():
-    text = to_c(drawn(0, 50, (2, 3)), "net")["net.h"]
+    text = c.write(drawn(0, 50, (2, 3)), "net")["net.h"]
     assert "Input x, 9 of uint5: bits 0 to 44" in text
     assert "Input n, 1 of fixed12.3: bits 45 to 56" in text
     assert "A number of n stands for itself over 8." in text
@@ -386,24 +388,24 @@ def test_the_header_says_what_enters_and_leaves():
 
 def test_auto_is_functions_until_they_take_long_to_compile(monkeypatch):
     circuit = drawn(0, 300, (2, 3))
-    assert to_c(circuit) == to_c(circuit, style="functions") != to_c(circuit, style="interpreter")
+    assert c.write(circuit) == c.write(circuit, style="functions") != c.write(circuit, style="interpreter")
     monkeypatch.setattr("lutjax.circuits.c._FUNCTIONS_UP_TO", 20)
-    assert to_c(circuit) == to_c(circuit, style="interpreter") == circuit.to_c()
+    assert c.write(circuit) == c.write(circuit, style="interpreter")
 
 
 @pytest.mark.parametrize("name", ["", "2nd", "a-b", "a.b", "stdint"])
 def test_names_are_words(name):
     with pytest.raises(ValueError, match="name is"):
-        to_c(drawn(0, 3, (2,)), name)
+        c.write(drawn(0, 3, (2,)), name)
 
 
 def test_unknown_styles_and_circuits_without_ports_are_refused():
     with pytest.raises((ValueError, jaxtyping.TypeCheckError), match="'fast'"):
-        to_c(drawn(0, 3, (2,)), style="fast")
+        c.write(drawn(0, 3, (2,)), style="fast")
     closed = Circuit((), (Port("y"),), (), (), (1,))
     with pytest.raises(ValueError, match="no input port"):
         c_test(closed)
     circuit = drawn(0, 3, (2,))
     with pytest.raises(ValueError, match="no samples"):
         c_test(circuit, *samples(circuit, 0))
-    assert "net_predict(size_t n, uint8_t *output_y)" in to_c(closed, "net")["net.h"]
+    assert "net_predict(size_t n, uint8_t *output_y)" in c.write(closed, "net")["net.h"]

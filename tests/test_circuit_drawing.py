@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
 
-from lutjax.circuits import Builder, Format, drawing
+from lutjax import circuits
+from lutjax.circuits import Builder, Format, dot, drawing
 
 NAMED = {
     "buffer": lambda bits, roles: bits[0],
@@ -59,7 +60,7 @@ def table_of(function, n):
 @pytest.mark.parametrize("n", range(4))
 def test_words_of_every_small_table(n):
     for table in range(1 << (1 << n)):
-        assert table_of(drawing.function_of(table, n), n) == table
+        assert table_of(dot.function_of(table, n), n) == table
 
 
 def test_words_of_functions_of_the_number_of_ones():
@@ -70,25 +71,25 @@ def test_words_of_functions_of_the_number_of_ones():
         sums = [(counts >> k & 1, f"bit {k} of sum" if k else "xor") for k in range(n.bit_length())]
         for values, name in [*sums, (counts >= 2, "at least 2"), (counts < n - 1, f"less than {n - 1}")]:
             table = sum(int(value) << address for address, value in enumerate(values))
-            function = drawing.function_of(table, n)
+            function = dot.function_of(table, n)
             assert table_of(function, n) == table
             if name not in ("bit 2 of sum", "bit 3 of sum"):  # which may be a threshold as well
                 assert function.name == name
         place = int(generator.integers(1, 1 << n))
         for table, name in ((1 << place, "and"), ((1 << (1 << n)) - 1 ^ 1 << (place ^ (1 << n) - 1), "or")):
-            function = drawing.function_of(table, n)
+            function = dot.function_of(table, n)
             assert function.name == name
             assert table_of(function, n) == table
         table = int.from_bytes(generator.bytes(32), "little") & (1 << (1 << n)) - 1
-        assert drawing.function_of(table, n).name == f"0x{table:0{(1 << n) // 4}x}"
+        assert dot.function_of(table, n).name == f"0x{table:0{(1 << n) // 4}x}"
 
 
 def test_few_inputs_are_inverted():
-    assert drawing.function_of(0b1110, 2) == ("or", (False, False), ("", ""))
-    assert drawing.function_of(0b0001, 2).name == "nor"
-    assert drawing.function_of(0b0111, 2).name == "nand"
-    assert drawing.function_of(0b1011, 2) == ("or", (False, True), ("", ""))
-    assert drawing.function_of(0b11010100, 3) == ("majority", (True, False, False), ("", "", ""))
+    assert dot.function_of(0b1110, 2) == ("or", (False, False), ("", ""))
+    assert dot.function_of(0b0001, 2).name == "nor"
+    assert dot.function_of(0b0111, 2).name == "nand"
+    assert dot.function_of(0b1011, 2) == ("or", (False, True), ("", ""))
+    assert dot.function_of(0b11010100, 3) == ("majority", (True, False, False), ("", "", ""))
 
 
 def evaluated_text(text, inputs):
@@ -116,8 +117,8 @@ def test_graphviz_text_computes_the_circuit(seed):
     circuit = random_circuit(
         seed, {"a": (2, Format(2)), "b": (3, Format())}, 40, ports=ports, simplify=bool(seed % 2)
     )
-    text = circuit.to_dot()
-    assert text == circuit.to_dot()
+    text = circuits.dot.write(circuit)
+    assert text == circuits.dot.write(circuit)
     names = ["a[0].0", "a[0].1", "a[1].0", "a[1].1", "b[0]", "b[1]", "b[2]"]
     for bits in itertools.islice(itertools.product((0, 1), repeat=7), 0, 128, 5):
         words = np.array(bits, np.uint8)[:, None]
@@ -128,7 +129,7 @@ def test_graphviz_text_computes_the_circuit(seed):
 
 def test_graphviz_text_has_parts_and_escapes_names():
     circuit = life_circuit(2)
-    text = circuit.to_dot(name='a "name" \\')
+    text = circuits.dot.write(circuit, name='a "name" \\')
     assert text.startswith('digraph "a \\"name\\" \\\\" {')
     assert re.findall(r'label="(perception|update)"', text) == ["perception", "update"]
     assert "x[1]" not in text  # which nothing reads
@@ -139,7 +140,7 @@ def test_graphviz_text_has_parts_and_escapes_names():
 def test_graphviz_reads_the_text():
     circuit = random_circuit(1, 6, 30)
     done = subprocess.run(
-        ["dot", "-Tplain"], input=circuit.to_dot(), capture_output=True, text=True, check=True
+        ["dot", "-Tplain"], input=circuits.dot.write(circuit), capture_output=True, text=True, check=True
     )
     complaints = [line for line in done.stderr.splitlines() if "<stdin>" in line]
     assert not complaints  # those about fonts are of the machine
@@ -191,4 +192,4 @@ def test_circuits_at_the_limits(tmp_path):
     builder.output("y", [[bit ^ 1], [0], [1]])
     drawing.draw(builder.circuit(), tmp_path / "none.png")
     assert (tmp_path / "none.png").exists()
-    assert builder.circuit().to_dot().count("->") == 3
+    assert circuits.dot.write(builder.circuit()).count("->") == 3

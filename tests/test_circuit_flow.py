@@ -122,7 +122,7 @@ def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None
     assert manifest["run"]["folder"] == str(folders[f"{kind} run"].absolute())
     registers = 3 if kind == "digits" else 0
     assert manifest["registers"] == registers
-    circuit = circuits.from_json((folder / f"{kind}.json").read_text())
+    circuit = circuits.netlist_json.read((folder / f"{kind}.json").read_text())
     assert manifest["inputs"] == deployment.interface(circuit.inputs)
     assert manifest["statistics"]["gates"] == len(circuit) > 5
     assert manifest["latency"] == (-(-circuit.depth // 3) if registers else 0)
@@ -149,7 +149,7 @@ def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) ->
 # ------------------------------------------------------------------------------------- what proofs find
 def with_a_flipped_entry(folder: Path, name: str) -> Circuit:
     """Return the circuit of an export with one entry of one table flipped, so that an answer to a vector changes."""
-    circuit = circuits.from_json((folder / f"{name}.json").read_text())
+    circuit = circuits.netlist_json.read((folder / f"{name}.json").read_text())
     vectors = Vectors.from_json((folder / VECTORS).read_text())
     inputs = [vectors.inputs[port.name] for port in circuit.inputs]
     for gate, table in enumerate(circuit.tables):
@@ -238,7 +238,7 @@ def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path
 
 
 def test_a_flipped_entry_of_the_circuit_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
-    changed = with_a_flipped_entry(folders["digits"], "digits").to_json().encode()
+    changed = circuits.netlist_json.write(with_a_flipped_entry(folders["digits"], "digits")).encode()
     found = failures(replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY)
     others = {f"digits.{end} in NumPy = digits.json" for end in ("blif", "aig", "aag", "html")}
     assert found == {"digits.json in NumPy = vectors.json", "digits.json = the model in JAX", *others}
@@ -430,7 +430,7 @@ def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> N
     vectors = Vectors.from_json((out / VECTORS).read_text())
     assert len(np.unique(vectors.outputs["y"])) == 3
     assert not failures(out)
-    circuit = circuits.from_json((out / "digits.json").read_text())
+    circuit = circuits.netlist_json.read((out / "digits.json").read_text())
     assert [name for name, _ in circuit.parts] == ["encoder", "layer 1", "layer 2", "votes", "argmax"]
     assert circuit.inputs[0].count == 32
 
@@ -627,9 +627,11 @@ def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_
     result = command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
     assert result.exit_code == 0, result.output
     before, after = (
-        circuits.from_json((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
+        circuits.netlist_json.read((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
     )
-    sizes = [c.stats(lut6=False).ands if goal == "ands" else len(c) for c in (before, after)]
+    sizes = [
+        circuits.statistics.of(c, lut6=False).ands if goal == "ands" else len(c) for c in (before, after)
+    ]
     assert sizes[1] <= sizes[0]
     assert max(map(len, after.fanins)) <= (2 if goal == "ands" else 6)
     found = proofs.verify(out, oracle=exporting.oracle)

@@ -13,14 +13,12 @@ import pytest
 from circuit_strategies import SPECIAL, drawn, made, numbers, plans, same, visibly_flipped
 from hypothesis import given, settings
 
+from lutjax import circuits
 from lutjax.circuits import (
     Circuit,
     Format,
     Port,
     abc,
-    from_aiger,
-    from_blif,
-    from_json,
     simulate,
     verilog,
 )
@@ -29,10 +27,10 @@ needs_iverilog = pytest.mark.tools("iverilog")
 needs_abc = pytest.mark.tools("abc")
 needs_yosys = pytest.mark.tools("abc", "yosys")
 FORMATS = {
-    "blif": lambda circuit: from_blif(circuit.to_blif()),
-    "aig": lambda circuit: from_aiger(circuit.to_aiger()),
-    "aag": lambda circuit: from_aiger(circuit.to_aiger(binary=False)),
-    "json": lambda circuit: from_json(circuit.to_json()),
+    "blif": lambda circuit: circuits.blif.read(circuits.blif.write(circuit)),
+    "aig": lambda circuit: circuits.aiger.read(circuits.aiger.write(circuit)),
+    "aag": lambda circuit: circuits.aiger.read(circuits.aiger.write(circuit, binary=False)),
+    "json": lambda circuit: circuits.netlist_json.read(circuits.netlist_json.write(circuit)),
 }
 
 
@@ -58,21 +56,21 @@ def test_special_circuits_come_back(name):
 @given(plan=plans())
 @settings(max_examples=20)
 def test_blif_keeps_the_gates_of_simplified_circuits(plan):
-    circuit = made(plan).simplify()
-    found = from_blif(circuit.to_blif())
+    circuit = circuits.simplify(made(plan))
+    found = circuits.blif.read(circuits.blif.write(circuit))
     assert (found.fanins, found.tables, found.literals) == (circuit.fanins, circuit.tables, circuit.literals)
 
 
 def test_texts_are_the_same_each_time():
-    for write in ("to_verilog", "to_blif", "to_aiger", "to_json"):
-        assert getattr(drawn(1), write)() == getattr(drawn(1), write)()
+    for format in (circuits.verilog, circuits.blif, circuits.aiger, circuits.netlist_json):
+        assert format.write(drawn(1)) == format.write(drawn(1))
 
 
 def test_the_example_of_aiger():
     """The half adder of the format's report, in both forms."""
     text = b"aag 7 2 0 2 3\n2\n4\n6\n12\n6 13 15\n12 2 4\n14 3 5\ni0 x\ni1 y\no0 s\no1 c\n"
     data = b"aig 5 2 0 2 3\n10\n6\n\x02\x02\x03\x02\x01\x02i0 x\ni1 y\no0 s\no1 c\n"
-    for found in (from_aiger(text), from_aiger(data)):
+    for found in (circuits.aiger.read(text), circuits.aiger.read(data)):
         assert [port.name for port in (*found.inputs, *found.outputs)] == ["x", "y", "s", "c"]
         s, c = found([0, 1, 0, 1], [0, 0, 1, 1])
         assert (s.tolist(), c.tolist()) == ([0, 1, 1, 0], [0, 0, 0, 1])
@@ -109,7 +107,7 @@ not_b one same
 .end
 .names what comes after the end is not read
 """
-    found = from_blif(text)
+    found = circuits.blif.read(text)
     assert [port.name for port in found.inputs] == ["a", "b", "c", "_d"]
     assert [port.name for port in found.outputs] == ["both", "not_b", "one", "same", "late"]
     bits = np.arange(32)[:, None] >> np.arange(5) & 1
@@ -129,7 +127,9 @@ def test_blif_tables_of_many_inputs():
     assert 0.1 < hit.mean() < 0.9
     for answer in "01":
         cover = "\n".join(f"{row} {answer}" for row in rows)
-        found = from_blif(f".model m\n.inputs {names}\n.outputs y\n.names {names} y\n{cover}\n.end\n")
+        found = circuits.blif.read(
+            f".model m\n.inputs {names}\n.outputs y\n.names {names} y\n{cover}\n.end\n"
+        )
         assert np.array_equal(found(samples), hit == (answer == "1"))
 
 
@@ -155,32 +155,32 @@ def test_blif_tables_of_many_inputs():
 )
 def test_blif_that_is_no_circuit(lines, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        from_blif(f".model m\n.inputs a\n.outputs y\n{lines}\n.end\n")
-    assert str(caught.value).startswith("from_blif: ")
+        circuits.blif.read(f".model m\n.inputs a\n.outputs y\n{lines}\n.end\n")
+    assert str(caught.value).startswith("blif.read: ")
 
 
 def test_text_that_is_not_blif():
     with pytest.raises(ValueError, match="is it BLIF"):
-        from_blif("")
+        circuits.blif.read("")
     with pytest.raises(ValueError, match="UTF-8"):
-        from_blif(b".model \xff\n")
+        circuits.blif.read(b".model \xff\n")
     with pytest.raises(ValueError, match=r"y is read, but nothing drives it"):
-        from_blif(".model m\n.outputs y\n.end\n")
+        circuits.blif.read(".model m\n.outputs y\n.end\n")
 
 
 def test_a_deep_chain_is_read():
     n = 5000
     rows = [f".names n{k} n{k + 1}\n0 1" for k in reversed(range(n))]
-    found = from_blif("\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"]))
+    found = circuits.blif.read("\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"]))
     assert found.literals == (2,)
 
 
 # ------------------------------------------------------------------------------------------- AIGER of others
 def test_aiger_without_names_and_in_any_order():
-    found = from_aiger(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
+    found = circuits.aiger.read(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
     assert (found.inputs, found.outputs) == ((Port("x", 2),), (Port("y", 2),))
     assert found([[0, 0], [0, 1], [1, 0], [1, 1]]).tolist() == [[1, 1]] * 4
-    named = from_aiger(b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n")
+    named = circuits.aiger.read(b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n")
     assert (named.inputs, named.outputs, named.literals) == ((Port("a_name"),), (Port("reg_0"),), (3,))
 
 
@@ -213,18 +213,18 @@ def test_aiger_without_names_and_in_any_order():
 )
 def test_aiger_that_is_no_circuit(data, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        from_aiger(data)
-    assert str(caught.value).startswith("from_aiger: ")
+        circuits.aiger.read(data)
+    assert str(caught.value).startswith("aiger.read: ")
 
 
 def test_aiger_is_bytes():
     with pytest.raises(TypeError):
-        from_aiger("aag 0 0 0 0 0\n")
+        circuits.aiger.read("aag 0 0 0 0 0\n")
 
 
 # ------------------------------------------------------------------------------------------- JSON
 def damaged(change):
-    found = json.loads(drawn(0).to_json())
+    found = json.loads(circuits.netlist_json.write(drawn(0)))
     change(found)
     return json.dumps(found)
 
@@ -260,17 +260,17 @@ def damaged(change):
 )
 def test_damaged_json(change, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        from_json(damaged(change))
-    assert str(caught.value).startswith("from_json: ")
+        circuits.netlist_json.read(damaged(change))
+    assert str(caught.value).startswith("netlist_json.read: ")
 
 
 def test_json_that_was_cut_off():
-    text = drawn(0).to_json()
+    text = circuits.netlist_json.write(drawn(0))
     for end in (0, 10, len(text) // 2, len(text) - 3):
-        with pytest.raises(ValueError, match="from_json: the text is not JSON"):
-            from_json(text[:end])
+        with pytest.raises(ValueError, match=r"netlist_json\.read: the text is not JSON"):
+            circuits.netlist_json.read(text[:end])
     with pytest.raises(ValueError, match='the field format is "list"'):
-        from_json("[]")
+        circuits.netlist_json.read("[]")
 
 
 # ------------------------------------------------------------------------------------------- Verilog
@@ -286,7 +286,7 @@ def test_expressions_of_all_tables_of_three_inputs():
 
 def test_the_text_of_a_pipeline():
     circuit = drawn(3)
-    text = circuit.to_verilog(registers=2)
+    text = circuits.verilog.write(circuit, registers=2)
     cycles = -(-circuit.depth // 2)
     assert verilog.latency(circuit, 2) == cycles
     assert f"latency {cycles} cycles" in text
@@ -300,7 +300,7 @@ def test_the_text_of_a_pipeline():
 @pytest.mark.parametrize("registers", [-1, True])
 def test_registers_that_are_none(registers):
     for call in (
-        verilog.to_verilog,
+        verilog.write,
         verilog.latency,
         lambda c, registers: verilog.testbench(c, 0, registers=registers),
     ):
@@ -310,13 +310,13 @@ def test_registers_that_are_none(registers):
 
 def test_names_that_verilog_refuses():
     circuit = Circuit((Port("clk"),), (Port("y"),), (), (), (2,))
-    assert "input wire [0:0] clk" in circuit.to_verilog()
+    assert "input wire [0:0] clk" in circuits.verilog.write(circuit)
     with pytest.raises(ValueError, match="a port is called 'clk'"):
-        circuit.to_verilog(registers=1)
+        circuits.verilog.write(circuit, registers=1)
     with pytest.raises(ValueError, match="name is 'module'; it is a keyword of Verilog"):
-        circuit.to_verilog("module")
+        circuits.verilog.write(circuit, "module")
     with pytest.raises(ValueError, match="name is"):
-        circuit.to_blif("two words")
+        circuits.blif.write(circuit, "two words")
 
 
 def test_samples_that_a_testbench_refuses():
@@ -336,7 +336,7 @@ def test_samples_that_a_testbench_refuses():
 def simulated(circuit, registers=0, reference=None, n=50):
     samples = numbers(circuit, n)
     testbench = verilog.testbench(reference or circuit, samples, registers=registers)
-    return simulate.run(circuit.to_verilog(registers=registers), testbench)
+    return simulate.run(circuits.verilog.write(circuit, registers=registers), testbench)
 
 
 @needs_iverilog
@@ -376,7 +376,10 @@ def test_a_simulator_finds_what_is_wrong():
         assert not found
         assert re.match(r"FAIL: \d+ of \d+ .*wrong.*first sample \d+", found.line), found.line
     samples = numbers(circuit)
-    module, testbench = circuit.to_verilog(registers=2), verilog.testbench(circuit, samples, registers=2)
+    module, testbench = (
+        circuits.verilog.write(circuit, registers=2),
+        verilog.testbench(circuit, samples, registers=2),
+    )
     broken = {
         "valid_in}": "1'b1}",  # gaps are not seen
         "reset ? ": "1'b0 ? ",
@@ -404,10 +407,10 @@ def test_without_a_simulator(monkeypatch):
 @needs_abc
 def test_formats_are_proved_equal(tmp_path):
     circuit = drawn(11, 60)
-    (tmp_path / "c.blif").write_text(circuit.to_blif())
-    (tmp_path / "c.aig").write_bytes(circuit.to_aiger())
-    (tmp_path / "c.aag").write_bytes(circuit.to_aiger(binary=False))
-    (tmp_path / "c.json").write_text(circuit.to_json())
+    (tmp_path / "c.blif").write_text(circuits.blif.write(circuit))
+    (tmp_path / "c.aig").write_bytes(circuits.aiger.write(circuit))
+    (tmp_path / "c.aag").write_bytes(circuits.aiger.write(circuit, binary=False))
+    (tmp_path / "c.json").write_text(circuits.netlist_json.write(circuit))
     files = sorted(tmp_path.iterdir())
     for file in files[1:]:
         assert abc.cec(files[0], file)
@@ -418,14 +421,14 @@ def test_formats_are_proved_equal(tmp_path):
 @settings(max_examples=5)
 def test_drawn_circuits_are_proved_equal(plan):
     circuit = made(plan)
-    assert abc.cec(circuit, from_blif(circuit.to_blif()))
+    assert abc.cec(circuit, circuits.blif.read(circuits.blif.write(circuit)))
 
 
 @needs_abc
 def test_a_proof_finds_a_flipped_answer(tmp_path):
-    circuit = drawn(11, 60).simplify()
+    circuit = circuits.simplify(drawn(11, 60))
     for wrong in itertools.islice(visibly_flipped(circuit), 0, 60, 20):
-        (tmp_path / "wrong.blif").write_text(wrong.to_blif())
+        (tmp_path / "wrong.blif").write_text(circuits.blif.write(wrong))
         for other in (wrong, tmp_path / "wrong.blif"):
             found = abc.cec(circuit, other)
             assert not found
@@ -497,12 +500,12 @@ def test_verilog_is_proved_equal(tmp_path):
     inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
     outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
     circuit = drawn(7, 60, inputs=inputs, outputs=outputs)
-    (tmp_path / "c.v").write_text(circuit.to_verilog())
+    (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))
     assert abc.cec(tmp_path / "c.v", circuit)
     wrong = next(visibly_flipped(circuit))
     assert abc.cec(tmp_path / "c.v", wrong).status == "different"
     with pytest.raises(RuntimeError, match="Unsupported cell type"):
-        abc.from_verilog(circuit.to_verilog(registers=2))
+        abc.from_verilog(circuits.verilog.write(circuit, registers=2))
     with pytest.raises(RuntimeError, match="Yosys failed"):
         abc.from_verilog("module nonsense(")
 
@@ -528,7 +531,7 @@ def test_time_does_not_grow_with_the_square(name):
         circuit = Circuit((Port("x", n),), (Port("y", n),), (), (), tuple(range(2, 2 * n + 2, 2)))
         start = time.process_time()
         if name == "verilog":
-            circuit.to_verilog(registers=1)
+            circuits.verilog.write(circuit, registers=1)
         else:
             assert FORMATS[name](circuit).literals == circuit.literals
         return time.process_time() - start
@@ -546,10 +549,10 @@ def test_time_does_not_grow_with_the_square(name):
 @needs_yosys
 @needs_iverilog
 def test_a_large_circuit_is_proved(tmp_path):
-    circuit = layers(2000, 6).simplify()
+    circuit = circuits.simplify(layers(2000, 6))
     assert len(circuit) > 3000
-    (tmp_path / "c.v").write_text(circuit.to_verilog())
-    (tmp_path / "c.blif").write_text(circuit.to_blif())
+    (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))
+    (tmp_path / "c.blif").write_text(circuits.blif.write(circuit))
     for file in tmp_path.iterdir():
         assert abc.cec(circuit, file)
     assert abc.cec(circuit, abc.optimised(circuit))

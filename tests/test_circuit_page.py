@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
 
+from lutjax import circuits
 from lutjax.circuits import Builder, Format, Port
-from lutjax.circuits.page import evaluate_in_node, from_html
+from lutjax.circuits.page import evaluate_in_node
 
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
 
@@ -63,7 +64,9 @@ def answer_of(circuit, pixels):
 def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
     circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
     words = random_words(n_words, circuit, n_words)
-    np.testing.assert_array_equal(evaluate_in_node(circuit.to_html(), words), circuit.evaluate(words))
+    np.testing.assert_array_equal(
+        evaluate_in_node(circuits.page.write(circuit), words), circuit.evaluate(words)
+    )
 
 
 @needs_node
@@ -78,7 +81,7 @@ def test_node_sees_every_entry_of_a_table():
     circuit = builder.circuit()
     address = np.arange(256)[None] >> np.arange(8)[:, None] & 1
     words = np.packbits(address.astype(np.uint8), axis=1, bitorder="little").view("<u4")
-    answer = evaluate_in_node(circuit.to_html(), words)
+    answer = evaluate_in_node(circuits.page.write(circuit), words)
     bits = np.unpackbits(answer.view(np.uint8), axis=1, bitorder="little")
     for k in range(16):
         assert bits[k, :4].tolist() == [k >> a & 1 for a in range(4)]
@@ -90,9 +93,9 @@ def test_a_page_is_one_small_file_without_a_network():
     circuit = random_circuit(
         0, {"x": (64, Format(5))}, 7000, arities=(2, 2, 3), ports={"y": (10, Format(8))}, about=DIGITS
     )
-    page = circuit.to_html()
+    page = circuits.page.write(circuit)
     assert len(page.encode()) < 120_000
-    assert page == circuit.to_html()
+    assert page == circuits.page.write(circuit)
     assert "default-src 'none'" in page
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttpRequest|{{", page)
 
@@ -101,18 +104,18 @@ def test_a_page_is_one_small_file_without_a_network():
 def test_circuits_come_back_from_pages(seed):
     inputs = {"a": (3, Format(5, 2, True)), "b": (200, Format())}
     circuit = random_circuit(seed, inputs, 400, near=300, about={"run": "</script>", "n": [1, 2.5]})
-    back = from_html(circuit.to_html())
+    back = circuits.page.read(circuits.page.write(circuit))
     for field in dataclasses.fields(circuit):
         assert getattr(back, field.name) == getattr(circuit, field.name)
     with pytest.raises(ValueError, match="text has 0 scripts 'circuit'; a page of "):
-        from_html("<!doctype html>")
+        circuits.page.read("<!doctype html>")
 
 
 def test_titles_and_names_cannot_leave_their_place():
     wild = "</script><script>alert('x')</script> & \"{{data}}\" <!--"
     about = {**DIGITS, "run": wild, "n_classes": 2}
     circuit = classifier_circuit(["votes"], about={**about, "n_classes": 10})
-    page = circuit.to_html(wild, classes=[wild] * 10)
+    page = circuits.page.write(circuit, wild, classes=[wild] * 10)
     assert "alert('x')" not in re.sub(
         r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
     )
@@ -131,11 +134,13 @@ def test_examples_are_numbers_of_the_format():
         ports={"y": (1, Format(2))},
         about={"kind": "classifier", "n_classes": 4},
     )
-    data = data_of(circuit.to_html(examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5))
+    data = data_of(
+        circuits.page.write(circuit, examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5)
+    )
     assert data["examples"] == [[-8, -1, 0, 7]]
     assert (data["labels"], data["maximum"], data["image"]) == ([3], 6, [2, 2])
-    assert data_of(circuit.to_html(examples=np.array([[0, 0, 0, 0.5]])))["maximum"] == 2
-    assert data_of(circuit.to_html())["maximum"] == 7
+    assert data_of(circuits.page.write(circuit, examples=np.array([[0, 0, 0, 0.5]])))["maximum"] == 2
+    assert data_of(circuits.page.write(circuit))["maximum"] == 7
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,7 @@ def test_examples_are_numbers_of_the_format():
 def test_refused(without_typechecking, make, options, message):
     circuit = make()
     with pytest.raises(ValueError, match=message):
-        circuit.to_html(**options)
+        circuits.page.write(circuit, **options)
 
 
 def test_text_is_readable_in_light_and_dark():
@@ -201,7 +206,7 @@ def opened(browser, tmp_path):
     def opened(circuit, *, width=1200, dark=False, **options):
         browser.resize(width, 900, dark=dark, mobile=width < 600)
         path = tmp_path / "page.html"
-        path.write_text(circuit.to_html(**options))
+        path.write_text(circuits.page.write(circuit, **options))
         browser.open(path)
         return browser
 
@@ -468,13 +473,15 @@ def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
 def test_a_square_number_of_inputs_is_no_image_where_the_circuit_says_so() -> None:
     about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"], "image": None}
     circuit = random_circuit(0, {"x": (9, Format())}, 5, ports={"y": (1, Format())}, about=about)
-    data = data_of(circuit.to_html())
+    data = data_of(circuits.page.write(circuit))
     assert data["kind"] == "network"
     assert data["about"]["classes"] == ["low", "<b>"]
-    assert "tells 2 classes apart: low, &lt;b&gt;." in circuit.to_html()
+    assert "tells 2 classes apart: low, &lt;b&gt;." in circuits.page.write(circuit)
     named = {"input_names": [f"bit {k}" for k in range(9)]}
     assert (
-        data_of(dataclasses.replace(circuit, about={**about, **named}).to_html())["about"]["input_names"]
+        data_of(circuits.page.write(dataclasses.replace(circuit, about={**about, **named})))["about"][
+            "input_names"
+        ]
         == named["input_names"]
     )
     for wrong, message in (

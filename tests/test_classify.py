@@ -23,8 +23,18 @@ import pytest
 from click.testing import Result
 from commands import command
 
+import lutjax
 from lutjax.models import LogicClassifierConfig
-from lutjax.training import classifier, datasets, experiments, export as exporting, models, reports, runs
+from lutjax.training import (
+    checkpoints,
+    classifier,
+    datasets,
+    experiments,
+    export as exporting,
+    models,
+    reports,
+    runs,
+)
 from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier
 from lutjax.training.datasets import cifar, columns, idx
@@ -901,19 +911,51 @@ def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], t
 
 
 @pytest.mark.parametrize(
-    ("run", "name"),
+    ("run", "data", "name"),
     [
-        ("runs/adult", "adult"),
-        ("2024 (b)", "run_2024_b"),
-        ("été 1", "ete_1"),
-        ("日本", "run"),
-        ("module", "run_module"),
-        ("columns", "run_columns"),
-        ("vectors", "run_vectors"),
+        ("runs/adult", "a.csv", "adult"),
+        ("runs/classify", "data/iris.csv", "iris"),
+        ("runs/classify", "data/my iris.csv.gz", "my_iris"),
+        ("runs/classify", "fashion-mnist", "fashion_mnist"),
+        ("runs/classify", None, "digits"),
+        ("runs/digits", None, "digits"),
+        ("2024 (b)", "a.csv", "run_2024_b"),
+        ("été 1", "a.csv", "ete_1"),
+        ("日本", "a.csv", "run"),
+        ("module", "a.csv", "run_module"),
+        ("columns", "a.csv", "run_columns"),
+        ("vectors", "a.csv", "run_vectors"),
     ],
 )
-def test_names_of_exports(run: str, name: str) -> None:
-    assert exporting.name_of(Path(run)) == name
+def test_names_of_exports(finished: tuple[Path, Path, Result], run: str, data: str | None, name: str) -> None:
+    _, record = runs.read(finished[1], Classifier.kept)
+    samples = dataclasses.replace(record.samples, path=data)
+    assert exporting.name_of(Path(run), dataclasses.replace(record, samples=samples)) == name
+
+
+def test_a_run_has_the_kind_of_its_data(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+    """Runs on data of their own were all of the kind digits; such a folder is refused in a line."""
+    old = tmp_path / "old"
+    shutil.copytree(finished[1], old)
+    assert runs.kind(old) == "classify"
+    path = old / "checkpoints" / str(runs.read(old, Classifier.kept)[0]) / "checkpoint.json"
+    content = json.loads(path.read_text())
+    content["meta"]["kind"] = "digits"
+    del content["digest"]
+    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    said = f"{old} is recorded as a run of the kind digits, but by its data it is of the kind classify: an earlier version"
+    for words in (
+        ("export", old),
+        ("predict", old, finished[0]),
+        ("train", "classify", "--resume", "--steps=99", "--out", old),
+    ):
+        result = command(*words)
+        assert result.exit_code == 1
+        assert said in " ".join(result.output.split()), result.output
+    with pytest.raises(ValueError, match="is recorded as a run of the kind digits"):
+        lutjax.load(old)
+    of_digits = Classifier.new({"layers": (20,)})
+    assert (of_digits.record.own_kind(), of_digits.record.kind) == ("digits", "classify")
 
 
 def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
@@ -1006,24 +1048,24 @@ def test_a_large_gap_is_said(tmp_path: Path) -> None:
     assert run._gap(0.85, 0.86) == []
 
 
-def test_digits_is_the_shorthand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_is_classify_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both commands start the same run: record, which has all seeds, and samples in their order."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     started: list[Classifier] = []
     monkeypatch.setattr(experiments, "start", lambda experiment, out, show: started.append(experiment))
-    for name, more in (("digits", []), ("classify", ["--no-stratified"]), ("classify", [])):
-        result = command("train", name, "--data", tmp_path / "a.npz", "--out", tmp_path / name, *more, *SMALL)
+    for name in ("digits", "classify"):
+        result = command("train", name, "--data", tmp_path / "a.npz", "--out", tmp_path / name, *SMALL)
         assert result.exit_code == 0, result.output
     for name in ("digits", "classify"):
         assert command("train", name, "--out", tmp_path / name, *SMALL[1:], "--layers=40").exit_code == 0
-    one, two, other, *of_digits = started
+    one, two, *of_digits = started
     for first, second in ((one, two), of_digits):
         assert first.record == second.record
         for part in ("train", "test"):
             np.testing.assert_array_equal(getattr(first, part).x, getattr(second, part).x)
-    assert other.record.training.stratified
+    assert one.record.training.stratified
     assert not of_digits[1].record.training.stratified
 
 

@@ -11,8 +11,8 @@ import pytest
 from circuit_strategies import same
 from example_circuits import life_circuit, random_circuit
 
-from lutjax.circuits import Builder, Circuit, Format, Port, from_aiger, from_blif, from_json
-from lutjax.circuits.page import from_html
+from lutjax import circuits
+from lutjax.circuits import Builder, Circuit, Format, Port
 
 pytestmark = pytest.mark.usefixtures("without_typechecking")
 
@@ -33,18 +33,18 @@ def classifier():
 
 def every_format(circuit):
     """Write a circuit in every format, and count it."""
-    circuit.to_html()
+    circuits.page.write(circuit)
     for write in (
-        circuit.to_json,
-        circuit.to_blif,
-        circuit.to_aiger,
-        circuit.to_verilog,
-        circuit.to_c,
-        circuit.to_dot,
+        circuits.netlist_json.write,
+        circuits.blif.write,
+        circuits.aiger.write,
+        circuits.verilog.write,
+        circuits.c.write,
+        circuits.dot.write,
     ):
-        write()
-    str(circuit.stats(lut6=False))
-    circuit.simplify()
+        write(circuit)
+    str(circuits.statistics.of(circuit, lut6=False))
+    circuits.simplify(circuit)
 
 
 # ------------------------------------------------------------------------------------- facts that are not so
@@ -100,18 +100,18 @@ def test_facts_that_are_not_so(make, changed, message):
         )
     if "more" in changed:  # JSON cannot write it
         about["more"] = "1e999"
-    text = json.dumps({**json.loads(circuit.to_json()), "about": about}).replace(
+    text = json.dumps({**json.loads(circuits.netlist_json.write(circuit)), "about": about}).replace(
         '"1e999"', '{"deep": [1, 1e999]}'
     )
-    with pytest.raises(ValueError, match="from_json: Circuit: ") as caught:
-        from_json(text)
+    with pytest.raises(ValueError, match=r"netlist_json\.read: Circuit: ") as caught:
+        circuits.netlist_json.read(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    page = circuit.to_html()
+    page = circuits.page.write(circuit)
     script = re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1]
     lying = json.dumps({**json.loads(script), "about": about}).replace('"1e999"', '{"deep": [1, 1e999]}')
     with pytest.raises(ValueError, match=re.escape(message)):
-        from_html(page.replace(script, lying))
+        circuits.page.read(page.replace(script, lying))
 
 
 def test_facts_that_json_has_not():
@@ -124,11 +124,11 @@ def test_facts_that_json_has_not():
         with pytest.raises(ValueError, match=re.escape(message)):
             Circuit((), (), (), (), (), (), about)
     for number in ("NaN", "-Infinity"):
-        text = circuit.to_json().replace('"n_classes":3', f'"n_classes":{number}')
+        text = circuits.netlist_json.write(circuit).replace('"n_classes":3', f'"n_classes":{number}')
         with pytest.raises(
-            ValueError, match=f"from_json: the text is not JSON: {number} is no number of JSON"
+            ValueError, match=f"netlist_json.read: the text is not JSON: {number} is no number of JSON"
         ):
-            from_json(text)
+            circuits.netlist_json.read(text)
 
 
 def test_facts_that_others_state_are_left_alone():
@@ -142,7 +142,10 @@ def test_facts_that_others_state_are_left_alone():
     }
     circuit = random_circuit(0, {"x": (9, Format(3))}, 20, about=about)
     every_format(circuit)
-    assert from_json(circuit.to_json()).about == {**about, "sizes": [1, 2]}
+    assert circuits.netlist_json.read(circuits.netlist_json.write(circuit)).about == {
+        **about,
+        "sizes": [1, 2],
+    }
     deep = value = []
     for _ in range(40):
         value.append([])
@@ -214,15 +217,15 @@ def survived(read, texts):
 
 @pytest.mark.parametrize("make", [classifier, life_circuit])
 def test_any_field_of_json_may_have_any_value(make):
-    whole = json.loads(make().to_json())
+    whole = json.loads(circuits.netlist_json.write(make()))
     some = [path for path in places(whole) if len(path) < 3 or path[1] == 0 or path[0] == "about"]
     texts = [json.dumps(with_value(whole, path, odd)) for path in some for odd in ODD]
-    assert 5 < survived(from_json, texts) < len(texts) / 3
+    assert 5 < survived(circuits.netlist_json.read, texts) < len(texts) / 3
 
 
 @pytest.mark.parametrize("make", [classifier, life_circuit])
 def test_any_field_of_a_page_may_have_any_value(make):
-    page = make().to_html()
+    page = circuits.page.write(make())
     script = re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1]
     whole = json.loads(script)
     some = [
@@ -241,11 +244,11 @@ def test_any_field_of_a_page_may_have_any_value(make):
     texts = [
         page.replace(script, json.dumps(with_value(whole, path, odd))) for path in some for odd in values
     ]
-    assert 5 < survived(from_html, texts) < len(texts) / 2
+    assert 5 < survived(circuits.page.read, texts) < len(texts) / 2
 
 
 def test_a_page_without_a_title():
-    assert "<h1></h1>" in classifier().to_html(title="")
+    assert "<h1></h1>" in circuits.page.write(classifier(), title="")
 
 
 def test_a_format_is_signed_or_not():
@@ -254,17 +257,22 @@ def test_a_format_is_signed_or_not():
 
 
 # ------------------------------------------------------------------------------------- netlists
-READERS = {"blif": from_blif, "aig": from_aiger, "aag": from_aiger, "json": from_json}
+READERS = {
+    "blif": circuits.blif.read,
+    "aig": circuits.aiger.read,
+    "aag": circuits.aiger.read,
+    "json": circuits.netlist_json.read,
+}
 
 
 def netlists():
     """A circuit in each format of netlists, by its ending."""
     circuit = classifier()
     return {
-        "blif": circuit.to_blif().encode(),
-        "aig": circuit.to_aiger(),
-        "aag": circuit.to_aiger(binary=False),
-        "json": circuit.to_json().encode(),
+        "blif": circuits.blif.write(circuit).encode(),
+        "aig": circuits.aiger.write(circuit),
+        "aag": circuits.aiger.write(circuit, binary=False),
+        "json": circuits.netlist_json.write(circuit).encode(),
     }
 
 
@@ -325,8 +333,8 @@ def test_memory_is_in_proportion_to_the_file(end):
     """Compare with the documented bound, where each takes the most: gates of two inputs near to each other."""
     circuit = random_circuit(0, 30, 3000, arities=(2,))
     data = {
-        "blif": circuit.to_blif().encode(), "aig": circuit.to_aiger(),
-        "aag": circuit.to_aiger(binary=False), "json": circuit.to_json().encode(),
+        "blif": circuits.blif.write(circuit).encode(), "aig": circuits.aiger.write(circuit),
+        "aag": circuits.aiger.write(circuit, binary=False), "json": circuits.netlist_json.write(circuit).encode(),
     }[end]  # fmt: skip
     memory, error = memory_of(READERS[end], data)
     assert error is None
@@ -351,13 +359,13 @@ def test_names_that_become_the_same_are_many():
     names = [chr(0x4E00 + k) for k in range(20_000)]
     text = f".model m\n.inputs {' '.join(names)}\n.outputs y\n.names {names[7]} y\n1 1\n.end\n"
     start = time.process_time()
-    circuit = from_blif(text)
+    circuit = circuits.blif.read(text)
     assert [port.name for port in circuit.inputs[:3]] == ["_", "__0", "__1"]
     with pytest.raises(ValueError, match="is twice among the inputs"):
-        from_blif(text.replace(".outputs y", f".inputs {names[-1]}\n.outputs y"))
+        circuits.blif.read(text.replace(".outputs y", f".inputs {names[-1]}\n.outputs y"))
     assert time.process_time() - start < 5
 
 
 def test_a_comment_of_others_is_no_port():
-    text = classifier().to_blif().replace("# lutjax ports [", "# lutjax ports are not here [")
-    assert [port.count for port in from_blif(text).inputs] == [16]
+    text = circuits.blif.write(classifier()).replace("# lutjax ports [", "# lutjax ports are not here [")
+    assert [port.count for port in circuits.blif.read(text).inputs] == [16]

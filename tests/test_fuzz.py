@@ -26,10 +26,9 @@ from example_circuits import random_circuit
 from flax import nnx
 from PIL import Image
 
-from lutjax import load, tuning
-from lutjax.circuits import Format, deployment, from_aiger, from_blif, from_json, language_model, proofs
+from lutjax import circuits, load, tuning
+from lutjax.circuits import Format, deployment, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
-from lutjax.circuits.page import from_html
 from lutjax.models import (
     LogicCAConfig,
     LogicClassifierConfig,
@@ -383,7 +382,7 @@ def read_run(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")  # of sizes that no model has
         load(folder)
-        if runs.kind(folder) == "digits":
+        if runs.COMMANDS[runs.kind(folder)] == "train classify":
             predictions.load(folder)
 
 
@@ -438,20 +437,20 @@ RUNS = {
 BYTES, JSON = damage.of_bytes, damage.of_json
 VALUE, DATA = (ValueError,), (SamplesError,)
 READERS: dict[str, Reader] = {
-    "blif": Reader(one("c.blif", CIRCUIT.to_blif()), of("c.blif", from_blif), VALUE, 100, from_blif, "from_blif"),
-    "blif of others": Reader(one("c.blif", FOREIGN), of("c.blif", from_blif), VALUE, 100, from_blif, "from_blif"),
+    "blif": Reader(one("c.blif", circuits.blif.write(CIRCUIT)), of("c.blif", circuits.blif.read), VALUE, 100, circuits.blif.read, "blif.read"),
+    "blif of others": Reader(one("c.blif", FOREIGN), of("c.blif", circuits.blif.read), VALUE, 100, circuits.blif.read, "blif.read"),
     "aiger, binary": Reader(
-        one("c.aig", CIRCUIT.to_aiger()), of("c.aig", from_aiger), VALUE, 500, from_aiger, "from_aiger"
+        one("c.aig", circuits.aiger.write(CIRCUIT)), of("c.aig", circuits.aiger.read), VALUE, 500, circuits.aiger.read, "aiger.read"
     ),
     "aiger, ascii": Reader(
-        one("c.aag", CIRCUIT.to_aiger(binary=False)), of("c.aag", from_aiger), VALUE, 500, from_aiger, "from_aiger"
+        one("c.aag", circuits.aiger.write(CIRCUIT, binary=False)), of("c.aag", circuits.aiger.read), VALUE, 500, circuits.aiger.read, "aiger.read"
     ),
     "json": Reader(
-        one("c.json", CIRCUIT.to_json()), of("c.json", from_json), VALUE, 100, from_json, "from_json", (BYTES, JSON)
+        one("c.json", circuits.netlist_json.write(CIRCUIT)), of("c.json", circuits.netlist_json.read), VALUE, 100, circuits.netlist_json.read, "netlist_json.read", (BYTES, JSON)
     ),
     "page": Reader(
-        one("c.html", CIRCUIT.to_html()), lambda folder: from_html((folder / "c.html").read_text("utf-8", "surrogateescape")),
-        VALUE, 100, from_html, "from_html", (in_page, in_page, BYTES),
+        one("c.html", circuits.page.write(CIRCUIT)), lambda folder: circuits.page.read((folder / "c.html").read_text("utf-8", "surrogateescape")),
+        VALUE, 100, circuits.page.read, "page.read", (in_page, in_page, BYTES),
     ),
     "vectors": Reader(
         one("v.json", vectors().to_json()), of("v.json", lambda data: Vectors.from_json(data).check(CIRCUIT)),

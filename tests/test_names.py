@@ -15,7 +15,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
 from lutjax import circuits
-from lutjax.circuits import Circuit, c, drawing
+from lutjax.circuits import Circuit, c, dot, drawing
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.cli import _errors
 from lutjax.files._pictures import as_drawn
@@ -101,7 +101,7 @@ def test_parts_and_titles_of_any_name(figures: list[Figure]) -> None:
 
 def test_parts_of_any_name_in_files() -> None:
     """Graphviz reads entities of HTML in labels, and no file holds half of a surrogate pair."""
-    text = drawing.to_dot(with_parts(["a &amp; b", 'c "d" \\N']))
+    text = dot.write(with_parts(["a &amp; b", 'c "d" \\N']))
     assert 'label="a &amp;amp; b"' in text
     assert 'label="c \\"d\\" \\\\N"' in text
     with pytest.raises(ValueError, match="expected different, non-empty strings"):
@@ -199,8 +199,8 @@ def test_other_names_compile(tmp_path: Path) -> None:
 def test_headers_of_c_are_no_names_of_circuits() -> None:
     for name in ("stdint", "math", "string"):
         with pytest.raises(ValueError, match="and no header of C"):
-            c.to_c(life_circuit(), name)
-    assert set(c.to_c(random_circuit(0, 3, 3), "values")) == {"values.c", "values.h"}
+            c.write(life_circuit(), name)
+    assert set(c.write(random_circuit(0, 3, 3), "values")) == {"values.c", "values.h"}
 
 
 def test_columns_of_any_name_are_a_line() -> None:

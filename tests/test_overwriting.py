@@ -153,8 +153,8 @@ def test_an_export_through_a_link_stays_a_link(tmp_path: Path) -> None:
             "Manifest",
             "name is 'Manifest', but Manifest.json is a file of every export",
         ),  # one file on some disks
-        ("stdint", "to_c: --name is 'stdint'"),
-        ("_x", "to_c: --name is '_x'"),
+        ("stdint", "c.write: --name is 'stdint'"),
+        ("_x", "c.write: --name is '_x'"),
         ("int", "name is 'int'; it is a keyword of Verilog"),
         ("a b", "a name has letters, digits and underscores"),
     ],
@@ -169,7 +169,7 @@ def test_names_that_make_two_files_of_one(name: str, reason: str, tmp_path: Path
 def test_names_of_files_of_c_are_those_of_one_thing() -> None:
     circuit = life_circuit()
     for name in ("input", "output"):
-        assert c.to_c(circuit, name)
+        assert c.write(circuit, name)
     ports = (deployment.Port("predict", 9), deployment.Port("y"))
     with pytest.raises(ValueError, match="name is 'input', which makes 'input_predict' for two things"):
         c.check_name("input", ports)

@@ -95,13 +95,7 @@ def test_labels_of_bars_do_not_collide(where, figures, tmp_path):
 @pytest.mark.usefixtures("without_typechecking")
 def test_losses_have_plain_labels(figures, tmp_path):
     history = runs.History([(n, 1e-3 * n + 1) for n in range(1, 40)], [(20, 2.0), (40, 1.0)])
-    record = types.SimpleNamespace(
-        history=history,
-        bigram=2.4,
-        training=types.SimpleNamespace(batch_size=4),
-        model=types.SimpleNamespace(context=8),
-    )
-    pictures.plot_losses(record, tmp_path / "loss.png")
+    pictures.plot_losses(history, 2.4, "4 x 8 bytes", tmp_path / "loss.png")
     (axes,) = figures[0].axes
     figures[0].canvas.draw()
     assert axes.get_ylabel() == "nats per byte"

@@ -16,6 +16,7 @@ from example_circuits import random_circuit
 from exports import put, state, write
 from flax import nnx
 
+from lutjax import circuits
 from lutjax.circuits import abc, deployment, language_model, page, proofs, simulate, verilog
 from lutjax.circuits.deployment import MANIFEST, VECTORS
 from lutjax.models import LUTTransformer, LUTTransformerConfig
@@ -378,7 +379,7 @@ def test_a_page_of_another_circuit(life: Path, tmp_path: Path) -> None:
         (random_circuit(1, 9, 30), "samples differ"),
         (random_circuit(1, 8, 30), "life.html runs Circuit(x: 8 x uint1"),
     ):
-        put(folder, "life.html", circuit.to_html().encode())
+        put(folder, "life.html", circuits.page.write(circuit).encode())
         assert message in verified(folder)["life.html in NumPy = life.json"]
 
 
@@ -391,7 +392,7 @@ def test_a_page_may_show_votes(outputs: str, shown: int, tmp_path: Path) -> None
     layers = [LogicGates(6, 40, rngs=nnx.Rngs(0)), GroupSum(shown)]
     circuit, votes = (circuits.of(layers, outputs=one, about={"image": [2, 3]}) for one in (outputs, "votes"))
     folder = write(tmp_path / "out", "life", ("html",), circuit=circuit)
-    text = votes.to_html()
+    text = circuits.page.write(votes)
     put(folder, "life.html", text.encode())
     assert not verified(folder)
     tables = [table ^ 1 for table in votes.tables]
@@ -545,7 +546,7 @@ def test_a_program_that_is_not_what_is_stated(program: Path, tmp_path: Path) -> 
 def test_registers_of_a_module_are_declared() -> None:
     circuit = random_circuit(0, 4, 20)
     for registers in (0, 2):
-        text = verilog.to_verilog(circuit, "some", registers=registers)
+        text = verilog.write(circuit, "some", registers=registers)
         assert verilog.declared(text, "some") == verilog.ports_of(circuit, registers)
     assert list(verilog.ports_of(circuit, 2))[:4] == list(verilog.CONTROL)
 

@@ -1,13 +1,16 @@
-"""Circuits: hard networks as netlists of tables, outside of JAX."""
+"""Circuits: hard networks as netlists of tables, outside of JAX.
+
+A circuit knows no format: each is a module with functions of a circuit, such as ``circuits.verilog.write(circuit)`` and
+``circuits.blif.read(path)``.
+"""
 
 from lutjax._lazy import modules_of
-from lutjax.circuits.aiger import from_aiger
-from lutjax.circuits.blif import from_blif
-from lutjax.circuits.builder import Builder
-from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits._tabulation import tabulated
+from lutjax.circuits.builder import Builder, simplify
+from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.drawing import draw
 from lutjax.circuits.models import of, step_automaton
-from lutjax.circuits.netlist_json import from_json
+from lutjax.circuits.ports import Format, Port
 
 __all__ = [
     "Builder",
@@ -15,11 +18,10 @@ __all__ = [
     "Format",
     "Port",
     "draw",
-    "from_aiger",
-    "from_blif",
-    "from_json",
     "of",
+    "simplify",
     "step_automaton",
+    "tabulated",
 ]
 
 __getattr__ = modules_of(__name__)

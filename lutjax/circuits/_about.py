@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from lutjax.circuits.ports import Port
 from lutjax.files import _json
 
-if TYPE_CHECKING:
-    from lutjax.circuits.circuit import Circuit
+Ports = Sequence[Port]
 
 STARTS = ("sparse", "random", "seed", "empty")
 """States in which the page of an automaton can begin."""
@@ -17,12 +17,15 @@ MOST_CLASSES = 1 << 16
 _DEEPEST = 32  # brackets in brackets
 
 
-def check(circuit: "Circuit") -> None:
+def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mapping[str, range]) -> None:
     """Raise ValueError if a circuit's ``about`` is no object of JSON, or its ports and gates contradict a fact that lutjax reads.
 
     Facts of other names can be anything that JSON holds; None stands for a fact that is not known.
+
+    Args:
+      about, inputs, outputs: of a circuit.
+      parts: the gates of each part.
     """
-    about = circuit.about
     if not isinstance(about, Mapping):
         raise ValueError(f"Circuit: about is {_shown(about)}; expected facts by name.")
     _check_json(about)
@@ -31,56 +34,57 @@ def check(circuit: "Circuit") -> None:
         if value is not None and not good(value):
             raise ValueError(f"Circuit: about[{name!r}] is {_shown(value)}; expected {expected}.")
     if about.get("kind") == "classifier":
-        _check_classifier(circuit)
+        _check_classifier(about, inputs, outputs)
     elif about.get("kind") == "automaton":
-        _check_automaton(circuit)
+        _check_automaton(about, inputs, outputs)
     runs = about.get("vote_gates")
-    if runs is not None and "votes" in circuit.part_ranges:
-        n_gates = len(circuit.part_ranges["votes"])
+    if runs is not None and "votes" in parts:
+        n_gates = len(parts["votes"])
         if sum(runs) > n_gates:
             raise ValueError(
                 f"Circuit: about['vote_gates'] adds up to {_shown(sum(runs))} gates; the part votes has {n_gates}."
             )
 
 
-def _check_classifier(circuit: "Circuit") -> None:
-    n_classes, image = circuit.about.get("n_classes"), circuit.about.get("image")
+def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -> None:
+    n_classes, image = about.get("n_classes"), about.get("image")
     if n_classes is not None and not any(
         port.format.range[1] >= n_classes - 1 if port.count == 1 else port.count % n_classes == 0
-        for port in circuit.outputs
+        for port in outputs
     ):
         raise ValueError(
             f"Circuit: about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
-            "The output ports have " + _ports(circuit.outputs) + "."
+            "The output ports have " + _ports(outputs) + "."
         )
-    classes, names = circuit.about.get("classes"), circuit.about.get("input_names")
+    classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
         raise ValueError(
             f"Circuit: about['classes'] has {len(classes)} names; the circuit has {n_classes} classes."
         )
-    n_numbers = sum(port.count for port in circuit.inputs)
+    n_numbers = sum(port.count for port in inputs)
     if names is not None and len(names) != n_numbers:
         raise ValueError(
             f"Circuit: about['input_names'] has {len(names)} names; the input ports have {n_numbers} numbers."
         )
-    if image is not None and len(circuit.inputs) == 1 and circuit.inputs[0].count % (image[0] * image[1]):
+    if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
         raise ValueError(
             f"Circuit: about['image'] is {_shown(image)}, {image[0] * image[1]} pixels; the input port has "
-            f"{circuit.inputs[0].count} numbers, which are not as many for each pixel."
+            f"{inputs[0].count} numbers, which are not as many for each pixel."
         )
 
 
-def _check_automaton(circuit: "Circuit") -> None:
-    channels, bits = circuit.about.get("channels"), (circuit.n_inputs, circuit.n_outputs)
+def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -> None:
+    channels = about.get("channels")
+    bits = tuple(sum(port.n_bits for port in ports) for ports in (inputs, outputs))
     if channels is None or bits != (9 * channels, channels):
         raise ValueError(
             f"Circuit: by its about it is an automaton of {channels} channels with {bits[0]} input and {bits[1]} output bits; "
             "the rule of a cell reads 9 bits of each channel and has one output for each."
         )
-    shown = circuit.about.get("shown")
+    shown = about.get("shown")
     if shown is not None and shown > channels:
         raise ValueError(f"Circuit: about['shown'] is {shown}; the automaton has {channels} channels.")
-    if circuit.about.get("rule") == "life" and channels != 1:
+    if about.get("rule") == "life" and channels != 1:
         raise ValueError(
             f"Circuit: about['rule'] is 'life', which has one channel; the automaton has {channels}."
         )
@@ -149,17 +153,15 @@ def _check_json(about: Mapping[str, Any]) -> None:
             )
 
 
-def names(circuit: "Circuit") -> list[str]:
-    """Return lines for comments that name the classes and the input numbers of a circuit, as far as it states their names."""
-    classes, inputs = (circuit.about.get(name) or () for name in ("classes", "input_names"))
+def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
+    """Return lines for comments that name the classes and the input numbers of a circuit, as far as its facts state their names."""
+    classes, numbers = (about.get(name) or () for name in ("classes", "input_names"))
     of_ports = [
-        f"{port.name}[{i}]" if port.count > 1 else port.name
-        for port in circuit.inputs
-        for i in range(port.count)
+        f"{port.name}[{i}]" if port.count > 1 else port.name for port in inputs for i in range(port.count)
     ]
     return [
         *(f"class {number}: {_in_a_comment(name)}" for number, name in enumerate(classes)),
-        *(f"{place}: {_in_a_comment(name)}" for place, name in zip(of_ports, inputs, strict=False)),
+        *(f"{place}: {_in_a_comment(name)}" for place, name in zip(of_ports, numbers, strict=False)),
     ]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from lutjax.circuits import _names, netlist_json, truth
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._messages import in_a_line
 

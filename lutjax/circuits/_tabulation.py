@@ -8,15 +8,33 @@ from lutjax.circuits.ands import and_graph
 from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
 
-MAX_INPUTS = 14
+_MAX_INPUTS = 14
 
 
 def tabulated(circuit: Circuit) -> Circuit:
-    """Return a decision diagram of all outputs as two-input gates, in one part, or the circuit if that has fewer AND nodes.
+    """Return a circuit made anew from the answers to all inputs, or the same one if it has fewer AND nodes.
 
-    Inputs are decided in their order, from either end, and with the last one first: the best of these counts.
+    For the rule of an automaton and other functions of few inputs: training finds any circuit for a rule, and this one
+    does not depend on which. It is a decision diagram of all outputs as two-input gates, in one part. Inputs are decided in their
+    order, from either end, and with the last one first: the best of these counts.
+
+    Raises:
+      ValueError: more than 14 inputs.
+
+    Example:
+      >>> from lutjax import circuits
+      >>> builder = circuits.Builder(simplify=False)
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> long_way = builder.gate([builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)], 0b1110)
+      >>> builder.output("y", [[long_way]])
+      >>> len(builder.circuit()), len(circuits.tabulated(builder.circuit()))
+      (3, 0)
     """
     n = circuit.n_inputs
+    if n > _MAX_INPUTS:
+        raise ValueError(
+            f"tabulated: the circuit has {n} inputs; all of them are tried, for at most {_MAX_INPUTS}. Call simplify."
+        )
     natural = list(range(n))
     orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]
     found = [circuit, *(_diagram(circuit, order) for order in orders)]

@@ -149,7 +149,7 @@ def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> in
     if type(k) is not int or not 2 <= k <= 16:
         raise ValueError(f"lut_count: k is {k!r}; it must be a whole number from 2 to 16.")
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "a.aig").write_bytes(aiger.to_aiger(circuit))
+        pathlib.Path(folder, "a.aig").write_bytes(aiger.write(circuit))
         text = run(f"read a.aig; strash; if -K {k} -a; print_stats", folder, seconds=seconds)
     found = re.search(r"\bnd = *(\d+)", text)
     if found is None:
@@ -172,12 +172,12 @@ def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 
       TimeoutError: the time was over.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "a.aig").write_bytes(aiger.to_aiger(circuit))
+        pathlib.Path(folder, "a.aig").write_bytes(aiger.write(circuit))
         text = run(f"read a.aig; {script}; write_blif b.blif", folder, seconds=seconds)
         written = pathlib.Path(folder, "b.blif")
         if not written.is_file():
             raise RuntimeError(f"optimised: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
-        found = blif.from_blif(written.read_bytes())
+        found = blif.read(written.read_bytes())
     for before, after in ((circuit.inputs, found.inputs), (circuit.outputs, found.outputs)):
         if _netlists.bit_names(before) != _netlists.bit_names(after):
             raise RuntimeError(f"optimised: after {script!r} the circuit has other ports: {found!r}.")
@@ -212,7 +212,7 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
             log = pathlib.Path(folder, "a.log")
             said = log.read_text(errors="replace") if log.is_file() else done.stdout + done.stderr
             raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
-        return aiger.from_aiger(written.read_bytes())
+        return aiger.read(written.read_bytes())
 
 
 # A process of its own, since an error of Yosys ends the process.
@@ -239,13 +239,13 @@ def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name:
             place.write_bytes(data)
             return place
         readers: dict[str, Callable[[bytes], Circuit]] = {
-            ".aag": aiger.from_aiger,
-            ".json": netlist_json.from_json,
+            ".aag": aiger.read,
+            ".json": netlist_json.read,
             ".v": lambda data: from_verilog(data.decode()),
         }
         given = readers[path.suffix](data)
     place = folder / f"{name}.aig"
-    place.write_bytes(aiger.to_aiger(given))
+    place.write_bytes(aiger.write(given))
     return place
 
 

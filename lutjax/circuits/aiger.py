@@ -12,10 +12,10 @@ _PORTS = b"lutjax ports "  # begins the comment that holds the ports
 _INPUTS = 1 << 16  # that the binary form may have without their names
 
 
-def to_aiger(circuit: Circuit, binary: bool = True) -> bytes:
+def write(circuit: Circuit, *, binary: bool = True) -> bytes:
     """Return a circuit as AIGER: AND nodes and inverters, bits of ports in the symbol table as ``x[3]``.
 
-    A comment keeps the formats of the ports for `from_aiger`.
+    A comment keeps the formats of the ports for `read`.
 
     Args:
       binary: the compact form (``aig``), which ABC reads, or the ASCII form (``aag``).
@@ -23,7 +23,7 @@ def to_aiger(circuit: Circuit, binary: bool = True) -> bytes:
     Example:
       >>> from lutjax.circuits import Circuit, Port, aiger
       >>> either = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1110,), (2 * 3,))
-      >>> print(aiger.to_aiger(either, binary=False).decode())  # doctest: +ELLIPSIS
+      >>> print(aiger.write(either, binary=False).decode())  # doctest: +ELLIPSIS
       aag 3 2 0 1 1
       2
       4
@@ -63,7 +63,7 @@ def _deltas(ands: list[tuple[int, int]], literal: int) -> bytes:
     return bytes(body)
 
 
-def from_aiger(data: bytes | os.PathLike[str]) -> Circuit:
+def read(data: bytes | os.PathLike[str]) -> Circuit:
     """Return the circuit of an AIGER file of either form, its bytes or its path, each AND node a gate.
 
     Names as ``x[3]`` in the symbol table make up a port; without names the ports are ``x`` and ``y``. It takes at most 500
@@ -77,7 +77,7 @@ def from_aiger(data: bytes | os.PathLike[str]) -> Circuit:
     content = _files.content(data)
     if not isinstance(content, bytes | bytearray):
         raise TypeError(
-            f"from_aiger: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."
+            f"aiger.read: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."
         )
     file = _File(bytes(content))
     binary, top, n_inputs, n_outputs, n_ands = _header(file)
@@ -91,17 +91,17 @@ def from_aiger(data: bytes | os.PathLike[str]) -> Circuit:
     else:
         ands = [_literals(file, f"AND {k}", 3, top) for k in range(n_ands)]
     names, ports = _symbols(file, n_inputs, n_outputs)
-    network = _netlists.Network("from_aiger", "variable ")
+    network = _netlists.Network("aiger.read", "variable ")
     network.add(0, (), (), 0, "the constant")
     for k, literal in enumerate(inputs):
         if literal & 1 or literal < 2:
             raise ValueError(
-                f"from_aiger: input {k} is the literal {literal}; expected an even one of at least 2."
+                f"aiger.read: input {k} is the literal {literal}; expected an even one of at least 2."
             )
     for k, (literal, a, b) in enumerate(ands):
         if literal & 1 or literal < 2:
             raise ValueError(
-                f"from_aiger: AND {k} defines the literal {literal}; expected an even one of at least 2."
+                f"aiger.read: AND {k} defines the literal {literal}; expected an even one of at least 2."
             )
         product = 0b11, (~a & 1) | (~b & 1) << 1
         network.add(literal >> 1, (a >> 1, b >> 1), (product,), 0, f"AND {k}")
@@ -122,20 +122,20 @@ class _File:
     def line(self, what: str) -> str:
         end = self.data.find(b"\n", self.at)
         if end < 0:
-            raise ValueError(f"from_aiger: the file ends before {what}; is it complete?")
+            raise ValueError(f"aiger.read: the file ends before {what}; is it complete?")
         line = self.data[self.at : end]
         self.at = end + 1
         try:
             return line.decode().removesuffix("\r")
         except UnicodeDecodeError:
-            raise ValueError(f"from_aiger: {what} is {line[:40]!r}; expected text.") from None
+            raise ValueError(f"aiger.read: {what} is {line[:40]!r}; expected text.") from None
 
     def number(self, what: str) -> int:
         """A number of the binary form: groups of 7 bits, the lowest first."""
         number = shift = 0
         while True:
             if self.at >= len(self.data):
-                raise ValueError(f"from_aiger: the file ends in {what}; is it complete?")
+                raise ValueError(f"aiger.read: the file ends in {what}; is it complete?")
             octet = self.data[self.at]
             self.at += 1
             number |= (octet & 127) << shift
@@ -144,7 +144,7 @@ class _File:
             shift += 7
             if shift > 63:
                 raise ValueError(
-                    f"from_aiger: {what} has a number of more than 64 bits; is the file damaged?"
+                    f"aiger.read: {what} has a number of more than 64 bits; is the file damaged?"
                 )
 
 
@@ -154,26 +154,26 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
     words = line.split(" ")
     if words[0] not in ("aig", "aag") or not 6 <= len(words) <= 10 or not all(map(_is_number, words[1:])):
         raise ValueError(
-            f"from_aiger: the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
+            f"aiger.read: the header is {line[:60]!r}; expected 'aig' or 'aag' and the numbers M I L O A, with single blanks."
         )
     top, n_inputs, n_latches, n_outputs, n_ands, *rest = map(int, words[1:])
     if n_latches:
         raise ValueError(
-            f"from_aiger: the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
+            f"aiger.read: the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
             "and outputs ports)."
         )
     if any(rest):
         raise ValueError(
-            f"from_aiger: the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
+            f"aiger.read: the header is {line!r}; properties, constraints and fairness (B C J F) are not of a circuit here."
         )
     binary = words[0] == "aig"
     if top < n_inputs + n_ands or (binary and top > n_inputs + n_ands):
         raise ValueError(
-            f"from_aiger: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
+            f"aiger.read: the header says {top} variables; {n_inputs} inputs and {n_ands} AND nodes need {n_inputs + n_ands}."
         )
     if binary and n_inputs > max(_INPUTS, len(file.data)):  # which take no octet each, as all others do
         raise ValueError(
-            f"from_aiger: the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
+            f"aiger.read: the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
             f"{max(_INPUTS, len(file.data))}."
         )
     return binary, top, n_inputs, n_outputs, n_ands
@@ -188,11 +188,11 @@ def _literals(file: _File, what: str, count: int, top: int) -> list[int]:
     words = line.split(" ")
     if len(words) != count or not all(map(_is_number, words)):
         expected = "a literal" if count == 1 else f"{count} literals"
-        raise ValueError(f"from_aiger: {what} is {line[:60]!r}; expected {expected}.")
+        raise ValueError(f"aiger.read: {what} is {line[:60]!r}; expected {expected}.")
     literals = [int(word) for word in words]
     if max(literals) > 2 * top + 1:
         raise ValueError(
-            f"from_aiger: {what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}."
+            f"aiger.read: {what} is {line[:60]!r}; with {top} variables literals go up to {2 * top + 1}."
         )
     return literals
 
@@ -204,7 +204,7 @@ def _binary_ands(file: _File, literal: int, count: int) -> Iterator[list[int]]:
         smaller = larger - file.number(what)
         if not 0 <= smaller <= larger < literal:
             raise ValueError(
-                f"from_aiger: {what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
+                f"aiger.read: {what}, literal {literal}, reads {larger} and {smaller}; expected literals from 0 to {literal - 1}."
             )
         yield [literal, larger, smaller]
         literal += 2
@@ -225,14 +225,14 @@ def _symbols(
                         return names, _netlists.ports_from_text(text, names)
                     except ValueError as error:
                         raise ValueError(
-                            f"from_aiger: the comment with the ports does not fit: {error}."
+                            f"aiger.read: the comment with the ports does not fit: {error}."
                         ) from None
             break
         place, _, name = line.partition(" ")
         kind, number = "io".find(place[:1]), place[1:]
         if kind < 0 or not place or not _is_number(number) or int(number) >= len(names[kind]) or not name:
             raise ValueError(
-                f"from_aiger: the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
+                f"aiger.read: the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
                 "name."
             )
         names[kind][int(number)] = name

@@ -30,10 +30,10 @@ _REFUSED = {
 }
 
 
-def to_blif(circuit: Circuit, name: str = "circuit") -> str:
+def write(circuit: Circuit, name: str = "circuit") -> str:
     """Return a circuit as BLIF: each gate an irredundant sum of products, bits of ports as ``x[3]``.
 
-    A comment keeps the formats of the ports for `from_blif`.
+    A comment keeps the formats of the ports for `read`.
 
     Args:
       name: of the model.
@@ -41,7 +41,7 @@ def to_blif(circuit: Circuit, name: str = "circuit") -> str:
     Example:
       >>> from lutjax.circuits import Circuit, Port, blif
       >>> either = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1110,), (2 * 3,))
-      >>> print(blif.to_blif(either))  # doctest: +ELLIPSIS
+      >>> print(blif.write(either))  # doctest: +ELLIPSIS
       # lutjax ports ...
       .model circuit
       .inputs x[0] x[1]
@@ -55,7 +55,9 @@ def to_blif(circuit: Circuit, name: str = "circuit") -> str:
       <BLANKLINE>
     """
     if not re.fullmatch(r"[^\s#\\]+", name):
-        raise ValueError(f"to_blif: name is {name!r}; it has no blanks, # or \\, and at least one character.")
+        raise ValueError(
+            f"blif.write: name is {name!r}; it has no blanks, # or \\, and at least one character."
+        )
     inputs, outputs = _netlists.bit_names(circuit.inputs), _netlists.bit_names(circuit.outputs)
     names = ["zero", *inputs, *(f"g{g}" for g in range(len(circuit)))]
     lines = [
@@ -95,8 +97,8 @@ def _wrapped(word: str, names: Sequence[str]) -> Iterator[str]:
     yield line
 
 
-def from_blif(text: str | bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of a BLIF text, or of the file at a path: of `to_blif`, or one that ABC or yosys wrote.
+def read(text: str | bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of a BLIF text, or of the file at a path: of `write`, or one that ABC or yosys wrote.
 
     Names as ``x[3]`` make up a port; other names become a port each, with the characters that a port cannot have replaced.
     Constants, buffers and inverters become literals; ``.names`` of more inputs than a gate has become several gates. It takes at
@@ -111,11 +113,11 @@ def from_blif(text: str | bytes | os.PathLike[str]) -> Circuit:
         try:
             content = content.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"from_blif: the text is not UTF-8: {error}.") from None
+            raise ValueError(f"blif.read: the text is not UTF-8: {error}.") from None
     inputs: list[str] = []
     outputs: list[str] = []
     comments: list[tuple[int, str]] = []  # with ports
-    network = _netlists.Network("from_blif")
+    network = _netlists.Network("blif.read")
     found: tuple[int, list[str], list[tuple[str, str]]] | None = (
         None  # line, signals and rows of the last .names
     )
@@ -166,11 +168,11 @@ def from_blif(text: str | bytes | os.PathLike[str]) -> Circuit:
             raise _wrong(number, f"{word} is not known; expected .inputs, .outputs, .names and .end")
     close()
     if not models and not ended and not network.drivers:
-        raise ValueError("from_blif: the text has no .model, no .names and no .end; is it BLIF?")
+        raise ValueError("blif.read: the text has no .model, no .names and no .end; is it BLIF?")
     for kind, names in (("inputs", inputs), ("outputs", outputs)):
         if len(set(names)) < len(names):
             twice = next(name for name, count in collections.Counter(names).items() if count > 1)
-            raise ValueError(f"from_blif: {twice[:60]} is twice among the {kind}.")
+            raise ValueError(f"blif.read: {twice[:60]} is twice among the {kind}.")
     ports = None
     for number, comment in comments:
         try:
@@ -224,4 +226,4 @@ def _read_cover(
 
 
 def _wrong(line: int, what: str) -> ValueError:
-    return ValueError(f"from_blif: line {line}: {in_a_line(what)}.")
+    return ValueError(f"blif.read: line {line}: {in_a_line(what)}.")

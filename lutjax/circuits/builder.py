@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format, Port
 
 Literal = int  # 2 * node, and one more where the value is inverted
 ZERO, ONE = 0, 1
@@ -105,7 +106,7 @@ class Builder:
     def next_class(self) -> None:
         """Say that the gates which follow, up to the next call or part, count the votes of the next class.
 
-        The circuit says how many these are in ``about["vote_gates"]``, and `Circuit.stats` what each class costs.
+        The circuit says how many these are in ``about["vote_gates"]``, and `lutjax.circuits.statistics.of` what each class costs.
         """
         self._classes.append(len(self._tables))
 
@@ -370,6 +371,28 @@ class Builder:
                 if node >= first:
                     readers[node - first].discard(inner)
             readers[inner].clear()
+
+
+def simplify(circuit: Circuit, *, merge: int = 3) -> Circuit:
+    """Return a circuit that computes the same with fewer gates; see `Builder`.
+
+    Args:
+      circuit: any.
+      merge: gates may have so many inputs where that saves a gate, 2 to 8: 2 for two-input gates, 3 for instructions
+        of three operands, 6 for FPGAs.
+
+    Raises:
+      ValueError: merge is another number.
+
+    Example:
+      >>> from lutjax import circuits
+      >>> builder = circuits.Builder(simplify=False)
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([builder.gate([a, b], 0b1000), b], 0b1000)]])
+      >>> len(builder.circuit()), len(circuits.simplify(builder.circuit()))
+      (2, 1)
+    """
+    return rebuild(circuit, Builder(merge=merge))
 
 
 def rebuild(circuit: Circuit, builder: Builder) -> Circuit:

@@ -11,7 +11,8 @@ from jaxtyping import Shaped
 
 from lutjax.circuits import _about, _names, _operations
 from lutjax.circuits._operations import Operations
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
 _OWN = ("predict", "words", "step", "word", "unit")  # what names of the interface end in
@@ -23,7 +24,7 @@ _WINDOW = 4000  # operations at most among which the interpreter makes runs: mor
 _FUNCTIONS_UP_TO = 20_000  # operations of a circuit that compilers still take quickly
 
 
-def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> dict[str, str]:
+def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> dict[str, str]:
     """Return a circuit as C99: the texts of ``NAME.h`` and ``NAME.c`` by file name.
 
     The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
@@ -42,17 +43,16 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
       ValueError: a name that is not a word, or an unknown style.
 
     Example:
-      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits import Builder, c
       >>> builder = Builder()
       >>> (a,), (b,) = builder.input("x", 2)
       >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
-      >>> from lutjax.circuits.c import to_c
-      >>> sorted(to_c(builder.circuit(), "parity"))
+      >>> sorted(c.write(builder.circuit(), "parity"))
       ['parity.c', 'parity.h']
     """
     check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "interpreter"):
-        raise ValueError(f"to_c: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
+        raise ValueError(f"c.write: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
     program = _operations.operations(circuit)
     if style == "auto":
         style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
@@ -69,7 +69,9 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
         "in_words": str(max(circuit.n_inputs, 1)),
         "out_words": str(max(circuit.n_outputs, 1)),
         "slots": str(slots),
-        "numbers": "\n".join(f" * {line}" for line in (*_numbers(circuit), *_about.names(circuit))),
+        "numbers": "\n".join(
+            f" * {line}" for line in (*_numbers(circuit), *_about.names(circuit.about, circuit.inputs))
+        ),
         "parameters": ", ".join(
             [
                 *(f"const {_type(port)} *input_{port.name}" for port in circuit.inputs),
@@ -105,32 +107,32 @@ def to_c(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> d
 
 
 def check_name(name: str, ports: Sequence[Port] = ()) -> None:
-    """Raise ValueError if the files of `to_c` cannot have a name, which names in them begin with."""
+    """Raise ValueError if the files of `write` cannot have a name, which names in them begin with."""
     if (
         not isinstance(name, str)
         or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
         or name in _names.HEADERS
     ):
         raise ValueError(
-            f"to_c: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
+            f"c.write: name is {name!r}; it must be a word of letters, digits and underscores, and no header of C."
         )
     inner = {f"{begin}_{port.name}" for begin in _INNER for port in ports}
     for word in (f"{name}_{end}" for end in _OWN):
         if word in inner:
             raise ValueError(
-                f"to_c: name is {name!r}, which makes {word!r} for two things; choose another name."
+                f"c.write: name is {name!r}, which makes {word!r} for two things; choose another name."
             )
 
 
 def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
-    """Return the text of a program that tests `to_c` of a circuit: it has samples inside, and the answers that are right.
+    """Return the text of a program that tests `write` of a circuit: it has samples inside, and the answers that are right.
 
     It prints how many samples are wrong, and returns 0 if none is. It is compiled together with ``NAME.c``.
 
     Args:
-      circuit: that of `to_c`, with an input port and an output port at least.
+      circuit: that of `write`, with an input port and an output port at least.
       *samples: for each input port the numbers of the samples, as `Circuit` takes them.
-      name: that of `to_c`.
+      name: that of `write`.
 
     Raises:
       ValueError: a circuit without inputs or outputs, or no samples.

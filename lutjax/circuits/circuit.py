@@ -5,207 +5,17 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped, UInt
+from jaxtyping import UInt
 
-from lutjax.circuits import _about, _evaluation, _names, truth
-from lutjax.files._messages import in_a_line
+from lutjax.circuits import _about, _evaluation, truth
+from lutjax.circuits.ports import Port
 from lutjax.ops._checks import describe
-
-if TYPE_CHECKING:
-    from lutjax.circuits import c, statistics
 
 MOST_INPUTS = 1 << 24
 """Bits of all input ports of a circuit, so that a wrong digit in a file does not take the memory of the machine."""
-
-_FORMAT = re.compile(r"(u?)(int|fixed)(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """Fixed-point numbers of a port: a whole number of some bits, divided by a power of two.
-
-    Attributes:
-      bits: of a number, 1 to 64; negative ones are in two's complement.
-      fraction: bits after the point; the number is its whole number over ``2**fraction``. At most `bits`, and only for
-        numbers of at most 53 bits, which float64 holds.
-      signed: whether the highest bit counts negative.
-
-    Raises:
-      ValueError: sizes beyond these.
-
-    Example:
-      >>> from lutjax.circuits import Format
-      >>> Format.parse("uint8"), Format.parse("fixed12.4")
-      (Format(bits=8, fraction=0, signed=False), Format(bits=12, fraction=4, signed=True))
-    """
-
-    bits: int = 1
-    fraction: int = 0
-    signed: bool = False
-
-    def __post_init__(self) -> None:
-        if type(self.bits) is not int or not 1 <= self.bits <= 64:
-            raise ValueError(f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64.")
-        if type(self.fraction) is not int or not 0 <= self.fraction <= self.bits:
-            raise ValueError(
-                f"Format: fraction is {self.fraction!r}; it must be a whole number from 0 to the {self.bits} bits."
-            )
-        if type(self.signed) is not bool:
-            raise ValueError(f"Format: signed is {self.signed!r}; it must be True or False.")
-        if self.fraction and self.bits > 53:
-            raise ValueError(
-                f"Format: bits is {self.bits} and fraction is {self.fraction}; numbers with a fraction have at most 53 bits, "
-                "which float64 holds."
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> "Format":
-        """Return the format of a name: ``uint8``, ``int12``, ``ufixed8.4`` or ``fixed12.4``.
-
-        The first number counts all bits, the second those of the fraction.
-
-        Raises:
-          ValueError: any other name.
-
-        Example:
-          >>> from lutjax.circuits import Format
-          >>> Format.parse("ufixed8.4").range
-          (0.0, 15.9375)
-        """
-        match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
-        if match is None or (match[2] == "fixed") != (match[4] is not None):
-            raise ValueError(
-                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
-                "'fixed8.4', with the bits in all and those of the fraction."
-            )
-        return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
-
-    def __str__(self) -> str:
-        kind = ("" if self.signed else "u") + ("fixed" if self.fraction else "int")
-        return f"{kind}{self.bits}" + (f".{self.fraction}" if self.fraction else "")
-
-    @property
-    def range(self) -> tuple[int | float, int | float]:
-        """The least and the largest number; whole numbers where there is no fraction."""
-        least, largest = self._whole_range
-        if not self.fraction:
-            return least, largest
-        return least / 2**self.fraction, largest / 2**self.fraction
-
-    @property
-    def _whole_range(self) -> tuple[int, int]:
-        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
-
-    def encode(self, numbers: Shaped[np.ndarray, "..."]) -> UInt[np.ndarray, "..."]:
-        """Return the bits of numbers, as whole numbers (uint64): negative ones in two's complement.
-
-        Args:
-          numbers: of any real dtype.
-
-        Raises:
-          TypeError: numbers of another dtype.
-          ValueError: a number that the format does not have.
-
-        Example:
-          >>> import numpy as np
-          >>> from lutjax.circuits import Format
-          >>> Format.parse("fixed8.4").encode(np.array([0.5, -0.0625]))
-          array([  8, 255], dtype=uint64)
-        """
-        numbers = np.asarray(numbers)
-        if numbers.dtype.kind not in "buif":
-            try:
-                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and the like
-            except TypeError:
-                raise TypeError(
-                    f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
-                ) from None
-        least, largest = self._whole_range
-        if numbers.dtype.kind == "f":
-            wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):
-                whole = np.ldexp(wide, self.fraction)
-                good = (np.floor(whole) == whole) & (whole >= float(least)) & (whole < float(largest + 1))
-            whole = np.where(good, whole, 0)
-            # A conversion of negative floats to uint64, or of large ones to int64, is undefined.
-            codes = whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
-        else:
-            if numbers.dtype.kind == "b":
-                numbers = numbers.astype(np.uint8)
-            low, high = -(-least >> self.fraction), largest >> self.fraction
-            limits = np.iinfo(numbers.dtype)
-            good = np.ones(numbers.shape, bool)
-            if limits.min < low:
-                good &= numbers >= low
-            if limits.max > high:
-                good &= numbers <= high
-            codes = np.where(good, numbers, 0).astype(np.uint64) << np.uint64(self.fraction)
-        if not good.all():
-            at = tuple(int(i) for i in np.argwhere(~good)[0])
-            first, last = self.range
-            steps = f"multiples of 1/{2**self.fraction}" if self.fraction else "whole numbers"
-            raise ValueError(
-                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {first} to "
-                f"{last}. Round and clip the numbers first, or choose another format."
-            )
-        return codes & np.uint64((1 << self.bits) - 1)
-
-    def decode(self, codes: UInt[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """Return the numbers of bits, the reverse of `encode`.
-
-        Returns:
-          int64; uint64 for 64 unsigned bits, float64 where there is a fraction.
-
-        Example:
-          >>> import numpy as np
-          >>> from lutjax.circuits import Format
-          >>> Format.parse("fixed8.4").decode(np.array([8, 255], np.uint64))
-          array([ 0.5   , -0.0625])
-        """
-        codes = np.asarray(codes).astype(np.uint64)
-        if self.bits == 64 and not self.signed:
-            return codes
-        whole = codes.astype(np.int64)
-        if self.signed:
-            unread = 64 - self.bits
-            whole = whole << unread >> unread
-        return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
-
-
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """Numbers that enter or leave a circuit side by side.
-
-    Attributes:
-      name: a word of letters, digits and underscores, that is a keyword of neither Verilog, VHDL nor C.
-      count: numbers, at least 1.
-      format: of each; its bits lie lowest first, number after number.
-
-    Raises:
-      ValueError: another name or count.
-    """
-
-    name: str
-    count: int = 1
-    format: Format = Format()
-
-    def __post_init__(self) -> None:
-        if why := _names.why_not(self.name):
-            raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
-        if type(self.count) is not int or self.count < 1:
-            raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
-        if not isinstance(self.format, Format):
-            raise TypeError(
-                f"Port: format is {self.format!r}; expected a Format. Format.parse makes one from 'uint8' and the like."
-            )
-
-    @property
-    def n_bits(self) -> int:
-        """Bits of all numbers."""
-        return self.count * self.format.bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,7 +74,7 @@ class Circuit:
             )
         _check_gates(self.first_gate, self.fanins, self.tables)
         _check_rest(self)
-        _about.check(self)
+        _about.check(self.about, self.inputs, self.outputs, self.part_ranges)
 
     @functools.cached_property
     def n_inputs(self) -> int:
@@ -408,97 +218,6 @@ class Circuit:
             for port, start, end in zip(self.outputs, rows[:-1], rows[1:], strict=True)
         )
         return results[0] if len(results) == 1 else results
-
-    def simplify(self, *, merge: int = 3) -> "Circuit":
-        """Return a circuit that computes the same with fewer gates; see `Builder`.
-
-        Args:
-          merge: gates may have so many inputs where that saves a gate, 2 to 8: 2 for two-input gates, 3 for instructions
-            of three operands, 6 for FPGAs.
-        """
-        from lutjax.circuits import builder
-
-        return builder.rebuild(self, builder.Builder(merge=merge))
-
-    def tabulated(self) -> "Circuit":
-        """Return a circuit made anew from the answers to all inputs, or this one if it has fewer AND nodes.
-
-        For the rule of an automaton and other functions of few inputs: training finds any circuit for a rule, and this one
-        does not depend on which. All its gates are one part.
-
-        Raises:
-          ValueError: more than 14 inputs.
-
-        Example:
-          >>> from lutjax.circuits import Builder
-          >>> builder = Builder(simplify=False)
-          >>> (a,), (b,) = builder.input("x", 2)
-          >>> long_way = builder.gate([builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)], 0b1110)
-          >>> builder.output("y", [[long_way]])
-          >>> len(builder.circuit()), len(builder.circuit().tabulated())
-          (3, 0)
-        """
-        from lutjax.circuits import _tabulation
-
-        if self.n_inputs > _tabulation.MAX_INPUTS:
-            raise ValueError(
-                f"Circuit.tabulated: the circuit has {self.n_inputs} inputs; it tries all of them, for at most "
-                f"{_tabulation.MAX_INPUTS}. Call simplify."
-            )
-        return _tabulation.tabulated(self)
-
-    def stats(self, *, lut6: bool = True) -> "statistics.Stats":
-        """Return counts of gates, AND nodes, levels, fan-out, parts and classes.
-
-        Args:
-          lut6: whether to map the circuit to look-up tables of 6 inputs, where pyosys is installed.
-        """
-        from lutjax.circuits import statistics
-
-        return statistics.of(self, lut6=lut6)
-
-    # ---------------------------------------------------------------------------- formats, each in a module of its own
-    def to_c(self, name: str = "circuit", *, style: "c.Style" = "auto") -> dict[str, str]:
-        """Return the circuit as C99: the texts of its files by name; see `lutjax.circuits.c.to_c`."""
-        from lutjax.circuits import c
-
-        return c.to_c(self, name, style=style)
-
-    def to_html(self, title: str | None = None, **options: Any) -> str:
-        """Return a page that runs the circuit in a browser; the options are those of `lutjax.circuits.page.to_html`."""
-        from lutjax.circuits import page
-
-        return page.to_html(self, title, **options)
-
-    def to_dot(self, name: str = "circuit") -> str:
-        """Return the circuit as text of Graphviz; see `lutjax.circuits.drawing.to_dot`."""
-        from lutjax.circuits import drawing
-
-        return drawing.to_dot(self, name)
-
-    def to_verilog(self, name: str = "circuit", *, registers: int = 0) -> str:
-        """Return a module of Verilog-2001; see `lutjax.circuits.verilog`."""
-        from lutjax.circuits import verilog
-
-        return verilog.to_verilog(self, name, registers=registers)
-
-    def to_blif(self, name: str = "circuit") -> str:
-        """Return BLIF; see `lutjax.circuits.blif`."""
-        from lutjax.circuits import blif
-
-        return blif.to_blif(self, name)
-
-    def to_aiger(self, *, binary: bool = True) -> bytes:
-        """Return AIGER, binary or ASCII; see `lutjax.circuits.aiger`."""
-        from lutjax.circuits import aiger
-
-        return aiger.to_aiger(self, binary=binary)
-
-    def to_json(self) -> str:
-        """Return JSON, from which `from_json` makes the same circuit; see `lutjax.circuits.netlist_json`."""
-        from lutjax.circuits import netlist_json
-
-        return netlist_json.to_json(self)
 
 
 def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits import _names, aiger, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._files import digest_of, entries, replacing
 from lutjax.files._json import Fields
@@ -185,8 +186,6 @@ class Options:
                 f"name is {self.name!r}, but {self.name}.json is a file of every export; choose another name."
             )
         if "c" in self.formats:
-            from lutjax.circuits import c
-
             c.check_name(self.name)
 
 
@@ -196,7 +195,7 @@ class Request:
 
     Attributes:
       circuit, vectors, options: what is written.
-      page: arguments of `lutjax.circuits.page.to_html`: examples, labels and so on, and under ``circuit`` another circuit to show,
+      page: arguments of `lutjax.circuits.page.write`: examples, labels and so on, and under ``circuit`` another circuit to show,
         such as one with votes.
       extras: further files that belong to the circuit, by name, such as how its inputs are made of raw data.
     """
@@ -214,12 +213,10 @@ def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple
 
 
 def _verilog(request: Request) -> dict[str, str]:
-    from lutjax.circuits import verilog
-
     circuit, name, registers = request.circuit, request.options.name, request.options.registers
     vectors = request.vectors
     return {
-        f"{name}.v": verilog.to_verilog(circuit, name, registers=registers),
+        f"{name}.v": verilog.write(circuit, name, registers=registers),
         f"{name}_testbench.v": verilog.testbench(
             circuit,
             as_called(circuit.inputs, vectors.inputs),
@@ -231,43 +228,31 @@ def _verilog(request: Request) -> dict[str, str]:
 
 
 def _blif(request: Request) -> dict[str, str]:
-    from lutjax.circuits import blif
-
-    return {f"{request.options.name}.blif": blif.to_blif(request.circuit, request.options.name)}
+    return {f"{request.options.name}.blif": blif.write(request.circuit, request.options.name)}
 
 
 def _aiger(request: Request) -> dict[str, bytes]:
-    from lutjax.circuits import aiger
-
     name, circuit = request.options.name, request.circuit
-    return {f"{name}.aig": aiger.to_aiger(circuit), f"{name}.aag": aiger.to_aiger(circuit, binary=False)}
+    return {f"{name}.aig": aiger.write(circuit), f"{name}.aag": aiger.write(circuit, binary=False)}
 
 
 def _netlist(request: Request) -> dict[str, str]:
-    from lutjax.circuits import netlist_json
-
-    return {f"{request.options.name}.json": netlist_json.to_json(request.circuit)}
+    return {f"{request.options.name}.json": netlist_json.write(request.circuit)}
 
 
 def _c(request: Request) -> dict[str, str]:
-    from lutjax.circuits import c
-
     circuit, name = request.circuit, request.options.name
     test = c.c_test(circuit, *as_called(circuit.inputs, request.vectors.inputs), name=name)
-    return {**c.to_c(circuit, name), f"{name}_test.c": test}
+    return {**c.write(circuit, name), f"{name}_test.c": test}
 
 
 def _html(request: Request) -> dict[str, str]:
-    from lutjax.circuits import page
-
     options = dict(request.page)
-    return {f"{request.options.name}.html": page.to_html(options.pop("circuit", request.circuit), **options)}
+    return {f"{request.options.name}.html": page.write(options.pop("circuit", request.circuit), **options)}
 
 
 def _dot(request: Request) -> dict[str, str]:
-    from lutjax.circuits import drawing
-
-    return {f"{request.options.name}.dot": drawing.to_dot(request.circuit, request.options.name)}
+    return {f"{request.options.name}.dot": dot.write(request.circuit, request.options.name)}
 
 
 FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
@@ -327,8 +312,6 @@ def files_of(
 
 def facts_of(request: Request) -> dict[str, Any]:
     """Return what the manifest of a circuit says beside its files: interface, options, statistics, vectors."""
-    from lutjax.circuits import verilog
-
     circuit, options = request.circuit, request.options
     return {
         "circuit": f"{options.name}.json",
@@ -336,7 +319,7 @@ def facts_of(request: Request) -> dict[str, Any]:
         "inputs": interface(circuit.inputs),
         "outputs": interface(circuit.outputs),
         "about": dict(circuit.about),
-        "statistics": dataclasses.asdict(circuit.stats(lut6=False)),
+        "statistics": dataclasses.asdict(statistics.of(circuit, lut6=False)),
         "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
         "registers": options.registers,
         "latency": verilog.latency(circuit, options.registers),
@@ -345,7 +328,7 @@ def facts_of(request: Request) -> dict[str, Any]:
 
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return lines about a circuit and its files."""
-    stats = circuit.stats(lut6=False)
+    stats = statistics.of(circuit, lut6=False)
     parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
     return [
         f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",

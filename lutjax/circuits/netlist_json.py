@@ -21,7 +21,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format, Port
 from lutjax.files import _files, _json
 
 FORMAT, VERSION = "lutjax.circuit", 1
@@ -29,13 +30,13 @@ _TABLE = re.compile("[0-9a-f]{1,64}")  # of 256 answers
 _FIELDS = ("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins")
 
 
-def to_json(circuit: Circuit) -> str:
-    """Return a circuit as JSON; `from_json` returns it whole.
+def write(circuit: Circuit) -> str:
+    """Return a circuit as JSON; `read` returns it whole.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, netlist_json
       >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
-      >>> netlist_json.from_json(netlist_json.to_json(both)).tables
+      >>> netlist_json.read(netlist_json.write(both)).tables
       (8,)
     """
     fields = {
@@ -55,8 +56,8 @@ def to_json(circuit: Circuit) -> str:
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def from_json(text: str | bytes | os.PathLike[str]) -> Circuit:
-    """Return the circuit of a JSON text, or of the file at a path, that `to_json` wrote. It takes at most 100 times the memory of the text.
+def read(text: str | bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of a JSON text, or of the file at a path, that `write` wrote. It takes at most 100 times the memory of the text.
 
     Raises:
       ValueError: a damaged text or one of another version; the message names the field.
@@ -64,7 +65,7 @@ def from_json(text: str | bytes | os.PathLike[str]) -> Circuit:
     try:
         found = _json.loads(_files.content(text))
     except ValueError as error:
-        raise ValueError(f"from_json: the text is not JSON: {error}. Is the file complete?") from None
+        raise ValueError(f"netlist_json.read: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise _wrong("format", f"is {_json.shown(named)}; expected {_json.shown(FORMAT)}")
@@ -97,7 +98,7 @@ def from_json(text: str | bytes | os.PathLike[str]) -> Circuit:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(
-            str(error) if str(error).startswith("from_json") else f"from_json: {error}"
+            str(error) if str(error).startswith("netlist_json.read") else f"netlist_json.read: {error}"
         ) from None
 
 
@@ -160,4 +161,4 @@ def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> l
 
 
 def _wrong(field: str, what: str) -> ValueError:
-    return ValueError(f"from_json: the field {field} {what}.")
+    return ValueError(f"netlist_json.read: the field {field} {what}.")

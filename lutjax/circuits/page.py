@@ -15,7 +15,8 @@ from jaxtyping import Bool, Int, Shaped, UInt32
 
 from lutjax.circuits import truth
 from lutjax.circuits._about import STARTS
-from lutjax.circuits.circuit import Circuit, Format, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format, Port
 from lutjax.files import _json
 from lutjax.files._json import Fields
 
@@ -25,7 +26,7 @@ _NAMED = 12
 """Classes that are named above the circuit, at most."""
 
 
-def to_html(
+def write(
     circuit: Circuit,
     title: str | None = None,
     *,
@@ -63,12 +64,12 @@ def to_html(
       ValueError: an argument does not fit the circuit, or its kind.
 
     Example:
-      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits import Builder, page
       >>> builder = Builder()
       >>> (a,), (b,) = builder.input("x", 2)
       >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
-      >>> page = builder.circuit().to_html(title="Exclusive or")
-      >>> page.startswith("<!doctype html>"), "Exclusive or</h1>" in page
+      >>> text = page.write(builder.circuit(), title="Exclusive or")
+      >>> text.startswith("<!doctype html>"), "Exclusive or</h1>" in text
       (True, True)
     """
     kind = _kind(circuit)
@@ -85,7 +86,7 @@ def to_html(
             owner = next(owner for owner, names in allowed.items() if name in names)
             owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
             raise ValueError(
-                f"to_html: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
+                f"page.write: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
                 f"Leave {name} out, or give the circuit an `about` that says what it is."
             )
     data: dict[str, Any] = {
@@ -142,19 +143,18 @@ def encode_gates(circuit: Circuit) -> str:
     return base64.b64encode(bytes(data)).decode("ascii")
 
 
-def from_html(text: str) -> Circuit:
-    """Return the circuit of a page that `to_html` wrote. It takes at most 100 times the memory of the text.
+def read(text: str) -> Circuit:
+    """Return the circuit of a page that `write` wrote. It takes at most 100 times the memory of the text.
 
     Raises:
       ValueError: the text has no such circuit.
 
     Example:
-      >>> from lutjax.circuits import Builder
-      >>> from lutjax.circuits.page import from_html
+      >>> from lutjax.circuits import Builder, page
       >>> builder = Builder()
       >>> (a,), (b,) = builder.input("x", 2)
       >>> builder.output("y", [[builder.gate((a, b), 0b0110)]])
-      >>> from_html(builder.circuit().to_html())
+      >>> page.read(page.write(builder.circuit()))
       Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
     """
     try:
@@ -163,7 +163,7 @@ def from_html(text: str) -> Circuit:
             raise ValueError("the text does not end as a page does; is it complete?")
         return _from_data(_json.loads(script))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"from_html: {error}") from None
+        raise ValueError(f"page.read: {error}") from None
 
 
 def _from_data(data: Any) -> Circuit:
@@ -207,7 +207,7 @@ def evaluate_in_node(
     """Return what the script of a page computes, run outside of a browser by Node.js.
 
     Args:
-      text: of a page that `to_html` wrote.
+      text: of a page that `write` wrote.
       words: for each bit of the input ports 32 samples a word, as for `Circuit.evaluate`.
       node: the program.
 
@@ -239,7 +239,7 @@ def _script(text: str, name: str) -> str:
     """Return the script of an id."""
     found = re.findall(rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL)
     if len(found) != 1:
-        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of Circuit.to_html has one.")
+        raise ValueError(f"text has {len(found)} scripts {name!r}; a page of circuits.page.write has one.")
     script: str = found[0]
     return script
 
@@ -334,22 +334,24 @@ def _classifier(
     if examples is not None:
         if examples.ndim != 2 or examples.shape[1] != port.count:
             raise ValueError(
-                f"to_html: examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
+                f"page.write: examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
                 "for each input."
             )
         whole = np.asarray(examples, np.float64) * scale
         if not ((whole == np.round(whole)) & (whole >= least) & (whole <= most)).all():
             raise ValueError(
-                f"to_html: examples has numbers that an input of {form} cannot be: they must be multiples of "
+                f"page.write: examples has numbers that an input of {form} cannot be: they must be multiples of "
                 f"{1 / scale:g} from {least / scale:g} to {most / scale:g}. Round them as the circuit's inputs are."
             )
         rows = whole.astype(np.int64).tolist()
     if labels is not None and len(labels) != n_examples:
         raise ValueError(
-            f"to_html: labels has {len(labels)} entries for {n_examples} examples; give one for each."
+            f"page.write: labels has {len(labels)} entries for {n_examples} examples; give one for each."
         )
     if classes is not None and n_classes is not None and len(classes) != n_classes:
-        raise ValueError(f"to_html: classes has {len(classes)} names; the circuit has {n_classes} classes.")
+        raise ValueError(
+            f"page.write: classes has {len(classes)} names; the circuit has {n_classes} classes."
+        )
     if classes is None and n_classes is not None:
         classes = circuit.about.get("classes") or [str(k) for k in range(n_classes)]
     if maximum is None:
@@ -358,7 +360,7 @@ def _classifier(
         full = round(maximum * scale)
         if not 0 < full <= most:
             raise ValueError(
-                f"to_html: maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}."
+                f"page.write: maximum is {maximum}; an input of {form} is above 0 and at most {most / scale:g}."
             )
     return {
         "image": _image(circuit),
@@ -382,16 +384,16 @@ def _automaton(
     if isinstance(start, str):
         if start not in STARTS:
             raise ValueError(
-                f"to_html: start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits."
+                f"page.write: start is {start!r}; it is one of {', '.join(STARTS)}, or an array of bits."
             )
     else:
         if start.ndim != 3 or start.shape[-1] != channels:
             raise ValueError(
-                f"to_html: start has shape {list(start.shape)}; expected [height, width, {channels}] bits."
+                f"page.write: start has shape {list(start.shape)}; expected [height, width, {channels}] bits."
             )
         if size is not None and start.shape[:2] != tuple(size):
             raise ValueError(
-                f"to_html: size is {tuple(size)} and start has shape {list(start.shape)}; leave size out."
+                f"page.write: size is {tuple(size)} and start has shape {list(start.shape)}; leave size out."
             )
         size = start.shape[0], start.shape[1]
         bits = np.moveaxis(start.astype(bool), -1, 0)
@@ -399,12 +401,12 @@ def _automaton(
     if size is None:
         size = _CELLS_OF_A_SIDE, _CELLS_OF_A_SIDE
     if len(size) != 2 or min(size) < 3:
-        raise ValueError(f"to_html: size is {tuple(size)}; give height and width, each at least 3.")
+        raise ValueError(f"page.write: size is {tuple(size)}; give height and width, each at least 3.")
     if shown is None:
         shown = circuit.about.get("shown") or 1
     if shown not in (1, 3) or shown > channels:
         raise ValueError(
-            f"to_html: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
+            f"page.write: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
         )
     return {
         "size": [int(side) for side in size],

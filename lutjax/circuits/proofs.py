@@ -17,9 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lutjax._version import __version__
-from lutjax.circuits import deployment
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits import (
+    abc,
+    aiger,
+    blif,
+    c,
+    deployment,
+    language_model,
+    netlist_json,
+    page,
+    simulate,
+    verilog,
+)
+from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called, by_port, evaluated
+from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._files import entries
 
@@ -191,8 +203,6 @@ def checks_of(
         Check("digests of all files", functools.partial(_digests, folder, manifest)),
     ]
     if (folder / "main.c").exists():  # no circuit has this name, whatever kind is stated
-        from lutjax.circuits import language_model
-
         names = tuple(sorted(entries(folder) & language_model.FILES))
         return [
             *checks,
@@ -277,16 +287,12 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
 
 
 def _program_is_described(folder: Path, manifest: dict[str, Any]) -> str:
-    from lutjax.circuits import language_model
-
     facts, names = language_model.stated(_text(folder, "model.h"))
     _described(folder, facts, dict.fromkeys([*names, deployment.MAKEFILE], "c"))
     return f"{len(facts)} facts"
 
 
 def _program_holds(folder: Path) -> str:
-    from lutjax.circuits import language_model
-
     compiler = _tool("gcc", "clang", "cc")
     try:
         with _running(compiler, "language_model"):
@@ -328,8 +334,6 @@ class _Export:
 
     def ports(self) -> dict[str, str]:
         """Return the ports of the module of Verilog, as they are declared."""
-        from lutjax.circuits import verilog
-
         name = f"{self.name}.v"
         try:
             return verilog.declared(_text(self.folder, name), self.name)
@@ -429,10 +433,8 @@ class _Export:
 
     def shown(self, name: str) -> Circuit:
         """Return the circuit of a page, which reads what the circuit of the export reads."""
-        from lutjax.circuits import page
-
         try:
-            found = page.from_html(_text(self.folder, name))
+            found = page.read(_text(self.folder, name))
         except ValueError as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
         if found.inputs != self.circuit.inputs:
@@ -452,8 +454,6 @@ class _Export:
 
     def ports_hold(self) -> str:
         """Compare the ports that the Verilog declares with those of the circuit, and of the registers that are stated."""
-        from lutjax.circuits import verilog
-
         expected, found = verilog.ports_of(self.circuit, self.registers), self.ports()
         if self.has_registers() != (self.registers > 0):
             words = {True: "registers", False: "no registers"}
@@ -469,8 +469,6 @@ class _Export:
 
     def c_holds(self) -> str:
         """Compile the C code with all warnings as errors and run a test of the vectors, and the one of the folder if it is another."""
-        from lutjax.circuits import c
-
         compiler = _tool("gcc", "clang", "cc")
         own = f"{self.name}_test.c"
         test = c.c_test(self.circuit, *as_called(self.circuit.inputs, self.vectors.inputs), name=self.name)
@@ -487,8 +485,6 @@ class _Export:
 
     def page_holds(self, name: str) -> str:
         """Run the script of a page, outside of a browser."""
-        from lutjax.circuits import page
-
         node, shown = _tool("node"), self.shown(name)
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
         try:
@@ -510,8 +506,6 @@ class _Export:
 
     def verilog_holds(self) -> str:
         """Run a testbench of the vectors in Icarus Verilog, and the one of the folder if it is another."""
-        from lutjax.circuits import simulate, verilog
-
         if simulate.find() is None:
             raise SkippedError("iverilog is not found")
         module, *own = (_text(self.folder, name) for name in self.names("verilog"))
@@ -532,8 +526,6 @@ class _Export:
 
     def equal_by_abc(self, name: str) -> str:
         """Prove that a file is equal to the circuit for all inputs."""
-        from lutjax.circuits import abc
-
         program = abc.find()
         if program is None or (name.endswith(".v") and importlib.util.find_spec("pyosys") is None):
             raise SkippedError("pyosys is not installed")
@@ -640,29 +632,11 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
     return what
 
 
-def _from_json(content: bytes) -> Circuit:
-    from lutjax.circuits import netlist_json
-
-    return netlist_json.from_json(content)
-
-
-def _from_blif(content: bytes) -> Circuit:
-    from lutjax.circuits import blif
-
-    return blif.from_blif(content)
-
-
-def _from_aiger(content: bytes) -> Circuit:
-    from lutjax.circuits import aiger
-
-    return aiger.from_aiger(content)
-
-
 _READERS: dict[tuple[str, str], Callable[[bytes], Circuit]] = {
-    ("json", ".json"): _from_json,
-    ("blif", ".blif"): _from_blif,
-    ("aiger", ".aig"): _from_aiger,
-    ("aiger", ".aag"): _from_aiger,
+    ("json", ".json"): netlist_json.read,
+    ("blif", ".blif"): blif.read,
+    ("aiger", ".aig"): aiger.read,
+    ("aiger", ".aag"): aiger.read,
 }
 """For each format and ending of a name how its circuit is read."""
 

@@ -35,7 +35,7 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
     """Simulate a testbench with Icarus Verilog.
 
     Args:
-      module: text of Verilog, as `verilog.to_verilog` returns it.
+      module: text of Verilog, as `verilog.write` returns it.
       testbench: text for this module, as `verilog.testbench` returns it.
       seconds: after which the simulation is ended, and has not passed.
 

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from lutjax.circuits import ands
+from lutjax.circuits import abc, ands
 from lutjax.circuits.circuit import Circuit
 
 
@@ -110,8 +110,6 @@ def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
 
 
 def _lut6(circuit: Circuit) -> int | None:
-    from lutjax.circuits import abc
-
     if not abc.find():
         return None
     mapped = abc.lut_count(circuit, 6)

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from lutjax.circuits import _about, _names, _netlists, truth
-from lutjax.circuits.circuit import Circuit, Port
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
 _OPERATORS = {  # of tables that read both of two inputs
@@ -40,12 +41,12 @@ def latency(circuit: Circuit, registers: int) -> int:
 
 
 def n_registers(circuit: Circuit, registers: int) -> int:
-    """Return how many bits of registers `to_verilog` writes, those of ``valid`` included."""
+    """Return how many bits of registers `write` writes, those of ``valid`` included."""
     cycles = latency(circuit, registers)
     return sum(_delays(circuit, registers, cycles)) + cycles
 
 
-def to_verilog(circuit: Circuit, name: str = "circuit", registers: int = 0) -> str:
+def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str:
     """Return a circuit as a module of Verilog-2001.
 
     Its ports are those of the circuit, each a vector with number 0 in the lowest bits. Gates of up to 3 inputs are written with
@@ -66,7 +67,7 @@ def to_verilog(circuit: Circuit, name: str = "circuit", registers: int = 0) -> s
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
       >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
-      >>> print(verilog.to_verilog(both))  # doctest: +ELLIPSIS
+      >>> print(verilog.write(both))  # doctest: +ELLIPSIS
       // ...
       module circuit (
         input wire [1:0] x,
@@ -78,8 +79,8 @@ def to_verilog(circuit: Circuit, name: str = "circuit", registers: int = 0) -> s
       `default_nettype wire
       <BLANKLINE>
     """
-    _check_registers("to_verilog", registers)
-    _check_names("to_verilog", circuit, name, registers)
+    _check_registers("verilog.write", registers)
+    _check_names("verilog.write", circuit, name, registers)
     names = [port.name for port in (*circuit.inputs, *circuit.outputs)]
     gate, delayed, function = (_free(prefix, names) for prefix in ("g", "d", "t"))
     cycles, first = latency(circuit, registers), circuit.first_gate
@@ -125,7 +126,7 @@ def to_verilog(circuit: Circuit, name: str = "circuit", registers: int = 0) -> s
 
 
 def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
-    """Return how `to_verilog` declares each port of a circuit, by name.
+    """Return how `write` declares each port of a circuit, by name.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -138,7 +139,7 @@ def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
 
 
 def declared(text: str, module: str) -> dict[str, str]:
-    """Return how a text that `to_verilog` wrote declares each port of a module, by name.
+    """Return how a text that `write` wrote declares each port of a module, by name.
 
     Raises:
       ValueError: it has no such module.
@@ -146,7 +147,7 @@ def declared(text: str, module: str) -> dict[str, str]:
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
       >>> circuit = Circuit((Port("x", 2),), (Port("y"),), (), (), (2,))
-      >>> verilog.declared(verilog.to_verilog(circuit), "circuit") == verilog.ports_of(circuit)
+      >>> verilog.declared(verilog.write(circuit), "circuit") == verilog.ports_of(circuit)
       True
     """
     code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
@@ -165,7 +166,7 @@ def testbench(
     name: str = "circuit",
     registers: int = 0,
 ) -> str:
-    """Return a testbench for the module of `to_verilog`, with all samples and answers in its text.
+    """Return a testbench for the module of `write`, with all samples and answers in its text.
 
     It prints one line that begins with PASS or FAIL. With registers the samples are sent twice, without and with gaps in the
     stream, and ``valid_out`` is checked in every cycle, also under reset; in the gaps the inputs are unknown (X).
@@ -173,7 +174,7 @@ def testbench(
     Args:
       samples: numbers of the input port, as calls of a `Circuit` take them, or a tuple with those of each input port.
       expected: numbers of the output port, or a tuple of those; None for the answers of the circuit itself.
-      name, registers: as given to `to_verilog`. The testbench's own name is that of the module and ``_testbench``.
+      name, registers: as given to `write`. The testbench's own name is that of the module and ``_testbench``.
 
     Raises:
       ValueError, TypeError: samples that do not fit the ports, none of them, or a circuit without inputs or outputs.
@@ -375,7 +376,7 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
     facts = {name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")}
     if facts:
         lines.append(f"// {json.dumps(facts, ensure_ascii=True)}")
-    lines += [f"// {line}" for line in _about.names(circuit)]
+    lines += [f"// {line}" for line in _about.names(circuit.about, circuit.inputs)]
     return lines
 
 

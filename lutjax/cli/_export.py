@@ -55,7 +55,7 @@ class Formats(click.ParamType):
 )
 @click.option(
     "--name",
-    help="Of the Verilog module, the C functions and the files. Default: that of the folder RUN of a classifier (of runs/adult adult), automaton or lm.",
+    help="Of the Verilog module, the C functions and the files. Default: that of the folder RUN of a classifier (of runs/adult adult; of runs/classify that of its data), automaton or lm.",
 )
 @click.option(
     "--registers",
@@ -94,7 +94,7 @@ def export(
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
 
-    RUN is the folder of a run: what `train classify`, `train digits`, `train ca` or `train lm` got as --out.
+    RUN is the folder of a run: what `train classify`, `train ca` or `train lm` got as --out.
 
     The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
     manifest. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported

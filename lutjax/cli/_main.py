@@ -13,8 +13,7 @@ from lutjax.cli._predict import predict
 from lutjax.cli._quantise import quantise
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
-from lutjax.cli._train_classify import classify
-from lutjax.cli._train_digits import digits
+from lutjax.cli._train_classify import classify, digits
 from lutjax.cli._train_lm import lm
 from lutjax.cli._tune import tune
 from lutjax.cli._verify import verify

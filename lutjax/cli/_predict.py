@@ -26,7 +26,7 @@ from lutjax.cli._export import progress
 def predict(run: Path, file: Path, out: Path | None, target: str | None, encoding: str | None) -> None:
     """Predict the classes of the rows or images in FILE with the classifier of RUN.
 
-    RUN is the folder of a run of `train classify` or `train digits`: what it got as --out. FILE is a table, .csv, .tsv or .parquet, whose
+    RUN is the folder of a run of `train classify`: what it got as --out. FILE is a table, .csv, .tsv or .parquet, whose
     columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images; or a folder of IDX
     files or of CIFAR-10, whose test part is taken. Labels are not needed.
 

@@ -1,6 +1,7 @@
 """Options, messages, start and resumption that all commands that train share."""
 
 import contextlib
+import copy
 import errno
 import functools
 import importlib.util
@@ -81,6 +82,16 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
         return command
 
     return decorate
+
+
+def alias(command: click.Command, name: str, out: str) -> click.Command:
+    """Return a command that trains under another name, and into another folder by default."""
+    found = copy.copy(command)
+    found.name, found.params = name, list(command.params)
+    place = next(k for k, option in enumerate(found.params) if option.name == "out")
+    found.params[place] = copy.copy(found.params[place])
+    found.params[place].default = Path(out)
+    return found
 
 
 def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

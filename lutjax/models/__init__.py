@@ -7,9 +7,9 @@ from lutjax._extras import needed_by
 
 if TYPE_CHECKING:
     from lutjax.models.automaton import LogicCA, LogicCAConfig
-    from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig
+    from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig, pack
     from lutjax.models.gpt import GPT, GPTConfig
-    from lutjax.models.packed import PackedClassifier, pack
+    from lutjax.models.packed import PackedClassifier
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
     from lutjax.models.tree_net import LogicTreeNet, LogicTreeNetConfig, PackedTreeNet
 
@@ -42,7 +42,7 @@ _MODULES = {
     "LogicTreeNetConfig": "tree_net",
     "PackedClassifier": "packed",
     "PackedTreeNet": "tree_net",
-    "pack": "packed",
+    "pack": "classifier",
 }
 
 

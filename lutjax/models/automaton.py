@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
+from lutjax import circuits
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
+from lutjax.circuits import Builder, Circuit, Format
+from lutjax.circuits._layers import bits_of, tables_of
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
@@ -24,9 +28,6 @@ from lutjax.models._config import Config, require_arguments
 from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
 from lutjax.values._wires import check_wires
-
-if TYPE_CHECKING:
-    from lutjax.circuits import Circuit
 
 _NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 _CENTRE = len(_NEIGHBOURS)
@@ -176,7 +177,7 @@ class LogicCA(nnx.Module):
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
-    def circuit(self, **options: Any) -> "Circuit":
+    def circuit(self, **options: Any) -> Circuit:
         """The hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
 
         `lutjax.circuits.step_automaton` runs it on a grid.
@@ -187,9 +188,53 @@ class LogicCA(nnx.Module):
         Raises:
           ValueError: the automaton is asynchronous.
         """
-        from lutjax import circuits
-
         return circuits.of(self, **options)
+
+    def _circuit(
+        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+    ) -> Circuit:
+        """Return the rule of one cell, for `lutjax.circuits.of`."""
+        config = self.config
+        for name, value in (("inputs", inputs), ("outputs", outputs)):
+            if value not in (None, "bits"):
+                raise ValueError(
+                    f"circuits.of: {name} is {value!r}; the cells of a LogicCA are bits: use 'bits'."
+                )
+        if config.update_rate < 1:
+            raise ValueError(
+                f"circuits.of: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
+                "which no circuit does. The rule itself is that of a LogicCA with the same variables and an update_rate of 1."
+            )
+        if np.isnan(np.asarray(self.logits[...])).any():
+            raise ValueError("circuits.of: logits of the LogicCA hold NaN, which decides nothing.")
+        channels, n_near = config.channels, 9
+        bits = bits_of(builder.input("x", n_near * channels))
+        cell = bits[-channels:]
+        tables = iter(tables_of(np.asarray(truth_of(self.gates()))))
+        # The layers of perception are the same for each channel: values are [values, channels].
+        builder.part("layer 1")
+        near = [bits[i * channels : (i + 1) * channels] for i in range(n_near)]
+        values = []
+        for gate in range(config.sizes[0]):
+            table = next(tables)
+            values.append([builder.gate([a, b], table) for a, b in zip(near[gate % 8], cell, strict=True)])
+        for layer, wires in enumerate(self.wires, 1):
+            if layer == len(config.perception):
+                values = [[bit] for bit in cell] + [[bit] for row in values for bit in row]
+            builder.part(f"layer {layer + 1}")
+            new = []
+            for i, j in np.asarray(wires[...]).tolist():
+                table = next(tables)
+                new.append([builder.gate([a, b], table) for a, b in zip(values[i], values[j], strict=True)])
+            values = new
+        builder.output("y", values, Format())
+        facts = {
+            "kind": "automaton",
+            "channels": channels,
+            "periodic": config.periodic,
+            "layers": list(config.sizes),
+        }
+        return builder.circuit({**facts, **about})
 
     def __call__(
         self,

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from lutjax import wiring as wirings
+from lutjax import circuits, wiring as wirings
 from lutjax._typing import Array
+from lutjax.circuits import Builder, Circuit, Format
+from lutjax.circuits._layers import of_layers
 from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -21,10 +24,7 @@ from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_argu
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
-
-if TYPE_CHECKING:
-    from lutjax.circuits import Circuit, Format
-    from lutjax.models.packed import PackedClassifier
+from lutjax.models.packed import PackedClassifier
 
 TABLES = ("gates", "light", "walsh", "raw", "binary")
 
@@ -225,19 +225,17 @@ class LogicClassifier(nnx.Module):
         y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
 
-    def packed(self) -> "PackedClassifier":
+    def packed(self) -> PackedClassifier:
         """The hard network on 32 samples a word. It does not follow later changes of this model."""
-        from lutjax.models.packed import pack
-
         return pack(self)
 
     def circuit(
         self,
         *,
-        inputs: "str | Format" = "bits",
+        inputs: str | Format = "bits",
         outputs: str = "class",
         **options: Any,
-    ) -> "Circuit":
+    ) -> Circuit:
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
         Args:
@@ -248,9 +246,30 @@ class LogicClassifier(nnx.Module):
         Raises:
           ValueError: there is no exact circuit of such inputs or outputs.
         """
-        from lutjax import circuits
-
         return circuits.of(self, inputs=inputs, outputs=outputs, **options)
+
+    def _circuit(
+        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+    ) -> Circuit:
+        """Return the circuit of the layers, for `lutjax.circuits.of`."""
+        encoder = [] if self.encoder is None else [self.encoder]
+        layers = [*encoder, *self.layers, self.votes]
+        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about=about)
+
+
+def pack(classifier: LogicClassifier) -> PackedClassifier:
+    """The hard network of a classifier as it is now, on 32 samples a word.
+
+    Source: docs/logic.md, section 7.
+    """
+    tables = [layer.truth_tables() for layer in classifier.layers]
+    thresholds = None if classifier.encoder is None else classifier.encoder.thresholds[...]
+    return PackedClassifier(
+        truth=tuple(truth for _, truth in tables),
+        wires=tuple(wires for wires, _ in tables),
+        thresholds=thresholds,
+        config=classifier.config,
+    )
 
 
 def _layer(

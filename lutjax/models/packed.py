@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
+from lutjax import circuits
 from lutjax._typing import Array
+from lutjax.circuits import Builder, Circuit, Format
+from lutjax.circuits._layers import of_layers, stages_of_tables
 from lutjax.dispatch import _meshes
 from lutjax.models._samples import of_shape
-from lutjax.models.classifier import LogicClassifier
-
-if TYPE_CHECKING:
-    from lutjax.circuits import Circuit, Format
 
 # Words of every gate that are computed before the next words: the values of two layers stay in the cache.
 _BLOCK = 64
@@ -111,10 +110,10 @@ class PackedClassifier:
     def circuit(
         self,
         *,
-        inputs: "str | Format" = "bits",
+        inputs: str | Format = "bits",
         outputs: str = "class",
         **options: Any,
-    ) -> "Circuit":
+    ) -> Circuit:
         """The hard network as a circuit, outside of JAX.
 
         Args:
@@ -125,24 +124,16 @@ class PackedClassifier:
         Raises:
           ValueError: there is no exact circuit of such inputs or outputs.
         """
-        from lutjax import circuits
-
         return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
-
-def pack(classifier: LogicClassifier) -> PackedClassifier:
-    """The hard network of a classifier as it is now, on 32 samples a word.
-
-    Source: docs/logic.md, section 7.
-    """
-    tables = [layer.truth_tables() for layer in classifier.layers]
-    thresholds = None if classifier.encoder is None else classifier.encoder.thresholds[...]
-    return PackedClassifier(
-        truth=tuple(truth for _, truth in tables),
-        wires=tuple(wires for wires, _ in tables),
-        thresholds=thresholds,
-        config=classifier.config,
-    )
+    def _circuit(
+        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+    ) -> Circuit:
+        """Return the circuit of the tables, for `lutjax.circuits.of`."""
+        stages = stages_of_tables(
+            self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
+        )
+        return of_layers(stages, builder, inputs=inputs, outputs=outputs, about=about)
 
 
 @jax.jit

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
+from lutjax import circuits
 from lutjax._typing import Array
+from lutjax.circuits import Builder, Circuit, Format
+from lutjax.circuits._layers import of_layers
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
@@ -24,9 +27,6 @@ from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
-
-if TYPE_CHECKING:
-    from lutjax.circuits import Circuit, Format
 
 # Words of samples that go through all layers together.
 _WORDS = 4
@@ -341,9 +341,7 @@ class LogicTreeNet(nnx.Module):
             config=self.config,
         )
 
-    def circuit(
-        self, *, inputs: "str | Format" = "bits", outputs: str = "class", **options: Any
-    ) -> "Circuit":
+    def circuit(self, *, inputs: str | Format = "bits", outputs: str = "class", **options: Any) -> Circuit:
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
         A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
@@ -358,9 +356,21 @@ class LogicTreeNet(nnx.Module):
         Raises:
           ValueError: there is no exact circuit of such inputs or outputs.
         """
-        from lutjax import circuits
-
         return circuits.of(self, inputs=inputs, outputs=outputs, **options)
+
+    def _circuit(
+        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+    ) -> Circuit:
+        """Return the circuit of the layers, for `lutjax.circuits.of`."""
+        if inputs != "bits" and self.config.edges:
+            raise ValueError(
+                f"circuits.of: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
+                "leaves outside; use inputs='bits'."
+            )
+        encoder = [] if self.encoder is None else [self.encoder]
+        layers = [*encoder, *self.trees, *self.gates, self.votes]
+        n_pixels = math.prod(self.config.in_shape[:2])
+        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about=about, n_pixels=n_pixels)
 
 
 @functools.partial(

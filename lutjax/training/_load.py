@@ -20,7 +20,7 @@ class Loaded:
     what the command remembers.
 
     Attributes:
-      kind: the command that trained it: ``"lm"``, ``"digits"`` or ``"ca"`` of ``lutjax train``.
+      kind: the command that trained it: ``"lm"``, ``"classify"`` (``"digits"`` without data of its own) or ``"ca"`` of ``lutjax train``.
       folder: of the run.
       steps: steps done at the checkpoint.
       record: the checkpoint's record.
@@ -37,12 +37,12 @@ class Loaded:
         return getattr(self.record, name)
 
 
-_READERS = {"lm": "lm_runs", "digits": "classifier", "ca": "automaton"}
+_READERS = {"lm": "lm_runs", "digits": "classifier", "classify": "classifier", "ca": "automaton"}
 """The module that reads the models of each kind of run."""
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
-    """Return the model of a run of ``lutjax train lm``, ``digits`` or ``ca``, ready to call.
+    """Return the model of a run of ``lutjax train lm``, ``classify`` or ``ca``, ready to call.
 
     The model is that of the latest checkpoint, or the best one so far where a run keeps one (automata, ``--select-every``).
     It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.

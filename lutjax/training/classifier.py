@@ -496,7 +496,7 @@ class Record(runs.Record):
       form: of the samples: shape, classes, columns.
     """
 
-    kind: ClassVar[str] = "digits"
+    kind: ClassVar[str] = "classify"
 
     model: LogicClassifierConfig | LogicTreeNetConfig
     training: TrainingConfig
@@ -510,6 +510,10 @@ class Record(runs.Record):
     exclude: list[str] = dataclasses.field(default_factory=list)
     encoding: str | None = None
     form: Form = dataclasses.field(default_factory=Form)
+
+    def own_kind(self) -> str:
+        """Return ``"digits"`` for scikit-learn's digits, the data where none are named, else ``"classify"``."""
+        return "digits" if self.samples.path is None else self.kind
 
 
 def shape_of(model: Config) -> tuple[int, ...]:

@@ -179,7 +179,7 @@ class Classifier(Experiment):
             name: f"{_shown(value)} for tables without a recipe, else {_shown(_usual(name))}"
             for name, value in FOR_TABLES.items()
         }
-        stratified = {"stratified": "--stratified where --data is given to train classify"}
+        stratified = {"stratified": "--stratified where --data is given"}
         if model == "tree":
             of_images = dict.fromkeys(
                 ("kernels", "kernel", "padding", "pool"), "as images of this size allow"

@@ -15,8 +15,9 @@ from jaxtyping import Shaped
 import lutjax
 from lutjax import circuits
 from lutjax.circuits import deployment, proofs
-from lutjax.circuits.circuit import Circuit, Format
+from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import Vectors
+from lutjax.circuits.ports import Format
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
 from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
@@ -147,7 +148,7 @@ def _circuit(
         progress("optimising the circuit by ABC")
         circuit = optimised(circuit, wanted.optimise)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
-        circuit = circuit.tabulated()  # training finds any circuit for a rule, seldom the shortest
+        circuit = circuits.tabulated(circuit)  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page, source.extras)
@@ -187,7 +188,7 @@ _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
 _TABULATED = 14
-"""Inputs up to which the rule of an automaton is also made from its truth table; see `Circuit.tabulated`."""
+"""Inputs up to which the rule of an automaton is also made from its truth table; see `lutjax.circuits.tabulated`."""
 
 _SMALL_INPUTS = 16
 """Inputs up to which ABC also searches long, from the circuit and from its truth table."""
@@ -281,7 +282,7 @@ def source_of(
     """
     kind = runs.kind(folder)
     tables = {} if lut is None else {"lut": lut}
-    if kind == "digits":
+    if runs.COMMANDS[kind] == runs.COMMANDS[classifier.Record.kind]:
         return _of_classifier(folder, inputs, outputs, tables, on_damage)
     if kind == "ca":
         return _of_automaton(folder, inputs, outputs, tables, on_damage)
@@ -324,12 +325,12 @@ def _of_classifier(
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
 
     return Source(
-        name=name_of(folder),
+        name=name_of(folder, record),
         circuit=circuit,
         samples=x,
         samples_name=f"the test part of {test.name}",
         answer=answer,
-        run=_facts(folder, "digits", step),
+        run=_facts(folder, record.own_kind(), step),
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=(*remarks, _counts(circuit)),
         extras=_columns(experiment),
@@ -371,9 +372,13 @@ COLUMNS = "columns.json"
 """Name of the encoding of columns, in a run and in its export."""
 
 
-def name_of(folder: Path) -> str:
-    """Return a name for the files of a classifier, after the folder of its run."""
-    letters = unicodedata.normalize("NFKD", folder.absolute().name)  # an é as an e, and its accent
+def name_of(folder: Path, record: classifier.Record) -> str:
+    """Return a name for the files of a classifier: that of its run's folder or, where nobody named that, of its data."""
+    chosen = folder.absolute().name
+    if chosen == record.kind:  # the folder of the command
+        path = record.samples.path
+        chosen = record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
+    letters = unicodedata.normalize("NFKD", chosen)  # an é as an e, and its accent
     name = re.sub(r"[^A-Za-z0-9]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip(
         "_"
     )

@@ -223,7 +223,9 @@ class LanguageModel(Experiment):
     def _draw_losses(self, path: Path) -> list[str]:
         from lutjax.training.pictures import plot_losses
 
-        plot_losses(self.record, path)
+        record = self.record
+        steps = f"{record.training.batch_size} x {record.model.context} bytes"
+        plot_losses(record.history, record.bigram, steps, path)
         return []
 
     def _sample(self, state: State, path: Path) -> list[str]:

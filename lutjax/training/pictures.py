@@ -15,21 +15,24 @@ with needed_by(__name__):
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 if TYPE_CHECKING:
-    from lutjax.training.lm_runs import Record
     from lutjax.training.runs import History
 
 
-def plot_losses(record: "Record", path: Path) -> None:
-    """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte."""
+def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> None:
+    """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte.
+
+    Args:
+      steps: how long a step is, in words.
+    """
     figure, axes = _figure(8, 5)
     for points, style, label in (
-        (record.history.train, {"linewidth": 1}, "training loss (mean since the point before)"),
-        (record.history.test, {"marker": "o", "linewidth": 1}, "test loss"),
+        (history.train, {"linewidth": 1}, "training loss (mean since the point before)"),
+        (history.test, {"marker": "o", "linewidth": 1}, "test loss"),
     ):
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)
-    axes.axhline(record.bigram, color="grey", linestyle="--", label=f"bigram model ({record.bigram:.3f})")
-    axes.set_xlabel(f"training steps of {record.training.batch_size} x {record.model.context} bytes")
+    axes.axhline(bigram, color="grey", linestyle="--", label=f"bigram model ({bigram:.3f})")
+    axes.set_xlabel(f"training steps of {steps}")
     axes.set_ylabel("nats per byte")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))  # no powers of ten, no offset

@@ -48,11 +48,11 @@ LOCK = ".lock"
 
 _FINISHED = "finished.json"
 
-KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
-"""Kinds of runs, each with the field by which records without a kind are known."""
+COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca", "classify": "train classify"}
+"""Kinds of runs, each with the command that trains them and goes on with them."""
 
-COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca"}
-"""Commands that train runs of each kind, and go on with them."""
+KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
+"""Kinds of older records, which do not say theirs, each with the field by which they are known."""
 
 
 @dataclasses.dataclass
@@ -60,7 +60,11 @@ class Record:
     """A base of dataclasses of what a checkpoint holds beside arrays: what decides the run, and its `History`."""
 
     kind: ClassVar[str]
-    """One of `KINDS`."""
+    """One of `COMMANDS`."""
+
+    def own_kind(self) -> str:
+        """Return the kind of this run: that of all of its class, where its data make no difference."""
+        return self.kind
 
 
 R = TypeVar("R", bound=Record)
@@ -357,19 +361,19 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
-      record: a dataclass of what JSON can hold and of such dataclasses, whose class attribute `kind` is one of `KINDS`.
+      record: a dataclass of what JSON can hold and of such dataclasses, whose `own_kind` is one of `COMMANDS`.
     """
     meta = {
         "lutjax": lutjax.__version__,
         "versions": {"jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},
-        "kind": record.kind,
+        "kind": record.own_kind(),
         **dataclasses.asdict(record),
     }
     checkpoints.save(folder / FOLDER, step, trees, meta)
 
 
 def kind(folder: Path) -> str:
-    """The kind of the run in a folder, one of `KINDS`.
+    """The kind of the run in a folder, one of `COMMANDS`.
 
     Raises:
       CheckpointError: there is no run, its checkpoints are damaged, or it is of a kind that this version does not know.
@@ -380,9 +384,9 @@ def kind(folder: Path) -> str:
     except DamagedError:
         meta = checkpoints.read_meta(folder / FOLDER, on_damage=lambda message: None)[1]
     found = meta.get("kind") or next((name for name, field in KINDS.items() if field in meta), None)
-    if not isinstance(found, str) or found not in KINDS:
+    if not isinstance(found, str) or found not in COMMANDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(KINDS)}."
+            f"{folder} holds a run of the kind {in_a_line(found, 40)}; lutjax {lutjax.__version__} knows {', '.join(COMMANDS)}."
         )
     return found
 
@@ -399,18 +403,19 @@ def resumption(kind: str, folder: Path) -> str:
     return f"lutjax {COMMANDS[kind]} --resume --out {shlex.quote(str(folder))}"
 
 
-def check_kind(folder: Path, wanted: str) -> None:
-    """Refuses the folder of a run of another kind.
+def check_kind(folder: Path, wanted: str) -> str:
+    """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
 
     Raises:
-      CheckpointError: it is, or as `kind`.
+      CheckpointError: another command trains it, or as `kind`.
     """
     found = kind(folder)
-    if found != wanted:
+    if COMMANDS[found] != COMMANDS[wanted]:
         raise CheckpointError(
             f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: go on with it by "
             f"{resumption(found, folder)}"
         )
+    return found
 
 
 def read(
@@ -428,18 +433,24 @@ def read(
     Raises:
       CheckpointError: there is none, or it is of a version with other fields, or of another kind of run.
     """
-    check_kind(folder, record.kind)
+    found = check_kind(folder, record.kind)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
     version = meta.pop("lutjax", None)
     for name in ("kind", "versions"):
         meta.pop(name, None)
     try:
-        return step, made(record, meta)
+        whole: R = made(record, meta)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} and does not fit this command and "
             f"version, {lutjax.__version__}: {in_a_line(error)}"
         ) from error
+    if whole.own_kind() != found:
+        raise CheckpointError(
+            f"{folder} is recorded as a run of the kind {found}, but by its data it is of the kind {whole.own_kind()}: an earlier version of "
+            "lutjax wrote it, which called all classifiers so. Train it again."
+        )
+    return step, whole
 
 
 def set_aside_damaged(folder: Path, step: int) -> None:

@@ -1,0 +1,423 @@
+"""Stages of circuits, and the stages of lists of layers: what `lutjax.circuits.of` and the models make circuits of."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax import wiring
+from lutjax.circuits import arithmetic
+from lutjax.circuits.builder import ZERO, Builder, Literal
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format
+from lutjax.layers import _logic, _logic_images
+from lutjax.layers._spec import Spec
+from lutjax.values._dtypes import accumulator
+from lutjax.values._wires import check_wires
+
+OUTPUTS = ("bits", "votes", "class")
+
+_OR = 0b1110
+_ONLY = (
+    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicConv, and of GroupSum as the last layer. Leave "
+    "out functions that only flatten: a layer takes the bits of the one before it in their order"
+)
+
+
+def of_layers(
+    layers: Sequence[Any],
+    builder: Builder,
+    *,
+    inputs: str | Format,
+    outputs: str | None,
+    about: Mapping[str, Any],
+    n_pixels: int = 1,
+) -> Circuit:
+    """Return the circuit of layers, as `of` does; what a model's own ``_circuit`` calls with its layers.
+
+    Args:
+      layers: of any library, or stages of `stages_of_tables`.
+      builder: an empty one.
+      inputs, outputs, about: as of `of`.
+      n_pixels: places of an image at each of which a thermometer in front encodes the channels.
+
+    Raises:
+      ValueError, TypeError: as `of`.
+    """
+    stages = _network(layers, n_pixels)
+    encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
+    votes = stages[-1] if isinstance(stages[-1], _Votes) else None
+    between = stages[encoder is not None : len(stages) - (votes is not None)]
+    format, outputs = _format(inputs, encoder), _checked_outputs(outputs, votes)
+
+    if encoder is None:
+        bits = bits_of(builder.input("x", stages[0].n_inputs))
+    elif format is None:
+        bits = bits_of(builder.input("x", encoder.n_outputs))
+    else:
+        numbers = builder.input("x", encoder.n_inputs, format)
+        builder.part("encoder")
+        bits = encoder.of_numbers(builder, numbers, format)
+    for number, stage in enumerate(between, 1):
+        builder.part(f"layer {number}")
+        bits = stage(builder, bits)
+    if votes is None or outputs == "bits":
+        builder.output("y", [[bit] for bit in bits], Format())
+    else:
+        _vote(builder, bits, votes.k, outputs)
+    unread = encoder if format is None else None
+    return builder.circuit({**_facts(unread, between, votes), **about})
+
+
+def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:
+    """Return facts about a network; of a thermometer that is not in the circuit its thresholds."""
+    facts: dict[str, Any] = (
+        {"kind": "network"} if votes is None else {"kind": "classifier", "n_classes": votes.k}
+    )
+    facts["layers"] = [layer.n_gates for layer in layers]
+    if layers and isinstance(layers[0], _Trees):
+        facts["image"] = list(layers[0].spec.in_shape[:2])
+    if unread is not None:  # JSON has no infinity
+        facts["thresholds"] = [
+            [t if math.isfinite(t) else str(t) for t in row] for row in unread.thresholds.tolist()
+        ]
+    return facts
+
+
+def bits_of(numbers: list[list[Literal]]) -> list[Literal]:
+    """Return the bits of numbers, one after the other."""
+    return [literal for number in numbers for literal in number]
+
+
+# ------------------------------------------------------------------------------------- stages
+@dataclasses.dataclass(frozen=True)
+class _Thermometer:
+    """Comparisons of numbers with thresholds ``[features, thresholds]``, in some dtype.
+
+    Of images, features are channels: numbers come pixel by pixel, and bits leave in the order channel, threshold, pixel.
+    """
+
+    thresholds: np.ndarray
+    dtype: np.dtype
+    n_pixels: int = 1
+
+    @property
+    def n_inputs(self) -> int:
+        return len(self.thresholds) * self.n_pixels
+
+    @property
+    def n_outputs(self) -> int:
+        return self.thresholds.size * self.n_pixels
+
+    @property
+    def n_gates(self) -> int:
+        return self.n_outputs
+
+    def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
+        return self.of_numbers(builder, [[bit] for bit in bits], Format())
+
+    def of_numbers(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
+        return [
+            arithmetic.above_constant(builder, number, k, signed=format.signed)
+            for feature, row in enumerate(self.levels(format).tolist())
+            for k in row
+            for number in numbers[feature :: len(self.thresholds)]
+        ]
+
+    def levels(self, format: Format) -> np.ndarray:
+        """Return the largest whole number of the format that is not above each threshold; one less than all if there is none."""
+        lowest = -(1 << format.bits - 1) if format.signed else 0
+        highest = lowest + (1 << format.bits) - 1
+        scaled = np.ldexp(np.clip(self.thresholds, -(2.0**80), 2.0**80), format.fraction)
+        levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
+        return levels
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gates:
+    """Tables ``[gates, 2**n]`` over the bits that wires ``[gates, n]`` name."""
+
+    wires: np.ndarray
+    truth: np.ndarray
+    n_inputs: int
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.wires)
+
+    @property
+    def n_gates(self) -> int:
+        return len(self.wires)
+
+    def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
+        gate = builder.gate
+        tables = tables_of(self.truth)
+        return [
+            gate([bits[i] for i in wires], table)
+            for wires, table in zip(self.wires.tolist(), tables, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trees:
+    """Trees of gates at each place of an image, and the or of neighbouring places."""
+
+    spec: _logic_images.LogicConvSpec
+    wires: np.ndarray
+    truth: np.ndarray
+
+    @property
+    def n_inputs(self) -> int:
+        return math.prod(self.spec.in_shape)
+
+    @property
+    def n_outputs(self) -> int:
+        return math.prod(self.spec.out_shape)
+
+    @property
+    def n_gates(self) -> int:
+        return len(self.wires) * math.prod(self.spec.places)
+
+    def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
+        spec, first = self.spec, self.spec.feature_axis == 0
+        height, width, channels = spec.in_shape
+        image = np.asarray(bits).reshape((channels, height, width) if first else spec.in_shape)
+        image = np.moveaxis(image, 0, -1) if first else image
+        size, stride, around = spec.geometry
+        image = _surrounded(image, around)
+        windows = image.ravel()[wiring.windows(image.shape, size, stride)]
+        gates = list(zip(self.wires.tolist(), tables_of(self.truth), strict=True))
+        trees = np.empty((*spec.places, spec.n_kernels), object)
+        for place in np.ndindex(*spec.places):
+            values = windows[place].tolist()
+            for wires, table in gates:
+                values.append(builder.gate([values[i] for i in wires], table))
+            trees[place] = values[-spec.n_kernels :]
+        (height, width), around = spec.pooling
+        rows, columns, kernels = spec.out_shape
+        pools = _surrounded(trees, around).reshape(rows, height, columns, width, kernels)
+        pools = pools.transpose((4, 0, 2, 1, 3) if first else (0, 2, 4, 1, 3))
+        return [_any(builder, pool.tolist()) for pool in pools.reshape(-1, height * width)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Votes:
+    """Sums of `k` groups of bits, or the first of the largest sums."""
+
+    k: int
+    n_inputs: int
+
+    n_outputs = 0  # no layer reads sums
+
+
+_Layer = _Thermometer | _Gates | _Trees
+_Stage = _Layer | _Votes
+
+
+def _surrounded(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
+    """Return an image of literals with rows and columns of zeros around it."""
+    (rows, columns), (height, width, channels) = around, image.shape
+    found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
+    found[rows : rows + height, columns : columns + width] = image
+    return found
+
+
+def tables_of(truth: np.ndarray) -> list[int]:
+    """Return tables, bool ``[gates, 2**inputs]``, as a `Builder` takes them."""
+    packed = np.packbits(truth.astype(bool), axis=1, bitorder="little")
+    return [int.from_bytes(row, "little") for row in packed.tolist()]
+
+
+def _any(builder: Builder, bits: list[Literal]) -> Literal:
+    while len(bits) > 1:
+        pairs = [builder.gate(bits[i : i + 2], _OR) for i in range(0, len(bits) - 1, 2)]
+        bits = pairs + bits[2 * len(pairs) :]
+    return bits[0]
+
+
+def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
+    size = len(bits) // k
+    groups = [bits[i * size : (i + 1) * size] for i in range(k)]
+    builder.part("votes")
+    numbers = arithmetic.popcounts(builder, groups, relative=outputs == "class")
+    if outputs == "class":
+        builder.part("argmax")
+        numbers = [arithmetic.argmax(builder, numbers)]
+    builder.output("y", numbers)
+
+
+# ------------------------------------------------------------------------------------- options
+def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None:
+    """Return the format of numbers, or None for bits."""
+    where = f"circuits.of: inputs is {inputs!r}"
+    if inputs == "bits":
+        return None
+    if isinstance(inputs, str):
+        if "float" in inputs:
+            raise ValueError(
+                f"{where}: a circuit has no floating-point numbers. Name a fixed-point format that holds the samples, such "
+                "as 'uint8', or 'fixed12.4' for 12 bits of which 4 are after the point; comparisons with thresholds are "
+                "exact for every number of the format."
+            )
+        inputs = Format.parse(inputs)
+    if not isinstance(inputs, Format):
+        raise TypeError(f"{where}; expected 'bits', a Format, or the text of one such as 'uint8'.")
+    if encoder is None:
+        if inputs == Format():
+            return None
+        raise ValueError(
+            f"{where}: the first layer reads bits, because the model has no thermometer; use inputs='bits'."
+        )
+    largest = int(jnp.finfo(encoder.dtype).nmant) + 1  # type: ignore[no-untyped-call]
+    if inputs.bits - inputs.signed > largest:
+        raise ValueError(
+            f"{where}: the thermometer compares numbers in {encoder.dtype}, which rounds some of this format; use one of "
+            f"at most {largest} bits, or a wider dtype."
+        )
+    return inputs
+
+
+def _checked_outputs(outputs: str | None, votes: _Votes | None) -> str:
+    if outputs is None:
+        return "bits" if votes is None else "class"
+    if outputs not in OUTPUTS:
+        raise ValueError(f"circuits.of: outputs is {outputs!r}; expected one of {OUTPUTS}.")
+    if outputs != "bits" and votes is None:
+        raise ValueError(
+            f"circuits.of: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
+            "layers with GroupSum."
+        )
+    return outputs
+
+
+# ------------------------------------------------------------------------------------- models
+def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
+    """Return the stages of layers, of which some may be stages already."""
+    stages: list[_Stage] = []
+    n_bits = None
+    for number, layer in enumerate(layers, 1):
+        stage = layer
+        if not isinstance(layer, _Stage):
+            stage = _stage(f"layer {number}", layer, n_bits, last=number == len(layers))
+            if n_bits is None and isinstance(stage, _Thermometer):
+                stage = dataclasses.replace(stage, n_pixels=n_pixels)
+        stages.append(stage)
+        n_bits = stage.n_outputs
+    return stages
+
+
+def stages_of_tables(
+    truth: Sequence[Any], wires: Sequence[Any], thresholds: Any, n_features: int, n_classes: int
+) -> list[Any]:
+    """Return the stages of a classifier that is given by its arrays, for `of_layers`.
+
+    Args:
+      truth, wires: of each layer, ``[gates, 2**inputs]`` and ``[gates, inputs]``.
+      thresholds: ``[features, thresholds]``, or None where features are bits.
+      n_features: numbers of a sample.
+      n_classes: groups of the gates of the last layer.
+
+    Raises:
+      ValueError: arrays do not fit, or hold NaN.
+    """
+    stages: list[_Stage] = []
+    n_bits = n_features
+    if thresholds is not None:
+        stages.append(_thermometer("thresholds", np.asarray(thresholds), thresholds.dtype))
+        n_bits = stages[-1].n_outputs
+    for number, (tables, read) in enumerate(zip(truth, wires, strict=True), 1):
+        stages.append(_gates(f"layer {number}", read, tables, n_bits))
+        n_bits = stages[-1].n_outputs
+    return [*stages, _votes("votes", n_classes, n_bits)]
+
+
+def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
+    """Return the spec of a layer of any library, and its arrays."""
+    variables = None
+    if isinstance(layer, tuple) and len(layer) == 2 and isinstance(layer[1], Mapping):
+        layer, variables = layer
+    if not hasattr(layer, "spec_type"):
+        raise TypeError(
+            f"circuits.of: {where} is a {type(layer).__name__}, which has no exact circuit: {_ONLY}."
+        )
+    if hasattr(layer, "_arrays"):  # NNX, Haiku
+        if variables is not None:
+            raise TypeError(
+                f"circuits.of: {where} has variables of its own; give the {type(layer).__name__} alone."
+            )
+        spec, arrays = layer.spec, layer._arrays()
+    else:
+        if variables is None and layer.scope is None:
+            raise ValueError(
+                f"circuits.of: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
+                "variables), or layers of model.bind(variables)."
+            )
+        spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
+    for name, array in arrays.items():
+        if isinstance(array, jax.core.Tracer):
+            raise ValueError(
+                f"circuits.of: {name} of {where} is traced; a circuit is made outside of jax.jit."
+            )
+        if np.isnan(np.asarray(array, np.float64)).any():
+            raise ValueError(
+                f"circuits.of: {name} of {where}, a {spec.layer}, holds NaN, which decides nothing."
+            )
+    return spec.fitted(arrays), arrays
+
+
+def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
+    """Return what a layer does to `n_bits` bits; None where it is the first."""
+    spec, arrays = _spec_and_arrays(where, layer)
+    where = f"{where}, a {spec.layer},"
+    if isinstance(spec, _logic.GroupSumSpec):
+        if not last:
+            raise ValueError(
+                f"circuits.of: {where} gives sums, which no layer of bits reads; it must be the last layer."
+            )
+        if n_bits is None:
+            raise ValueError(
+                f"circuits.of: {where} is the only layer, and so the number of its bits is not known."
+            )
+        return _votes(where, spec.k, n_bits)
+    if isinstance(spec, _logic.ThermometerSpec):
+        stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
+    elif isinstance(spec, _logic_images.LogicConvSpec):
+        check_wires(arrays["wires"], spec.window, where=f"circuits.of: {where}")
+        stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
+    elif isinstance(spec, _logic._WiredSpec):
+        stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
+    else:
+        raise TypeError(f"circuits.of: {where} has no exact circuit: {_ONLY}.")
+    if n_bits is not None and stage.n_inputs != n_bits:
+        raise ValueError(
+            f"circuits.of: {where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}."
+        )
+    return stage
+
+
+def _thermometer(where: str, thresholds: Any, dtype: Any) -> _Thermometer:
+    values = np.asarray(thresholds).astype(np.float64)
+    if np.isnan(values).any():
+        raise ValueError(f"circuits.of: {where} holds NaN, which no number exceeds.")
+    return _Thermometer(values, np.dtype(dtype or accumulator(thresholds.dtype)))
+
+
+def _gates(where: str, wires: Any, truth: Any, n_inputs: int) -> _Gates:
+    wires, truth = np.asarray(wires), np.asarray(truth)
+    check_wires(wires, n_inputs, where=f"circuits.of: {where}")
+    if truth.shape != (len(wires), 1 << wires.shape[1]):
+        raise ValueError(
+            f"circuits.of: {where} has tables {list(truth.shape)}; its wires {list(wires.shape)} need "
+            f"{[len(wires), 1 << wires.shape[1]]}."
+        )
+    return _Gates(wires, truth, n_inputs)
+
+
+def _votes(where: str, k: int, n_bits: int) -> _Votes:
+    if n_bits % k:
+        raise ValueError(f"circuits.of: {where} sums {k} groups, which do not divide {n_bits} bits.")
+    return _Votes(k, n_bits)

@@ -1,0 +1,221 @@
+"""Circuits as text of Graphviz, and the words in which it and pictures speak of gates."""
+
+import colorsys
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
+
+_COLOURS = ("#cfe2ff", "#d9f2d9", "#ffe7c2", "#f3d6f5", "#d3f0ee", "#f9d9d9", "#e6e0ff", "#ecebd0")
+
+
+class Function(NamedTuple):
+    """A table in words.
+
+    Attributes:
+      name: of the function, or its table in base 16.
+      inverted: for each input whether the function reads its inverse.
+      roles: for each input its part in a function that is not symmetric; else empty.
+    """
+
+    name: str
+    inverted: tuple[bool, ...]
+    roles: tuple[str, ...]
+
+
+def function_of(table: int, n: int) -> Function:
+    """Return the function that a table of n inputs is, with as few inverted inputs as possible.
+
+    Example:
+      >>> from lutjax.circuits.dot import function_of
+      >>> function_of(0b0010, 2)
+      Function(name='and', inverted=(False, True), roles=('', ''))
+      >>> function_of(0xCA, 3).name, function_of(0xCA, 3).roles
+      ('mux', ('0', '1', 'select'))
+    """
+    plain, n_entries = ((False,) * n, ("",) * n), 1 << n
+    if table in (0, (1 << n_entries) - 1):
+        return Function("1" if table else "0", *plain)
+    if n == 1:
+        return Function("buffer" if table == 0b10 else "not", *plain)
+    ones = [address for address in range(n_entries) if table >> address & 1]
+    zeros = [address for address in range(n_entries) if not table >> address & 1]
+    if len(ones) == 1:  # true at one address
+        inverted = tuple(not ones[0] >> k & 1 for k in range(n))
+        return Function("nor", *plain) if all(inverted) else Function("and", inverted, plain[1])
+    if len(zeros) == 1:
+        inverted = tuple(bool(zeros[0] >> k & 1) for k in range(n))
+        return Function("nand", *plain) if all(inverted) else Function("or", inverted, plain[1])
+    if (name := _counting(table, n)) is not None:
+        return Function(name, *plain)
+    if n == 3 and table in (known := _of_three()):
+        return known[table]
+    return Function(f"0x{table:0{n_entries // 4}x}", plain[0], tuple(str(k) for k in range(n)))
+
+
+def _counting(table: int, n: int) -> str | None:
+    """Return the name of a function of the number of ones, if the table is one."""
+    answers: dict[int, int] = {}
+    for address in range(1 << n):
+        if answers.setdefault(address.bit_count(), table >> address & 1) != table >> address & 1:
+            return None
+    values = [answers[count] for count in range(n + 1)]
+    names: dict[str, Callable[[int], int]] = {
+        "xor": lambda count: count & 1,
+        "xnor": lambda count: 1 - (count & 1),
+    }
+    if n % 2:
+        names["majority"] = lambda count: int(2 * count > n)
+        names["minority"] = lambda count: int(2 * count < n)
+    for k in range(1, n + 1):
+        names[f"at least {k}"] = lambda count, k=k: int(count >= k)  # type: ignore[misc]
+        names[f"less than {k}"] = lambda count, k=k: int(count < k)  # type: ignore[misc]
+    for k in range(1, n.bit_length()):
+        names[f"bit {k} of sum"] = lambda count, k=k: count >> k & 1  # type: ignore[misc]
+    for name, function in names.items():
+        if values == [function(count) for count in range(n + 1)]:
+            return name
+    return None
+
+
+@functools.cache
+def _of_three() -> dict[int, Function]:
+    """Return functions of three inputs by table."""
+    bases: dict[str, tuple[tuple[str, str, str], Callable[[int, int, int], int]]] = {
+        "mux": (("0", "1", "select"), lambda a, b, s: b if s else a),
+        "and-or": (("", "", "or"), lambda a, b, c: a & b | c),
+        "or-and": (("", "", "and"), lambda a, b, c: (a | b) & c),
+        "and-xor": (("", "", "xor"), lambda a, b, c: a & b ^ c),
+        "xor-and": (("", "", "and"), lambda a, b, c: (a ^ b) & c),
+        "xor-or": (("", "", "or"), lambda a, b, c: (a ^ b) | c),
+        "majority": (("", "", ""), lambda a, b, c: int(a + b + c > 1)),
+    }
+    known: dict[int, Function] = {}
+    every = sorted(itertools.product((False, True), repeat=3), key=sum)
+    for inverted, (name, (roles, function)), order in itertools.product(
+        every, bases.items(), itertools.permutations(range(3))
+    ):
+        table = 0
+        for address in range(8):
+            bits = [(address >> k & 1) ^ inverted[k] for k in range(3)]
+            table |= function(*(bits[k] for k in order)) << address
+        placed = ["", "", ""]
+        for k, role in zip(order, roles, strict=True):
+            placed[k] = role
+        known.setdefault(table, Function(name, inverted, tuple(placed)))
+    return known
+
+
+def bit_names(ports: Sequence[Port]) -> list[str]:
+    """Return the names of the bits of ports: port, number in brackets if it has several, bit after a point."""
+    names = []
+    for port in ports:
+        for number in range(port.count):
+            name = port.name if port.count == 1 else f"{port.name}[{number}]"
+            names += [name if port.format.bits == 1 else f"{name}.{bit}" for bit in range(port.format.bits)]
+    return names
+
+
+def parts_of_gates(circuit: Circuit) -> list[str]:
+    """Return the name of the part of each gate; if all gates are one part, it needs no name."""
+    parts = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
+    return [name for name, count in parts for _ in range(count)]
+
+
+def colours_of(n_parts: int) -> list[str]:
+    """Return a light colour for each part."""
+    if n_parts <= len(_COLOURS):
+        return list(_COLOURS[:n_parts])
+    colours = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
+    return ["#" + "".join(f"{round(255 * value):02x}" for value in colour) for colour in colours]
+
+
+def nodes_read(circuit: Circuit) -> list[int]:
+    """Return the constant and the inputs that something reads, in order."""
+    nodes = {node for fanin in circuit.fanins for node in fanin} | {
+        literal >> 1 for literal in circuit.literals
+    }
+    return sorted(node for node in nodes if node < circuit.first_gate)
+
+
+def write(circuit: Circuit, name: str = "circuit") -> str:
+    """Return the circuit as text of Graphviz, to be drawn by ``dot``.
+
+    Gates are named by their function, or by their table in base 16 with the inputs numbered from the lowest bit of the
+    address. An inverted edge is dashed and ends in a circle. Parts are boxes around their gates. Inputs that nothing
+    reads are left out.
+
+    Args:
+      name: of the graph.
+
+    Example:
+      >>> from lutjax.circuits import Builder, dot
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate((a, b), 0b0010)]])
+      >>> print(dot.write(builder.circuit()))
+      digraph "circuit" {
+        rankdir=LR;
+        node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];
+        edge [arrowsize=0.7];
+        n1 [label="x[0]", shape=plaintext, style=""];
+        n2 [label="x[1]", shape=plaintext, style=""];
+        n3 [label="and", tooltip="0x2"];
+        n1 -> n3;
+        n2 -> n3 [style=dashed, arrowhead=odot];
+        o0 [label="y", shape=plaintext, style=""];
+        n3 -> o0;
+      }
+      <BLANKLINE>
+    """
+    lines = [
+        f"digraph {_quoted(name)} {{",
+        "  rankdir=LR;",
+        '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
+        "  edge [arrowsize=0.7];",
+    ]
+    names = ["0", *bit_names(circuit.inputs)]
+    lines += [f'  n{k} [label={_label(names[k])}, shape=plaintext, style=""];' for k in nodes_read(circuit)]
+    functions = [
+        function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
+    ]
+    first, part, indent = circuit.first_gate, "", "  "
+    colours = colours_of(len(circuit.parts))
+    n_clusters = 0
+    for gate, (function, new) in enumerate(zip(functions, parts_of_gates(circuit), strict=True)):
+        if new != part:
+            lines += ["  }"] if part else []
+            if new:
+                lines.append(f"  subgraph cluster_{n_clusters} {{")
+                lines.append(f"    label={_label(new)}; style=filled; color={_quoted(colours[n_clusters])};")
+                n_clusters += 1
+            part, indent = new, "    " if new else "  "
+        hexadecimal = f"0x{circuit.tables[gate]:x}"
+        lines.append(f'{indent}n{first + gate} [label={_label(function.name)}, tooltip="{hexadecimal}"];')
+    lines += ["  }"] if part else []
+    for gate, (function, fanin) in enumerate(zip(functions, circuit.fanins, strict=True)):
+        for node, inverted, role in zip(fanin, function.inverted, function.roles, strict=True):
+            lines.append(f"  n{node} -> n{first + gate}{_edge(inverted, role)};")
+    for k, (literal, bit) in enumerate(zip(circuit.literals, bit_names(circuit.outputs), strict=True)):
+        lines.append(f'  o{k} [label={_label(bit)}, shape=plaintext, style=""];')
+        lines.append(f"  n{literal >> 1} -> o{k}{_edge(bool(literal & 1), '')};")
+    return "\n".join([*lines, "}", ""])
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _label(text: str) -> str:
+    """Return a text as a label, in which Graphviz reads entities of HTML, too."""
+    return _quoted(text.replace("&", "&amp;"))
+
+
+def _edge(inverted: bool, role: str) -> str:
+    properties = ["style=dashed", "arrowhead=odot"] if inverted else []
+    properties += [f"headlabel={_label(role)}"] if role else []
+    return f" [{', '.join(properties)}]" if properties else ""

@@ -1,0 +1,198 @@
+"""Ports of circuits, and the formats of their numbers."""
+
+import dataclasses
+import re
+
+import numpy as np
+from jaxtyping import Shaped, UInt
+
+from lutjax.circuits import _names
+from lutjax.files._messages import in_a_line
+from lutjax.ops._checks import describe
+
+_FORMAT = re.compile(r"(u?)(int|fixed)(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """Fixed-point numbers of a port: a whole number of some bits, divided by a power of two.
+
+    Attributes:
+      bits: of a number, 1 to 64; negative ones are in two's complement.
+      fraction: bits after the point; the number is its whole number over ``2**fraction``. At most `bits`, and only for
+        numbers of at most 53 bits, which float64 holds.
+      signed: whether the highest bit counts negative.
+
+    Raises:
+      ValueError: sizes beyond these.
+
+    Example:
+      >>> from lutjax.circuits import Format
+      >>> Format.parse("uint8"), Format.parse("fixed12.4")
+      (Format(bits=8, fraction=0, signed=False), Format(bits=12, fraction=4, signed=True))
+    """
+
+    bits: int = 1
+    fraction: int = 0
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or not 1 <= self.bits <= 64:
+            raise ValueError(f"Format: bits is {self.bits!r}; it must be a whole number from 1 to 64.")
+        if type(self.fraction) is not int or not 0 <= self.fraction <= self.bits:
+            raise ValueError(
+                f"Format: fraction is {self.fraction!r}; it must be a whole number from 0 to the {self.bits} bits."
+            )
+        if type(self.signed) is not bool:
+            raise ValueError(f"Format: signed is {self.signed!r}; it must be True or False.")
+        if self.fraction and self.bits > 53:
+            raise ValueError(
+                f"Format: bits is {self.bits} and fraction is {self.fraction}; numbers with a fraction have at most 53 bits, "
+                "which float64 holds."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Format":
+        """Return the format of a name: ``uint8``, ``int12``, ``ufixed8.4`` or ``fixed12.4``.
+
+        The first number counts all bits, the second those of the fraction.
+
+        Raises:
+          ValueError: any other name.
+
+        Example:
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("ufixed8.4").range
+          (0.0, 15.9375)
+        """
+        match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
+        if match is None or (match[2] == "fixed") != (match[4] is not None):
+            raise ValueError(
+                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected 'uint8' or 'int8', with any number of bits, or 'ufixed8.4' or "
+                "'fixed8.4', with the bits in all and those of the fraction."
+            )
+        return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
+
+    def __str__(self) -> str:
+        kind = ("" if self.signed else "u") + ("fixed" if self.fraction else "int")
+        return f"{kind}{self.bits}" + (f".{self.fraction}" if self.fraction else "")
+
+    @property
+    def range(self) -> tuple[int | float, int | float]:
+        """The least and the largest number; whole numbers where there is no fraction."""
+        least, largest = self._whole_range
+        if not self.fraction:
+            return least, largest
+        return least / 2**self.fraction, largest / 2**self.fraction
+
+    @property
+    def _whole_range(self) -> tuple[int, int]:
+        return (-(1 << self.bits - 1), (1 << self.bits - 1) - 1) if self.signed else (0, (1 << self.bits) - 1)
+
+    def encode(self, numbers: Shaped[np.ndarray, "..."]) -> UInt[np.ndarray, "..."]:
+        """Return the bits of numbers, as whole numbers (uint64): negative ones in two's complement.
+
+        Args:
+          numbers: of any real dtype.
+
+        Raises:
+          TypeError: numbers of another dtype.
+          ValueError: a number that the format does not have.
+
+        Example:
+          >>> import numpy as np
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("fixed8.4").encode(np.array([0.5, -0.0625]))
+          array([  8, 255], dtype=uint64)
+        """
+        numbers = np.asarray(numbers)
+        if numbers.dtype.kind not in "buif":
+            try:
+                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and the like
+            except TypeError:
+                raise TypeError(
+                    f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
+                ) from None
+        least, largest = self._whole_range
+        if numbers.dtype.kind == "f":
+            wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                whole = np.ldexp(wide, self.fraction)
+                good = (np.floor(whole) == whole) & (whole >= float(least)) & (whole < float(largest + 1))
+            whole = np.where(good, whole, 0)
+            # A conversion of negative floats to uint64, or of large ones to int64, is undefined.
+            codes = whole.astype(np.int64).view(np.uint64) if self.signed else whole.astype(np.uint64)
+        else:
+            if numbers.dtype.kind == "b":
+                numbers = numbers.astype(np.uint8)
+            low, high = -(-least >> self.fraction), largest >> self.fraction
+            limits = np.iinfo(numbers.dtype)
+            good = np.ones(numbers.shape, bool)
+            if limits.min < low:
+                good &= numbers >= low
+            if limits.max > high:
+                good &= numbers <= high
+            codes = np.where(good, numbers, 0).astype(np.uint64) << np.uint64(self.fraction)
+        if not good.all():
+            at = tuple(int(i) for i in np.argwhere(~good)[0])
+            first, last = self.range
+            steps = f"multiples of 1/{2**self.fraction}" if self.fraction else "whole numbers"
+            raise ValueError(
+                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {first} to "
+                f"{last}. Round and clip the numbers first, or choose another format."
+            )
+        return codes & np.uint64((1 << self.bits) - 1)
+
+    def decode(self, codes: UInt[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+        """Return the numbers of bits, the reverse of `encode`.
+
+        Returns:
+          int64; uint64 for 64 unsigned bits, float64 where there is a fraction.
+
+        Example:
+          >>> import numpy as np
+          >>> from lutjax.circuits import Format
+          >>> Format.parse("fixed8.4").decode(np.array([8, 255], np.uint64))
+          array([ 0.5   , -0.0625])
+        """
+        codes = np.asarray(codes).astype(np.uint64)
+        if self.bits == 64 and not self.signed:
+            return codes
+        whole = codes.astype(np.int64)
+        if self.signed:
+            unread = 64 - self.bits
+            whole = whole << unread >> unread
+        return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """Numbers that enter or leave a circuit side by side.
+
+    Attributes:
+      name: a word of letters, digits and underscores, that is a keyword of neither Verilog, VHDL nor C.
+      count: numbers, at least 1.
+      format: of each; its bits lie lowest first, number after number.
+
+    Raises:
+      ValueError: another name or count.
+    """
+
+    name: str
+    count: int = 1
+    format: Format = Format()
+
+    def __post_init__(self) -> None:
+        if why := _names.why_not(self.name):
+            raise ValueError(f"Port: name is {in_a_line(repr(self.name), 60)}; {why}.")
+        if type(self.count) is not int or self.count < 1:
+            raise ValueError(f"Port: count is {self.count!r}; it must be a whole number of at least 1.")
+        if not isinstance(self.format, Format):
+            raise TypeError(
+                f"Port: format is {self.format!r}; expected a Format. Format.parse makes one from 'uint8' and the like."
+            )
+
+    @property
+    def n_bits(self) -> int:
+        """Bits of all numbers."""
+        return self.count * self.format.bits
