@@ -545,6 +545,7 @@ def lut_at_places(
     windows: Windows,
     groups: int = 1,
     epsilon: float = 0.0,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "*any place_rows place_columns out_channels"]:
     images = jnp.asarray(images).astype(accumulator(images.dtype))
     patches = _patches(
@@ -552,11 +553,11 @@ def lut_at_places(
     )
     d = _detect_deltas(margins(patches, anchors, groups=groups), epsilon)
     if targets is None:
-        y = lookup(weights, d, groups=groups)
+        y = lookup(weights, d, groups=groups, accumulate=accumulate)
         return y.reshape(*y.shape[:-2], math.prod(y.shape[-2:]))
     assert n_outputs is not None
     of_tables = jnp.repeat(as_int32(targets), len(anchors) // groups, 0)
-    return sparse_lookup(weights, d, of_tables[:, None], n_outputs)
+    return sparse_lookup(weights, d, of_tables[:, None], n_outputs, accumulate=accumulate)
 
 
 def lut_attention(
@@ -666,12 +667,14 @@ def gate_network(
     readers: Sequence[Int[Array, "_ _"] | None] | None = None,
     feature_axis: int = -1,
 ) -> Float[Array, "..."]:
-    first = 0
+    x, coefficients, first = jnp.asarray(x), jnp.asarray(coefficients), 0
+    dtype = accumulator(x.dtype, coefficients.dtype)
+    values, coefficients = x.astype(dtype), coefficients.astype(dtype)
     for size in sizes:
         own = slice(first, first + size)
-        x = bilinear_gates(x, coefficients[:, own], wires[own], feature_axis=feature_axis)
+        values = bilinear_gates(values, coefficients[:, own], wires[own], feature_axis=feature_axis)
         first += size
-    return x
+    return values.astype(x.dtype)
 
 
 def logic_gates(

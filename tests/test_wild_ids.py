@@ -168,7 +168,7 @@ def of_places():
 
 
 def of_network():
-    x, coefficients = grid(3, 6), grid(4, 9)
+    x, coefficients = array(numbers(1, 3, 6)), array(numbers(2, 4, 9))
     wires = np.int32([[0, 99], [-7, 2], [5, 6], [1, 1], [0, 4], [9, 2], [-1, 3], [3, 5], [2, 77]])
     clamped = np.concatenate([np.clip(wires[:5], 0, 5), np.clip(wires[5:], 0, 4)])
 

@@ -24,12 +24,13 @@ Readers = Sequence[Int[Array, "_ _"] | None]
 
 def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> jax.Array:
     """Return the outputs of a call, each layer by `lutjax.bilinear_gates`."""
-    x, readers = call.x, call.readers or (None,) * len(call.sizes)
-    coefficients = call.coefficients.astype(accumulator(x.dtype, call.coefficients.dtype))
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    x, readers = call.x.astype(dtype), call.readers or (None,) * len(call.sizes)
+    coefficients = call.coefficients.astype(dtype)
     for (first, last), of_layer in zip(call.bounds(), readers, strict=True):
         own, wires = _meshes.part(coefficients, first, last, 1), _meshes.part(call.wires, first, last, 0)
         x = bilinear_gates(x, own, wires, readers=of_layer, feature_axis=0, implementation=implementation)
-    return x
+    return x.astype(call.x.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,8 +101,8 @@ def gate_network(
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer, of the dtype of `x`; computed as by `lutjax.bilinear_gates`, which
-      rounds the outputs of each layer to that dtype.
+      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer, of the dtype of `x`; computed in the wider dtype of `x` and
+      `coefficients`, at least float32, and rounded once.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or sizes that are not those of `wires`.

@@ -17,8 +17,6 @@ def unsupported(request: Any) -> str | None:
     for array in jax.tree.leaves(call):
         if array.dtype.name in ("float16", "float64"):
             return f"has kernels for {' and '.join(_TABLES)}, not {array.dtype}"
-    if request.op == "gate_network" and call.x.dtype.name != "float32":
-        return f"rounds the outputs of no layer, so it has float32, not {call.x.dtype}"
     reason = None if request.step is None else _rules.unsupported(request.step.rule)
     if reason is None and request.op in ("scored_lut", "margins"):
         reason = _too_many_inputs(request.op, call)

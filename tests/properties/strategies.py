@@ -1117,8 +1117,7 @@ def _free_trees(draw: Draw) -> Sizes:
 
 @st.composite
 def _free_network(draw: Draw) -> Sizes:
-    # Half precision rounds the outputs of each layer: the parity suite has it.
-    of = draw(st.sampled_from(("float32", "float64")))
+    of = draw(_DTYPE)
     layers = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
     sizes = draw(_free_gates(tables=False))
     return {

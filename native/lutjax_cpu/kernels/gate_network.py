@@ -12,7 +12,7 @@ from lutjax_cpu._call import kernel
 def forward(call: GateNetwork, *, device: Any) -> jax.Array:
     outline = jax.ShapeDtypeStruct((call.sizes[-1], call.x.shape[1]), jnp.float32)
     (y,) = kernel("gate_network_forward", _arrays(call), (outline,))
-    return y
+    return y.astype(call.x.dtype)
 
 
 def backward(
@@ -24,4 +24,4 @@ def backward(
 
 
 def _arrays(call: GateNetwork) -> tuple[jax.Array, ...]:
-    return call.x, call.coefficients.astype(jnp.float32), call.sources()
+    return call.x.astype(jnp.float32), call.coefficients.astype(jnp.float32), call.sources()
