@@ -16,7 +16,10 @@ import numpy as np
 
 from properties import definitions as D
 from properties.definitions import wide
-from properties.members import READS, Arrays, Undecided, exponentials, tables, value_of, values_of
+from properties.members import MAGNITUDES, READS, Arrays, Undecided, exponentials, tables, value_of, values_of
+
+ALLOWED = 2 * 2e-5 / float(np.finfo(np.float32).eps)
+"""Roundings of float32 in the tolerance of comparisons, by which `MAGNITUDES` are multiplied."""
 
 Pull = Callable[[np.ndarray], Arrays]
 Defined = tuple[np.ndarray, Pull]
@@ -506,28 +509,47 @@ def chosen_wires(
     def pull(dx: np.ndarray, slopes: Callable[[], np.ndarray]) -> Arrays:
         if how.deterministic:
             return {"x": dx, "scores": np.zeros(scores.shape)}
-        gains = _gains(wide(x), slopes(), wires, candidates, scores.shape[-1])
-        shares = D.softmax(scores)
-        of = shares * (gains - (shares * gains).sum(-1, keepdims=True))
-        return {"x": dx, "scores": of / how.temperature}
+        gains, sizes = _gains(wide(x), slopes(), wires, candidates, scores.shape[-1])
+        return {"x": dx, **_of_shares(D.softmax(scores), gains, sizes, len(x), how)}
 
     return x, pull, wires
+
+
+def _of_shares(
+    shares: np.ndarray, of_shares: np.ndarray, sizes: np.ndarray, batch: int, how: Training
+) -> Arrays:
+    """The cotangent of scores by that of their softmax, of whose addends `sizes` are the magnitudes.
+
+    Softmax takes the mean from it: where candidates are nearly the same all of it cancels. What is left has the roundings of the
+    addends: of each product, of the sum over samples, and of the mean over candidates.
+    """
+    of = shares * (of_shares - (shares * of_shares).sum(-1, keepdims=True)) / how.temperature
+    size = shares * (sizes + (shares * sizes).sum(-1, keepdims=True)) / how.temperature
+    return {
+        "scores": of,
+        MAGNITUDES: {"scores": size.max(initial=0) * (batch + shares.shape[-1] + 4) / ALLOWED},
+    }
 
 
 MOST_JUDGES = 64
 
 
-def _gains(x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any, n: int) -> np.ndarray:
-    """Return what the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``."""
+def _gains(
+    x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``, and the magnitudes of its addends."""
     batch = len(x)
     if candidates is None:
-        return np.einsum("bgn,bi->gni", slopes, x)
+        return np.einsum("bgn,bi->gni", slopes, x), np.einsum("bgn,bi->gni", np.abs(slopes), np.abs(x))
     size, gains = min(batch // n, MOST_JUDGES), np.zeros((*wires.shape, n))
+    sizes = np.zeros_like(gains)
     for j in range(n):
         part = slice(j * size, (j + 1) * size) if size else slice(None)
-        others = D.read(x[part], candidates[..., j]) - D.read(x[part], wires)
-        gains[..., j] = (slopes[part] * others).sum(0) * (batch / size if size else 1)
-    return gains
+        other, own = D.read(x[part], candidates[..., j]), D.read(x[part], wires)
+        each, times = slopes[part], batch / size if size else 1
+        gains[..., j] = (each * (other - own)).sum(0) * times
+        sizes[..., j] = (np.abs(each) * (np.abs(other) + np.abs(own))).sum(0) * times
+    return gains, sizes
 
 
 def mixed_candidates(
@@ -543,10 +565,10 @@ def mixed_candidates(
     each = used.reshape(read.shape[1:])
 
     def pull(dmixed: np.ndarray, slopes: Any) -> Arrays:
-        of_shares = (dmixed[..., None] * read).sum(0).reshape(scores.shape)
-        of_scores = shares * (of_shares - (shares * of_shares).sum(-1, keepdims=True)) / how.temperature
+        addends = dmixed[..., None] * read
+        of_shares, sizes = (a.sum(0).reshape(scores.shape) for a in (addends, np.abs(addends)))
         dx = D.write(x, candidates.reshape(read.shape[1:]), D.exactly(dmixed[..., None] * each)).value
-        return {"x": dx, "scores": of_scores}
+        return {"x": dx, **_of_shares(shares, of_shares, sizes, len(x), how)}
 
     wires = np.arange(len(each)).reshape(candidates.shape[:2])
     return (read * each).sum(-1), pull, wires
@@ -738,11 +760,13 @@ def chained(*steps: tuple[str, Callable[[np.ndarray], Defined]]) -> Callable[[np
 
         def pull_all(dy: np.ndarray) -> Arrays:
             found: Arrays = {}
+            sizes: dict[str, Any] = {}
             for name, pull in reversed(pulls):
                 of = pull(dy)
                 dy = of.pop("x")
+                sizes |= {f"{name}/{n}": c for n, c in of.pop(MAGNITUDES, {}).items()}
                 found |= {f"{name}/{n}": c for n, c in of.items()}
-            return {**found, "x": dy}
+            return {**found, MAGNITUDES: sizes, "x": dy}
 
         return x, pull_all
 

@@ -189,7 +189,7 @@ class Undecided(Exception):
 
 
 MAGNITUDES = "magnitudes"
-"""Key of the sums of the magnitudes of addends, for cotangents that are one number: all addends may cancel in it."""
+"""Key of the largest sums of the magnitudes of addends, for cotangents in which all addends may cancel: one number, or those of scores."""
 
 
 def values_of(sums: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Arrays:
