@@ -11,6 +11,7 @@ import click
 
 from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
+from lutjax.training.configs import MOST
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
     help="File with the text to continue, byte by byte as it is; - is the standard input. Default: none, as --prompt says.",
 )
 @click.option(
-    "--bytes", "n_bytes", type=click.IntRange(1), default=500, show_default=True, help="How much to add."
+    "--bytes",
+    "n_bytes",
+    type=click.IntRange(1, MOST),
+    default=500,
+    show_default=True,
+    help="How much to add.",
 )
 @click.option(
     "--samples",
@@ -118,8 +124,6 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
-    found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
-    texts = [(text, seed + k) for text in found for k in range(samples)]
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError(
@@ -129,6 +133,8 @@ def _generate(
             mesh = {meshes.DETECTORS: jax.device_count()}
 
     step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
+    found = hosts.by_first(lambda: _prompts(prompts, prompt_file))  # which may wait for somebody to type
+    texts = [(text, seed + k) for text in found for k in range(samples)]
     try:
         model = lm_runs.language_model(folder, step, record, mesh)
     except RunError:
