@@ -306,8 +306,6 @@ def test_checkpoint_of_another_configuration(
 def test_a_wrong_run_is_refused_before_the_prompt_is_read(
     finished: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be somebody at a terminal who is asked for it."""
-
     def unread(*args: object) -> list[bytes]:
         raise AssertionError("the standard input was read")
 
@@ -317,6 +315,10 @@ def test_a_wrong_run_is_refused_before_the_prompt_is_read(
         assert result.exit_code == 1
         assert result.output.startswith(f"Error: {folder} ")
         assert result.output.count("\n") == 1
+    monkeypatch.undo()
+    result = command("generate", finished[0])
+    assert result.exit_code == 2
+    assert "Invalid value for the standard input: it is empty" in result.output
 
 
 def test_predict_names_the_command_for_a_language_model(
@@ -569,7 +571,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["--prompt", "x", "--bytes", "0"], "not in the range"),
         (["--prompt", "x", "--temperature", "-1"], "not in the range"),
         (["--prompt", "x", "--top-k", "300"], "not in the range"),
-        ([], "Invalid value for the standard input: it is empty"),
         (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
         (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
         (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1], "2 samples have seeds up to 4294967296"),

@@ -124,6 +124,10 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
+    waits = (
+        not prompts and str(prompt_file or "-") == "-"
+    )  # for somebody who types: the run is looked at first
+    found = [] if waits else hosts.by_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError(
@@ -133,7 +137,8 @@ def _generate(
             mesh = {meshes.DETECTORS: jax.device_count()}
 
     step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
-    found = hosts.by_first(lambda: _prompts(prompts, prompt_file))  # which may wait for somebody to type
+    if waits:
+        found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
     texts = [(text, seed + k) for text in found for k in range(samples)]
     try:
         model = lm_runs.language_model(folder, step, record, mesh)
