@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.models._fields import CHOICES
-from lutjax.training.configs import LARGEST
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
@@ -181,15 +180,13 @@ def _type(hint: Any) -> Any:
 
 
 class Finite(click.FloatRange):
-    """Type of a number that float32 holds, neither infinite nor NaN, perhaps of a range."""
+    """Type of a number that is neither infinite nor NaN, perhaps of a range."""
 
     name = "float"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not math.isfinite(number := float(super().convert(value, param, ctx))):
             self.fail(f"{value!r} is not finite.", param, ctx)
-        if abs(number) > LARGEST:
-            self.fail(f"{value!r} is too large; float32 holds numbers up to {LARGEST:.2g}.", param, ctx)
         return number
 
     def _describe_range(self) -> str:

@@ -11,6 +11,7 @@ import click
 
 from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
+from lutjax.models._fields import MOST as MOST_OF_FLOAT32
 from lutjax.training.configs import MOST
 from lutjax.training.errors import RunError
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=Finite(0),
+    type=Finite(0, MOST_OF_FLOAT32),
     default=0.8,
     show_default=True,
     help="Below 1 more likely text, above 1 more varied; 0 takes the likeliest byte.",

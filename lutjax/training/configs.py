@@ -12,8 +12,6 @@ with needed_by(__name__):
 
 MOST, MOST_SAMPLES = 2**31 - 1, 2**53
 """Largest number of steps and the like, which JAX counts in int32, and of samples of a step, whose memory is told in float64."""
-LEAST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Smallest and largest number of float32, in which models are trained."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,14 +43,8 @@ class Training:
                 raise ValueError(f"{field.name} is {value}; it must be at most {most}.")
         check_floats(self)
         self.check_least(steps=1, batch_size=1)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and LARGEST < abs(value) < float("inf"):
-                raise ValueError(f"{field.name} is {value}; float32 holds numbers up to {LARGEST:.2g}.")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite.")
-        if self.learning_rate < LEAST:
-            raise ValueError(f"learning_rate is {self.learning_rate}; in float32 it is 0 below {LEAST:.2g}.")
         self.check_seeds("seed")
 
     def check_least(self, **least: int) -> None:
