@@ -208,7 +208,8 @@ def expected(
         kept = [name in m.axes or (i < n_outer and m.how != "shard_map") for i, m in enumerate(call.maps)]
         core = of_elements[indices[0]][name].shape
         all_of_them = np.stack([of_elements[at][name] for at in indices]).reshape((*sizes, *core))
-        total = all_of_them.sum(axis=tuple(i for i, k in enumerate(kept) if not k))
+        with np.errstate(invalid="ignore"):  # infinities of both signs add to NaN
+            total = all_of_them.sum(axis=tuple(i for i, k in enumerate(kept) if not k))
         within = [m.axes[name] for m in call.maps[n_outer:] if name in m.axes]
         cotangents[name] = _moved(total, within, sum(kept[:n_outer]))
     return outputs, cotangents
