@@ -669,7 +669,8 @@ def gate_network(
 ) -> Float[Array, "..."]:
     x, coefficients, first = jnp.asarray(x), jnp.asarray(coefficients), 0
     dtype = accumulator(x.dtype, coefficients.dtype)
-    values, coefficients = x.astype(dtype), coefficients.astype(dtype)
+    coefficients = coefficients.astype(dtype)
+    values: Array = x.astype(dtype)
     for size in sizes:
         own = slice(first, first + size)
         values = bilinear_gates(values, coefficients[:, own], wires[own], feature_axis=feature_axis)

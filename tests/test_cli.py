@@ -302,6 +302,52 @@ def test_checkpoint_of_another_configuration(
     assert message in " ".join(result.output.split())
 
 
+def test_a_wrong_run_is_refused_before_the_prompt_is_read(
+    finished: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(*args: object) -> list[bytes]:
+        raise AssertionError("the standard input was read")
+
+    monkeypatch.setattr(_generate, "_prompts", unread)
+    for folder in (tmp_path / "none", tmp_path, finished[0] / "checkpoints"):
+        result = command("generate", folder)
+        assert result.exit_code == 1
+        assert result.output.startswith(f"Error: {folder} ")
+        assert result.output.count("\n") == 1
+    monkeypatch.undo()
+    result = command("generate", finished[0])
+    assert result.exit_code == 2
+    assert "Invalid value for the standard input: it is empty" in result.output
+
+
+def test_predict_names_the_command_for_a_language_model(
+    finished: tuple[Path, Result], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    result = command("predict", finished[0], tmp_path / "rows.csv")
+    assert result.exit_code == 1
+    assert result.output.strip().endswith(f"not of train classify: use it by lutjax generate {finished[0]}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "RUN", "--temperature=1e300"], "1e+300 is not in the range 0<=x<=3.4028234663852886e+38."),
+        (["generate", "RUN", f"--bytes={10**20}"], f"{10**20} is not in the range 1<=x<=2147483647."),
+        (["bench", f"--lm-batch={10**20}"], f"{10**20} is not in the range 1<=x<=2147483647."),
+        (["bench", f"--repeats={10**20}"], f"{10**20} is not in the range 3<=x<=2147483647."),
+        (["bench", f"--shape=fc:{10**20},8,8,4,3"], f"batch is {10**20}; it must be below 2^31; the sizes are fc:batch,inputs,outputs,detectors,anchors."),
+        (["export", "RUN", f"--registers={10**20}"], f"--registers is {10**20}; it is a number of levels below 2^31, or 0 for no registers."),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_too_large(words: list[str], message: str) -> None:
+    result = command(*words)
+    assert result.exit_code == 2
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert last.endswith(message)
+
+
 def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
@@ -508,7 +554,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["--prompt", "x", "--bytes", "0"], "not in the range"),
         (["--prompt", "x", "--temperature", "-1"], "not in the range"),
         (["--prompt", "x", "--top-k", "300"], "not in the range"),
-        ([], "Invalid value for the standard input: it is empty"),
         (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
         (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
         (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1], "2 samples have seeds up to 4294967296"),

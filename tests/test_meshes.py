@@ -104,7 +104,7 @@ def test_outside_of_jit_and_under_vmap(mesh):
 
 @pytest.mark.parametrize(("mapped", "samples", "n_outputs"), [(4, 2, 5), (0, 2, 5), (4, 0, 5), (4, 2, 0)])
 def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, samples, n_outputs):
-    """Arrays without elements are given to no `jax.shard_map`: the compiler of jaxlib 0.11.2 may end its process there."""
+    """No `jax.shard_map` takes arrays without elements: the compiler of jaxlib 0.11.2 may end its process there."""
 
     def value_and_gradients(weights, detection):
         def total(weights, detection):

@@ -221,6 +221,11 @@ def test_a_manifest_that_is_none(content: bytes, life: Path, tmp_path: Path) -> 
     failed = verified(folder)
     assert set(failed) == {"digests of all files", f"{MANIFEST} = the files"}
     assert "is damaged" in failed[f"{MANIFEST} = the files"]
+    assert failed["digests of all files"] == f"{MANIFEST} is damaged and lists no files, so none has a digest"
+    result = command("verify", folder)
+    assert "not listed" not in result.output
+    assert "0 failed" not in lines(result)[-1]
+    assert "(Makefile, life.dot), as manifest.json has no digests" in lines(result)[-1]
     with pytest.raises(deployment.DeploymentError, match="is damaged"):
         write(folder)
 

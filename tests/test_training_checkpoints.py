@@ -37,6 +37,15 @@ def test_round_trip(directory: Path) -> None:
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), restored, tree))
 
 
+def test_a_directory_is_a_path_or_its_text(tmp_path: Path) -> None:
+    text = str(tmp_path / "of text")
+    checkpoints.save(text, 5, TREES, {"name": "first"})
+    assert checkpoints.steps(text) == [5]
+    assert checkpoints.read_meta(text) == (5, checkpoints.peek(text)[1])
+    name, tree = next(iter(TREES.items()))
+    assert jax.tree.structure(checkpoints.restore(text, 5, name, tree)) == jax.tree.structure(tree)
+
+
 def test_the_last_ones_stay_and_nothing_else(directory: Path) -> None:
     (directory / ".15.tmp").mkdir()  # of a run that was killed while it wrote
     checkpoints.save(directory, 20, TREES, {})

@@ -674,10 +674,14 @@ def test_batches_that_cannot_be_divided():
         parts(TABLE, {"x": X[:4], "scale": jnp.float32(1)})
 
 
+@pytest.mark.usefixtures("without_typechecking")
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
         (tables.SGD, {"weight_decay": -0.1}, "SGD: weight_decay is -0.1; it must not be negative"),
+        (tables.SGD, {"weight_decay": "x"}, "SGD: weight_decay is 'x'; expected a finite number"),
+        (tables.SGD, {"weight_decay": None}, "SGD: weight_decay is None; expected a finite number"),
+        (tables.RowAdam, {"eps": float("nan")}, "RowAdam: eps is nan; expected a finite number"),
         (tables.RowMomentum, {"momentum": 1.0}, r"RowMomentum: momentum is 1.0; 0 <= momentum < 1"),
         (tables.RowAdam, {"b1": -0.1}, "RowAdam: b1 is -0.1; 0 <= b1 < 1"),
         (tables.RowAdam, {"b2": 1.0}, "RowAdam: b2 is 1.0; 0 <= b2 < 1"),

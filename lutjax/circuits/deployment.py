@@ -22,6 +22,8 @@ from lutjax.files._json import Fields
 from lutjax.files.errors import FolderError
 
 MANIFEST = "manifest.json"
+MOST_LEVELS = 1 << 31
+"""More than any circuit has between registers; JSON holds larger numbers."""
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
 BUILD = "build"
@@ -175,9 +177,9 @@ class Options:
         for format in self.formats:
             if format not in FORMATS:
                 raise ValueError(f"formats has {format!r}; the known ones are {', '.join(FORMATS)}.")
-        if self.registers < 0:
+        if not 0 <= self.registers < MOST_LEVELS:
             raise ValueError(
-                f"registers is {self.registers}; it is a number of levels, or 0 for no registers."
+                f"registers is {self.registers}; it is a number of levels below 2^31, or 0 for no registers."
             )
         if why := _names.why_not(self.name):
             raise ValueError(f"name is {self.name!r}; {why}.")
@@ -549,7 +551,7 @@ def _check_manifest(found: Any) -> None:
             Fields("run").field(run, name, kind_of_field)
     for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
         fields.field(found, name, kind_of_field)
-    if kind == "circuit" and not 0 <= found["registers"] < 1 << 31:
+    if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
         raise ValueError(
             f"the manifest: 'registers' is {_json.shown(found['registers'])}; expected a number of levels."
         )

@@ -160,7 +160,7 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
         manifest = deployment.read_manifest(folder)
     except deployment.DamagedManifestError as error:
         manifest = error.found
-    different = deployment.differences(folder, manifest)
+    different = deployment.differences(folder, manifest) if _lists_files(manifest) else {}
     made = entries(folder) & deployment.made_by_make(manifest)
     files = (entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}) - made
     files.discard(deployment.MANIFEST)
@@ -177,7 +177,9 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     parts = [f"{len(proved)} proved"]
     if failed:
         parts.append(f"{len(failed)} failed ({_listed(failed)})")
-    if alone:
+    if alone and not _lists_files(manifest):
+        reasons[f"{MANIFEST} has no digests"] = alone
+    elif alone:
         digests = "its digest" if len(alone) == 1 else "their digests"
         parts.append(f"{len(alone)} compared with {digests} alone ({_listed(alone)})")
     for why, names in sorted(reasons.items()):
@@ -251,7 +253,14 @@ def checks_of(
     return checks
 
 
+def _lists_files(manifest: dict[str, Any]) -> bool:
+    """Return whether a manifest, perhaps a damaged one, says which files there are."""
+    return isinstance(manifest.get("files"), dict)
+
+
 def _digests(folder: Path, manifest: dict[str, Any]) -> str:
+    if not _lists_files(manifest):
+        raise FailedError(f"{MANIFEST} is damaged and lists no files, so none has a digest")
     wrong = deployment.differences(folder, manifest)
     words = {
         "missing": "is missing",

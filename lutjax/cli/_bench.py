@@ -9,6 +9,7 @@ import click
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
+from lutjax.training.configs import MOST
 
 if TYPE_CHECKING:
     from lutjax.benchmark.report import Result
@@ -53,13 +54,17 @@ MARKS = {
 )
 @click.option(
     "--lm-batch",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST),
     default=128,
     show_default=True,
     help="Windows in a step of --shape lm.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(3), default=20, show_default=True, help="Loops that are timed for a row."
+    "--repeats",
+    type=click.IntRange(3, MOST),
+    default=20,
+    show_default=True,
+    help="Loops that are timed for a row.",
 )
 @file_option("--csv", "Write every row to this file as soon as it is measured.")
 @file_option("--png", "Draw the times to this file.")

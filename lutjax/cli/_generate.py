@@ -11,6 +11,8 @@ import click
 
 from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
+from lutjax.models._fields import MOST as MOST_OF_FLOAT32
+from lutjax.training.configs import MOST
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
     help="File with the text to continue, byte by byte as it is; - is the standard input. Default: none, as --prompt says.",
 )
 @click.option(
-    "--bytes", "n_bytes", type=click.IntRange(1), default=500, show_default=True, help="How much to add."
+    "--bytes",
+    "n_bytes",
+    type=click.IntRange(1, MOST),
+    default=500,
+    show_default=True,
+    help="How much to add.",
 )
 @click.option(
     "--samples",
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=Finite(0),
+    type=Finite(0, MOST_OF_FLOAT32),
     default=0.8,
     show_default=True,
     help="Below 1 more likely text, above 1 more varied; 0 takes the likeliest byte.",
@@ -118,8 +125,10 @@ def _generate(
 
     from lutjax.training import hosts, lm_runs, meshes, runs
 
-    found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
-    texts = [(text, seed + k) for text in found for k in range(samples)]
+    waits = (
+        not prompts and str(prompt_file or "-") == "-"
+    )  # for somebody who types: the run is looked at first
+    found = [] if waits else hosts.by_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError(
@@ -129,6 +138,9 @@ def _generate(
             mesh = {meshes.DETECTORS: jax.device_count()}
 
     step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
+    if waits:
+        found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
+    texts = [(text, seed + k) for text in found for k in range(samples)]
     try:
         model = lm_runs.language_model(folder, step, record, mesh)
     except RunError:

@@ -18,7 +18,7 @@ def one_of(known: Iterable[str], default: str | None) -> Any:
     return dataclasses.field(default=default, metadata={CHOICES: tuple(known)})
 
 
-_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def check_floats(config: Any, where: str = "") -> None:
@@ -34,10 +34,10 @@ def check_floats(config: Any, where: str = "") -> None:
                 isinstance(value, float)
                 and math.isfinite(value)
                 and value
-                and not _LEAST <= abs(value) <= _MOST
+                and not LEAST <= abs(value) <= MOST
             ):
                 raise ValueError(
-                    f"{where}{field.name} is {shown(found)}; it is used in float32, whose numbers are from {_LEAST:.2g} to {_MOST:.2g} in magnitude."
+                    f"{where}{field.name} is {shown(found)}; it is used in float32, whose numbers are from {LEAST:.2g} to {MOST:.2g} in magnitude."
                 )
 
 

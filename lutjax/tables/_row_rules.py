@@ -1,10 +1,12 @@
 """Optimisers of tables: rules by which a row moves along its gradient."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax.values._dtypes import accumulator
 
@@ -24,6 +26,10 @@ class RowRule:
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+            self._require(field.name, number and math.isfinite(value), "expected a finite number")
         self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
 
     def _require(self, name: str, holds: bool, rule: str) -> None:

@@ -54,8 +54,9 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def steps(directory: Path) -> list[int]:
+def steps(directory: str | os.PathLike[str]) -> list[int]:
     """The steps of the checkpoints in a directory, in ascending order; none if there is no such directory."""
+    directory = Path(directory)
     if not directory.is_dir():
         return []
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and p.is_dir())
@@ -105,7 +106,9 @@ def _others(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+def save(
+    directory: str | os.PathLike[str], step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]
+) -> None:
     """Writes a checkpoint.
 
     Args:
@@ -117,6 +120,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str
       CheckpointError: there is a checkpoint of this step, and it is whole.
       OSError: it cannot be written; nothing of it is left, and earlier ones stay.
     """
+    directory = Path(directory)
     target = directory / str(step)
     temporary = directory.absolute() / f".{step}.tmp"
     if hosts.by_first(target.exists):
@@ -198,7 +202,7 @@ def set_aside(directory: Path, step: int) -> None:
     os.replace(directory / str(step), aside)
 
 
-def peek(directory: Path) -> tuple[int, dict[str, Any], str]:
+def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
     """The step, metadata and digest of the latest checkpoint, of which only this is compared with what was written.
 
     Raises:
@@ -207,12 +211,12 @@ def peek(directory: Path) -> tuple[int, dict[str, Any], str]:
     found = steps(directory)
     if not found:
         raise CheckpointError(f"{directory} holds no checkpoint.")
-    content = _content(directory / str(found[-1]))
+    content = _content(Path(directory) / str(found[-1]))
     return found[-1], content["meta"], _content_digest(content)
 
 
 def read_meta(
-    directory: Path, step: int | None = None, *, on_damage: Callable[[str], None] = warn
+    directory: str | os.PathLike[str], step: int | None = None, *, on_damage: Callable[[str], None] = warn
 ) -> tuple[int, dict[str, Any]]:
     """The step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
 
@@ -225,6 +229,7 @@ def read_meta(
       CheckpointError: there is no checkpoint.
       DamagedError: none is whole, or that at `step` is not.
     """
+    directory = Path(directory)
     found = hosts.by_first(lambda: steps(directory))
     if not found or (step is not None and step not in found):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
@@ -259,7 +264,7 @@ def _whole(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def restore(directory: Path, step: int, name: str, template: Any) -> Any:
+def restore(directory: str | os.PathLike[str], step: int, name: str, template: Any) -> Any:
     """Reads one tree of a checkpoint whose files `read_meta` has found whole.
 
     Args:
@@ -269,7 +274,7 @@ def restore(directory: Path, step: int, name: str, template: Any) -> Any:
     Raises:
       CheckpointError: the checkpoint has other arrays than the template.
     """
-    folder = directory / str(step)
+    folder = Path(directory) / str(step)
     if why := why_not(folder):
         raise CheckpointError(f"{why}: rename or move it.")
     flat = _flat(template)

@@ -54,6 +54,9 @@ COMMANDS = {"lm": "train lm", "digits": "train classify", "ca": "train ca", "cla
 KINDS = {"lm": "text", "digits": "samples", "ca": "target"}
 """Kinds of older records, which do not say theirs, each with the field by which they are known."""
 
+USES = {"train lm": "generate {}", "train classify": "predict {} FILE", "train ca": "info {}"}
+"""Commands that use a run, with a place for its folder, by those that train it."""
+
 
 @dataclasses.dataclass
 class Record:
@@ -403,18 +406,20 @@ def resumption(kind: str, folder: Path) -> str:
     return f"lutjax {COMMANDS[kind]} --resume --out {shlex.quote(str(folder))}"
 
 
-def check_kind(folder: Path, wanted: str) -> str:
+def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
+
+    Args:
+      trains: whether the run is to go on, or to be used: an error names the command for that.
 
     Raises:
       CheckpointError: another command trains it, or as `kind`.
     """
     found = kind(folder)
     if COMMANDS[found] != COMMANDS[wanted]:
-        raise CheckpointError(
-            f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: go on with it by "
-            f"{resumption(found, folder)}"
-        )
+        use = f"use it by lutjax {USES[COMMANDS[found]].format(shlex.quote(str(folder)))}"
+        advice = f"go on with it by {resumption(found, folder)}" if trains else use
+        raise CheckpointError(f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: {advice}")
     return found
 
 
@@ -433,7 +438,7 @@ def read(
     Raises:
       CheckpointError: there is none, or it is of a version with other fields, or of another kind of run.
     """
-    found = check_kind(folder, record.kind)
+    found = check_kind(folder, record.kind, trains=False)
     step, meta = checkpoints.read_meta(folder / FOLDER, on_damage=on_damage)
     version = meta.pop("lutjax", None)
     for name in ("kind", "versions"):

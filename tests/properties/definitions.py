@@ -554,6 +554,7 @@ def scored_lut(
     groups: int = 1,
     sum_groups: bool = False,
     keep: np.ndarray | None = None,
+    accumulate: float | None = None,
 ) -> Sum:
     """``y[g] = sum over t of g and ways of keep[t] * coefficient * weights[t, index]``, ``[..., G or 1, O]``."""
     n_detectors, _, n_outputs = _shape_of(weights)
@@ -564,8 +565,14 @@ def scored_lut(
         read_rows = rows[np.arange(n_detectors), way.index]  # [..., T, O]
         *at, t, output = np.indices(read_rows.shape, sparse=True)
         factor = 1.0 if keep is None else wide(keep)[..., None]
-        totals.add((*at, group[t], output), way.coefficient.map(_with_axis).times(read_rows).times(factor))
+        addends = way.coefficient.map(_with_axis).times(read_rows).times(factor)
+        totals.add((*at, group[t], output), truncated(addends, accumulate))
     return totals.sum()
+
+
+def truncated(addends: Sum, accumulate: float | None) -> Sum:
+    """Addends of which fixed point drops less than one unit each; in which direction it does so is left open."""
+    return addends if accumulate is None else addends._replace(error=addends.error + 1 / accumulate)
 
 
 def _with_axis(a: np.ndarray) -> np.ndarray:
@@ -582,10 +589,11 @@ def scored_lut_vjp(
     groups: int = 1,
     sum_groups: bool = False,
     keep: np.ndarray | None = None,
+    accumulate: float | None = None,
 ) -> dict[str, Sum]:
     """`scored_vjp`, and the cotangent of the inputs by that of the margins."""
-    of = scored_vjp(ways, weights, dy, read, groups, sum_groups, keep)
-    return {"x": margins_vjp(x, anchors, of.pop("margins"), groups), **of}
+    of = scored_vjp(ways, weights, dy, read, groups, sum_groups, keep, accumulate)
+    return {"x": margins_vjp(x, anchors, of.pop("margins"), groups, accumulate), **of}
 
 
 def scored_vjp(
@@ -596,6 +604,7 @@ def scored_vjp(
     groups: int = 1,
     sum_groups: bool = False,
     keep: np.ndarray | None = None,
+    accumulate: float | None = None,
 ) -> dict[str, Sum]:
     """A row receives its coefficient times `dy`; margins and scalars what the product ``<dy, row>`` moves a coefficient by."""
     n_detectors, _, n_outputs = weights.shape
@@ -610,10 +619,11 @@ def scored_vjp(
     of_scalars = {name: Totals((1,), None, dtype) for name in ways[0].of_scalars}
     for way in ways:
         addends = way.coefficient.map(_with_axis).times(of_tables).times(factor[..., None])
-        of_weights.add((detector[:, None], way.index[..., None], output), addends)
+        of_weights.add((detector[:, None], way.index[..., None], output), truncated(addends, accumulate))
         products = of_tables * rows[detector, way.index]
+        lost = np.full(way.index.shape, 0.0 if accumulate is None else n_outputs / accumulate)
         inner = Sum(
-            products.sum(-1), np.abs(products).sum(-1), np.full(way.index.shape, n_outputs + 2.0), 0 * factor
+            products.sum(-1), np.abs(products).sum(-1), np.full(way.index.shape, n_outputs + 2.0), lost
         )
         to_keep = _product_of(inner, way.coefficient)
         of_keep = to_keep if of_keep is None else added(of_keep, to_keep)
@@ -621,7 +631,8 @@ def scored_vjp(
         to_margins = _product_of(inner.map(_with_axis), way.of_margins)
         of_margins = to_margins if of_margins is None else added(of_margins, to_margins)
         for name, derivative in way.of_scalars.items():
-            of_scalars[name].add((np.zeros(way.index.shape, int),), _product_of(inner, derivative))
+            addends = _product_of(inner, derivative)
+            of_scalars[name].add((np.zeros(way.index.shape, int),), truncated(addends, accumulate))
     assert of_margins is not None
     assert of_keep is not None
     return {
@@ -633,7 +644,10 @@ def scored_vjp(
 
 
 def _product_of(a: Sum, b: Sum) -> Sum:
-    error = np.where(np.isinf(a.error) | np.isinf(b.error), np.inf, 0)
+    undecided = np.isinf(a.error) | np.isinf(b.error)
+    (of_a, of_b) = (np.where(undecided, 0, x.error) for x in (a, b))
+    lost = of_a * np.abs(np.where(of_a > 0, b.value, 0)) + of_b * np.abs(np.where(of_b > 0, a.value, 0))
+    error = np.where(undecided, np.inf, lost)
     return Sum(a.value * b.value, a.size * b.size, a.depth + b.depth + 1, error)
 
 
@@ -1214,7 +1228,7 @@ def conv_lut(
         options: dict[str, Any] = {"windows": windows, "groups": groups, "epsilon": epsilon}
         return lut_at_places(images, weights, anchors, **options, accumulate=accumulate)
     ways = _ways_at_places(*_at_places(images, anchors, windows, groups), read, scalars or {}, n_ways)
-    y = scored_lut(ways, weights, read, groups, False, _keep_at_places(keep, ways))
+    y = scored_lut(ways, weights, read, groups, False, _keep_at_places(keep, ways), accumulate)
     shape = (*np.shape(images)[:-3], *windows.places, math.prod(y.value.shape[2:]))
     return y.map(lambda a: a.reshape(shape))
 
@@ -1240,7 +1254,7 @@ def conv_lut_vjp(
     x, ids = _at_places(images, anchors, windows, groups)
     ways = _ways_at_places(x, ids, read, scalars or {}, n_ways)
     dy = _dy_of_groups(dy, ways[0], groups, _shape_of(weights)[2])
-    of = scored_vjp(ways, weights, dy, read, groups, False, _keep_at_places(keep, ways))
+    of = scored_vjp(ways, weights, dy, read, groups, False, _keep_at_places(keep, ways), accumulate)
     at_places = _side_by_side(ids)
     du = of.pop("margins").map(lambda a: a.reshape(len(x), *at_places.shape[:2]))
     of_x = margins_vjp(x[:, None], at_places, du, 1, accumulate)

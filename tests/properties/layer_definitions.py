@@ -16,7 +16,21 @@ import numpy as np
 
 from properties import definitions as D
 from properties.definitions import wide
-from properties.members import READS, Arrays, Undecided, exponentials, tables, value_of, values_of
+from properties.members import (
+    LOST,
+    MAGNITUDES,
+    READS,
+    Arrays,
+    Undecided,
+    exponentials,
+    lost_of,
+    tables,
+    value_of,
+    values_of,
+)
+
+ALLOWED = 2 * 2e-5 / float(np.finfo(np.float32).eps)
+"""Roundings of float32 in the tolerance of comparisons, by which `MAGNITUDES` are multiplied."""
 
 Pull = Callable[[np.ndarray], Arrays]
 Defined = tuple[np.ndarray, Pull]
@@ -73,19 +87,22 @@ def scored(
     groups: int,
     sum_groups: bool = False,
     keep: np.ndarray | None = None,
+    scale: float | None = None,
 ) -> Defined:
     """Scored reads of ``[..., G or 1, I]``: ``[..., G or 1, O]``."""
     name, how = READS[read]
     scalars = exponentials(a)
     ways = D.ways_of(name, D.margins(x, a["anchors"], groups), scalars, getattr(how, "ways", 2))
-    rest = (name, groups, sum_groups, keep)
+    rest = (name, groups, sum_groups, keep, scale)
+    total = D.scored_lut(ways, tables(a), *rest)
 
     def pull(dy: np.ndarray) -> Arrays:
         of = D.scored_lut_vjp(x, ways, tables(a), a["anchors"], dy, *rest)
         of.pop("keep")
-        return values_of(of, {short: f"log_{short}" for short in scalars})
+        names = {short: f"log_{short}" for short in scalars}
+        return {**values_of(of, names), **lost_of(total, of, names)}
 
-    return value_of(D.scored_lut(ways, tables(a), *rest)), pull
+    return value_of(total), pull
 
 
 def dense(a: Arrays, x: np.ndarray, name: str) -> Defined:
@@ -113,6 +130,7 @@ def projection(
     sum_heads: bool,
     inner: Any,
     keep: np.ndarray | None = None,
+    scale: float | None = None,
 ) -> Defined:
     """Heads of scored tables between two projections, or without one; `inner`: the dtype of scores."""
     steps: list[Pull] = []
@@ -122,7 +140,7 @@ def projection(
         steps.append(pull_first)
     n_inputs = 1 if share_input else heads
     z = z.reshape(*z.shape[:-1], n_inputs, z.shape[-1] // n_inputs).astype(inner)
-    y, pull_reads = scored(a, z, read, groups=heads, sum_groups=sum_heads, keep=keep)
+    y, pull_reads = scored(a, z, read, groups=heads, sum_groups=sum_heads, keep=keep, scale=scale)
     of_heads = y.shape
     y = _last_joined(y, 2)
     pull_last = None
@@ -131,19 +149,40 @@ def projection(
 
     def pull(dy: np.ndarray) -> Arrays:
         found: Arrays = {}
+        last, lost = dy, {}
         if pull_last is not None:
             found = pull_last(dy)
             dy = found.pop("x")
         of = pull_reads(dy.reshape(of_heads))
-        dz = of.pop("x").reshape(*x.shape[:-1], math.prod(z.shape[-2:]))
+        dz, lost = of.pop("x").reshape(*x.shape[:-1], math.prod(z.shape[-2:])), of.pop(LOST, {})
         found |= of
         for step in steps:
             of = step(dz)
             dz = of.pop("x")
             found |= of
-        return {**found, "x": dz}
+        return {**found, **_lost_around(a, x, last, lost), "x": dz}
 
     return y, pull
+
+
+def _lost_around(a: Arrays, x: np.ndarray, dy: np.ndarray, lost: dict[str, float]) -> Arrays:
+    """`LOST` of a layer by that of the reads between its projections, whose sums add it with the magnitudes of the other factors."""
+    if not lost:
+        return {}
+    lost, of_y, of_z = dict(lost), lost.get("y", 0.0), lost.get("x", 0.0)
+    if "decompress_kernel" in a:
+        lost["y"] = of_y * np.abs(wide(a["decompress_kernel"])).sum(0).max()
+        lost["decompress_kernel"] = of_y * np.abs(_last_of(dy)).sum(0).max(initial=0)
+    if "compress_kernel" in a:
+        lost["x"] = of_z * np.abs(wide(a["compress_kernel"])).sum(1).max()
+        lost["compress_kernel"] = of_z * np.abs(_last_of(wide(x))).sum(0).max(initial=0)
+        lost["compress_bias"] = of_z * math.prod(x.shape[:-1])
+    return {LOST: lost}
+
+
+def _last_of(a: np.ndarray) -> np.ndarray:
+    """An array with one axis before the last."""
+    return a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
 
 
 # ------------------------------------------------------------------------------------- attention
@@ -268,13 +307,16 @@ def spatial(
         of_tables = np.repeat(targets, len(a["weights"]) // groups, 0)
         y, pull_flat = sparse_lut({**a, "targets": of_tables}, flat, n_outputs, epsilon=epsilon, scale=scale)
     else:
-        of_groups, pull_reads = scored(a, flat[..., None, :], read, groups=groups, keep=keep)
+        of_groups, pull_reads = scored(a, flat[..., None, :], read, groups=groups, keep=keep, scale=scale)
         target, used = D.slots_of(targets[:, 0], targets[:, 0].shape, n_outputs)
         y = np.zeros((*of_groups.shape[:-2], n_outputs))
         np.add.at(y, (..., target), np.where(used, of_groups, 0))
 
         def pull_flat(dy: np.ndarray) -> Arrays:
-            return pull_reads(np.where(used, dy[..., target], 0))
+            of = pull_reads(np.where(used, dy[..., target], 0))
+            if LOST in of:  # several groups may add to one output
+                of[LOST] = {**of[LOST], "y": of[LOST].get("y", 0.0) * groups}
+            return of
 
     def pull(dy: np.ndarray) -> Arrays:
         of = pull_flat(dy.reshape(y.shape))
@@ -303,7 +345,7 @@ def windows(
         def pull_shared(dy: np.ndarray) -> Arrays:
             return values_of(D.lut_vjp(*given, dy, *how))
     else:
-        y, pull_shared = scored(a, shared, read, groups=groups, keep=keep)
+        y, pull_shared = scored(a, shared, read, groups=groups, keep=keep, scale=scale)
 
     def pull(dy: np.ndarray) -> Arrays:
         of = pull_shared(dy.reshape(y.shape))
@@ -330,13 +372,15 @@ def convolution(
     )
     options: dict[str, Any] = {"windows": windows, "groups": groups}
     scalars = exponentials(a)
+    options["accumulate"] = scale
     if read is None:
-        options |= {"epsilon": epsilon, "accumulate": scale}
+        options |= {"epsilon": epsilon}
     else:
         name, how = READS[read]
         options |= {"read": name, "scalars": scalars, "n_ways": getattr(how, "ways", 2), "keep": keep}
     given = images, tables(a), a["anchors"]
-    at_places = value_of(D.conv_lut(*given, **options))
+    total = D.conv_lut(*given, **options)
+    at_places = value_of(total)
     (high, across), lead = block, at_places.shape[:-3]
     rows, columns, n_outputs = at_places.shape[-3] // high, at_places.shape[-2] // across, at_places.shape[-1]
     whole = at_places[..., : rows * high, : columns * across, :]
@@ -348,8 +392,10 @@ def convolution(
         of_places[..., : rows * high, : columns * across, :] = each
         of = D.conv_lut_vjp(*given, of_places, **options)
         of.pop("keep", None)
-        found = values_of(of, {short: f"log_{short}" for short in scalars})
-        return {**found, "x": found.pop("images").reshape(x.shape)}
+        names = {"images": "x", **{short: f"log_{short}" for short in scalars}}
+        found = values_of(of, names)
+        lost = {} if read is None else lost_of(total, of, names)
+        return {**found, **lost, "x": found["x"].reshape(x.shape)}
 
     return y, pull
 
@@ -506,28 +552,47 @@ def chosen_wires(
     def pull(dx: np.ndarray, slopes: Callable[[], np.ndarray]) -> Arrays:
         if how.deterministic:
             return {"x": dx, "scores": np.zeros(scores.shape)}
-        gains = _gains(wide(x), slopes(), wires, candidates, scores.shape[-1])
-        shares = D.softmax(scores)
-        of = shares * (gains - (shares * gains).sum(-1, keepdims=True))
-        return {"x": dx, "scores": of / how.temperature}
+        gains, sizes = _gains(wide(x), slopes(), wires, candidates, scores.shape[-1])
+        return {"x": dx, **_of_shares(D.softmax(scores), gains, sizes, len(x), how)}
 
     return x, pull, wires
+
+
+def _of_shares(
+    shares: np.ndarray, of_shares: np.ndarray, sizes: np.ndarray, batch: int, how: Training
+) -> Arrays:
+    """The cotangent of scores by that of their softmax, of whose addends `sizes` are the magnitudes.
+
+    Softmax takes the mean from it: where candidates are nearly the same all of it cancels. What is left has the roundings of the
+    addends: of each product, of the sum over samples, and of the mean over candidates.
+    """
+    of = shares * (of_shares - (shares * of_shares).sum(-1, keepdims=True)) / how.temperature
+    size = shares * (sizes + (shares * sizes).sum(-1, keepdims=True)) / how.temperature
+    return {
+        "scores": of,
+        MAGNITUDES: {"scores": size.max(initial=0) * (batch + shares.shape[-1] + 4) / ALLOWED},
+    }
 
 
 MOST_JUDGES = 64
 
 
-def _gains(x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any, n: int) -> np.ndarray:
-    """Return what the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``."""
+def _gains(
+    x: np.ndarray, slopes: np.ndarray, wires: np.ndarray, candidates: Any, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the loss gains by each candidate for each input of each gate, ``[G, n, candidates]``, and the magnitudes of its addends."""
     batch = len(x)
     if candidates is None:
-        return np.einsum("bgn,bi->gni", slopes, x)
+        return np.einsum("bgn,bi->gni", slopes, x), np.einsum("bgn,bi->gni", np.abs(slopes), np.abs(x))
     size, gains = min(batch // n, MOST_JUDGES), np.zeros((*wires.shape, n))
+    sizes = np.zeros_like(gains)
     for j in range(n):
         part = slice(j * size, (j + 1) * size) if size else slice(None)
-        others = D.read(x[part], candidates[..., j]) - D.read(x[part], wires)
-        gains[..., j] = (slopes[part] * others).sum(0) * (batch / size if size else 1)
-    return gains
+        other, own = D.read(x[part], candidates[..., j]), D.read(x[part], wires)
+        each, times = slopes[part], batch / size if size else 1
+        gains[..., j] = (each * (other - own)).sum(0) * times
+        sizes[..., j] = (np.abs(each) * (np.abs(other) + np.abs(own))).sum(0) * times
+    return gains, sizes
 
 
 def mixed_candidates(
@@ -543,10 +608,10 @@ def mixed_candidates(
     each = used.reshape(read.shape[1:])
 
     def pull(dmixed: np.ndarray, slopes: Any) -> Arrays:
-        of_shares = (dmixed[..., None] * read).sum(0).reshape(scores.shape)
-        of_scores = shares * (of_shares - (shares * of_shares).sum(-1, keepdims=True)) / how.temperature
+        addends = dmixed[..., None] * read
+        of_shares, sizes = (a.sum(0).reshape(scores.shape) for a in (addends, np.abs(addends)))
         dx = D.write(x, candidates.reshape(read.shape[1:]), D.exactly(dmixed[..., None] * each)).value
-        return {"x": dx, "scores": of_scores}
+        return {"x": dx, **_of_shares(shares, of_shares, sizes, len(x), how)}
 
     wires = np.arange(len(each)).reshape(candidates.shape[:2])
     return (read * each).sum(-1), pull, wires
@@ -738,11 +803,13 @@ def chained(*steps: tuple[str, Callable[[np.ndarray], Defined]]) -> Callable[[np
 
         def pull_all(dy: np.ndarray) -> Arrays:
             found: Arrays = {}
+            sizes: dict[str, Any] = {}
             for name, pull in reversed(pulls):
                 of = pull(dy)
                 dy = of.pop("x")
+                sizes |= {f"{name}/{n}": c for n, c in of.pop(MAGNITUDES, {}).items()}
                 found |= {f"{name}/{n}": c for n, c in of.items()}
-            return {**found, "x": dy}
+            return {**found, MAGNITUDES: sizes, "x": dy}
 
         return x, pull_all
 

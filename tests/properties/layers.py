@@ -431,6 +431,7 @@ def _projection_of(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
         sum_heads=o.get("sum_heads", False),
         inner=inner,
         keep=_keep(a, x, 1, sizes["heads"] * sizes["tables"], inner),
+        scale=_scale(o),
     )
 
 

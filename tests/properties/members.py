@@ -189,7 +189,10 @@ class Undecided(Exception):
 
 
 MAGNITUDES = "magnitudes"
-"""Key of the sums of the magnitudes of addends, for cotangents that are one number: all addends may cancel in it."""
+"""Key of the largest sums of the magnitudes of addends, for cotangents in which all addends may cancel: one number, or those of scores."""
+
+LOST = "lost"
+"""Key of the largest differences by what fixed point drops of addends that are rounded, of the output `y` and of cotangents."""
 
 
 def values_of(sums: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Arrays:
@@ -202,6 +205,13 @@ def values_of(sums: Mapping[str, Any], names: Mapping[str, str] | None = None) -
     magnitudes = {n: s.size for n, s in renamed.items() if not np.shape(s.value)}
     values = {n: value_of(s) for n, s in renamed.items()}
     return {**values, **({MAGNITUDES: magnitudes} if magnitudes else {})}
+
+
+def lost_of(y: Any, sums: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Arrays:
+    """Return `LOST` of an output and its cotangents, which are sums; nothing where nothing is lost."""
+    found = {"y": y, **{(names or {}).get(n, n): s for n, s in sums.items()}}
+    lost = {n: float(np.max(s.error, initial=0)) for n, s in found.items() if np.any(s.error > 0)}
+    return {LOST: lost} if lost else {}
 
 
 def value_of(s: Any) -> np.ndarray:

@@ -24,6 +24,7 @@ from properties.members import (
     exponentials,
     given,
     lists_of,
+    lost_of,
     tables,
     value_of,
     values_of,
@@ -493,13 +494,15 @@ def _of_scored_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     scalars = exponentials(a)
     u = definitions.margins(x, a["anchors"], n)
     ways = definitions.ways_of(read, u, scalars, getattr(how, "ways", 2))
-    rest = (read, n, bool(groups and o.get("sum_groups")), a.get("keep"))
-    y = value_of(definitions.scored_lut(ways, tables(a), *rest))
+    rest = (read, n, bool(groups and o.get("sum_groups")), a.get("keep"), _scale(o))
+    total = definitions.scored_lut(ways, tables(a), *rest)
+    y = value_of(total)
 
     def pull(ct: np.ndarray) -> Arrays:
         ct = ct if groups else ct[..., None, :]
         found = definitions.scored_lut_vjp(x, ways, a["weights"], a["anchors"], ct, *rest)
-        of = values_of(found, {name: f"log_{name}" for name in scalars})
+        names = {name: f"log_{name}" for name in scalars}
+        of = {**values_of(found, names), **lost_of(total, found, names)}
         return of if groups else {**of, "x": of["x"][..., 0, :]}
 
     return {"y": y if groups else y[..., 0, :]}, pull
@@ -511,15 +514,22 @@ def _of_conv_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
         "groups": groups_of(o["sizes"], o) or 1,
     }
     if o.get("read") is None:
-        options |= {"epsilon": o.get("epsilon", 0.0), "accumulate": _scale(o)}
+        options |= {"epsilon": o.get("epsilon", 0.0)}
     else:
         name, how = READS[o["read"]]
         ways = {"n_ways": getattr(how, "ways", 2)}
         options |= {"read": name, "scalars": exponentials(a), "keep": a.get("keep"), **ways}
+    options["accumulate"] = _scale(o)
     given = a["images"], tables(a), a["anchors"]
-    y = value_of(definitions.conv_lut(*given, **options))
+    total = definitions.conv_lut(*given, **options)
     names = {name: f"log_{name}" for name in options.get("scalars", {})}
-    return {"y": y}, lambda ct: values_of(definitions.conv_lut_vjp(*given, ct, **options), names)
+
+    def pull(ct: np.ndarray) -> Arrays:
+        found = definitions.conv_lut_vjp(*given, ct, **options)
+        lost = {} if o.get("read") is None else lost_of(total, found, names)
+        return {**values_of(found, names), **lost}
+
+    return {"y": value_of(total)}, pull
 
 
 def _of_sparse_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
