@@ -56,7 +56,7 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         is_mapped = jax.tree.leaves(mapped)
         places = [_meshes.spec_of(a)[0] for a, m in zip(jax.tree.leaves(args), is_mapped, strict=True) if m]
         place = next((place for place in places if place), None)
-        if size == 0:  # other arrays without elements are never divided here, see `lacks_elements`
+        if size == 0:  # other arrays without elements are never divided here, see `_transforms`
             outputs = of_no_elements(mapped, args, place)
         elif place is None:
             outputs = of_elements(size, mapped, *args)

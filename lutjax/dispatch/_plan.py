@@ -34,7 +34,7 @@ def cached(function: F) -> F:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a call runs: the key under which the functions made of it are kept.
+    """Plan of how a call runs: the key under which the functions made of it are kept.
 
     Attributes:
       op: class of the call. options: of the call, with their names; of an update also the rule.

@@ -84,7 +84,7 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
     ):
         return _evaluate(inner.jaxpr, inner.consts, args)
     if name in _FUNCTIONS and eqn.outvars[0].aval.dtype == jnp.float32:
-        of, largest = _FUNCTIONS[name], max(args, key=np.size)
+        of, largest = _FUNCTIONS[name], max(args, key=np.ndim)  # others are of its shape, or numbers
         args = [a if jnp.shape(a) == jnp.shape(largest) else jax.lax.full_like(largest, a) for a in args]
         return [jax.lax.platform_dependent(*args, cpu=functools.partial(_apart, of), default=of)]
     found = eqn.primitive.bind(*args, **eqn.params)
