@@ -8,6 +8,7 @@ import click
 
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
+from lutjax.cli._flags import MOST
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ MARKS = {
     "--markdown": b"| shape | what | by |",
 }
 """For each option what stands near the beginning of the files that it writes."""
-
-_MOST = 2**31 - 1  # of what JAX counts in int32
 
 
 @click.command(epilog=SHAPES)
@@ -55,14 +54,14 @@ _MOST = 2**31 - 1  # of what JAX counts in int32
 )
 @click.option(
     "--lm-batch",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, MOST),
     default=128,
     show_default=True,
     help="Windows in a step of --shape lm.",
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(3, _MOST),
+    type=click.IntRange(3, MOST),
     default=20,
     show_default=True,
     help="Loops that are timed for a row.",

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._flags import Finite, MeshType
+from lutjax.cli._flags import MOST, Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.models._fields import MOST as MOST_OF_FLOAT32
-from lutjax.training.configs import MOST
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
