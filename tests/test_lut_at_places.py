@@ -13,6 +13,7 @@ from machine import needs_devices, needs_gpu
 from test_sharding import largest_collective
 
 import lutjax
+from lutjax.dispatch.registry import Backend, Device
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 
 WINDOWS = Windows((4, 3, 4), (2, 2), (1, 1), (1, 0), 2)  # of two groups with channels of their own
@@ -65,6 +66,20 @@ def check_on_mesh(given, axes, tables_of):
     assert not re.findall(r" (?:all-to-all|collective-permute)\(", compiled.as_text())
     outputs, of_images, of_tables = (a.nbytes for a in expected)
     assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
+
+
+def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
+    """Trace for CPU and GPU, of which one has a kernel: the program of a device has that or the parts, and calls say where they run."""
+    cpu, gpu = Device(Backend.CPU, "cpu"), Device(Backend.GPU, "a GPU without kernels")
+    expected = with_gradients(*arguments())
+    monkeypatch.setattr("lutjax.dispatch.registry._default_devices", lambda: (gpu, cpu))
+    with fused_kernels.on_cpu("lut_at_places"), lutjax.kernel_registry.collecting() as calls:
+        exported = jax.export.export(jax.jit(with_gradients), platforms=["cpu", "cuda"])(*arguments())
+    for found, e in zip(exported.call(*arguments()), expected, strict=True):
+        np.testing.assert_allclose(found, e, rtol=1e-6, atol=1e-6)
+    first = calls[:3]
+    assert [made.call.op for made in first if made.runs_on(cpu)] == ["lut_at_places"]
+    assert [made.call.op for made in first if made.runs_on(gpu)] == ["detect", "lookup"]
 
 
 def test_detectors_without_pairs_add_their_one_row():

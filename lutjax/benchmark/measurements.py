@@ -155,8 +155,9 @@ def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
 
 
 def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Direction]]:
-    """The calls of ops that a row makes, and in which directions."""
-    for made in calls(shape, dtype):
+    """The calls of ops that a row makes on the default device, and in which directions."""
+    device = devices_of(())[0]
+    for made in (made for made in calls(shape, dtype) if made.runs_on(device)):
         if row != UPDATE:
             yield made, "forward"
             if row != FORWARD:
@@ -170,9 +171,7 @@ def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
     """The calls of ops that the forward pass of a shape makes."""
     case = abstract(shape, dtype)
     args, options = given(case)
-    return tuple(
-        m for m in kernel_registry.calls_of(case.function or case.op, *args, **options) if not m.apart
-    )
+    return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
 
 
 def given(case: Case) -> tuple[Any, Any]:

@@ -63,9 +63,10 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     if traced and threading.current_thread() is not threading.main_thread():
         plan = plan.replace(thread=threading.get_ident())
     n_noted = kernel_registry.n_noted()
-    apart = call.parts is not None and (why_apart(call) is not None or plan.has_parts)
-    if apart:
-        y = _by_parts(call, plan, implementation, feature_axis)
+    on = None
+    if call.parts is not None and (why_apart(call) is not None or plan.has_parts):
+        fused = plan.fused if why_apart(call) is None else plan.replace(choice=())
+        y, on = _by_parts(call, plan, fused, implementation, feature_axis), fused.devices
     else:
         y = _by_kernels(call, plan, feature_axis)
     kernel_registry.note(
@@ -73,7 +74,7 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         call,
         lambda: shapes_of_kernel(call, feature_axis),
         lambda shapes: folded_output(shapes, y),
-        apart=apart,
+        devices=on,
     )
     return y
 
@@ -98,14 +99,19 @@ def _by_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
         ) from error
 
 
-def _by_parts(call: Call, plan: Plan, implementation: Implementation, feature_axis: int) -> Any:
-    """Return the outputs of a fused op from its parts; where the device is not known yet, from a kernel on devices that have one."""
+def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementation, feature_axis: int) -> Any:
+    """Return the outputs of a fused op from its parts; where the device is not known yet, from a kernel on devices that have one.
+
+    Args:
+      fused: the plan of these devices.
+    """
+    others = tuple(device for device in plan.devices if device not in fused.devices)
 
     def parts(*arrays: Any) -> Any:
-        return by_parts(plan.call(arrays), implementation, feature_axis)
+        with kernel_registry.noted_on(others if fused.choice else None):
+            return by_parts(plan.call(arrays), implementation, feature_axis)
 
-    fused = plan.fused
-    if why_apart(call) or not fused.choice:
+    if not fused.choice:
         return parts(*call.values())
     by_kernel = compiled(fused, feature_axis=feature_axis)
     kernels = {name: by_kernel for device in fused.devices for name in device.lowering_names}

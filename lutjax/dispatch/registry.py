@@ -99,14 +99,19 @@ class Made:
     Attributes:
       rule: rule of an update; None if the function runs the op itself.
       given: the call as it was made, with arrays and leading axes; of `collecting`.
-      apart: of a fused op, whether its parts ran; their calls follow.
+      devices: those on which it runs; None: on all that the function may run on. A fused op whose parts run, on some devices or on all, is
+        followed by these.
     """
 
     call: Call
     output: Any
     rule: RowRule | None = None
     given: Call | None = None
-    apart: bool = False
+    devices: tuple[Device, ...] | None = None
+
+    def runs_on(self, device: Device) -> bool:
+        """Return whether it runs on a device."""
+        return self.devices is None or device in self.devices
 
     @property
     def arrays(self) -> Call:
@@ -294,6 +299,7 @@ class KernelRegistry:
         self._joining = threading.RLock()
         self._joined = False
         self._made: ContextVar[list[Made] | None] = ContextVar("lutjax_made", default=None)
+        self._noted_on: ContextVar[tuple[Device, ...] | None] = ContextVar("lutjax_noted_on", default=None)
         self._ops: dict[str, Op] = {}
         self._specs: dict[str, dict[tuple[Platform, Backend], KernelSpec]] = {}
         self._elsewhere: dict[str, list[KernelSpec]] = {}
@@ -704,7 +710,10 @@ class KernelRegistry:
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
         device = devices_of(jax.tree.leaves((args, options)))[0]
-        calls = self.calls_of(op, *args, **options)
+        # Of a fused op it is said why its parts run.
+        calls = [
+            m for m in self.calls_of(op, *args, **options) if m.runs_on(device) or m.call.parts is not None
+        ]
         names = [made.call.op for made in calls]
         lines = [] if names == [op] else [f"{op} calls {', '.join(names)}"]
         for made in calls:
@@ -756,6 +765,15 @@ class KernelRegistry:
         finally:
             self._made.reset(token)
 
+    @contextlib.contextmanager
+    def noted_on(self, devices: tuple[Device, ...] | None) -> Iterator[None]:
+        """Note of calls in this block that they run on these devices."""
+        token = self._noted_on.set(devices)
+        try:
+            yield
+        finally:
+            self._noted_on.reset(token)
+
     def n_noted(self) -> int:
         """Return the number of calls that `collecting` has so far."""
         return len(self._made.get() or ())
@@ -767,19 +785,23 @@ class KernelRegistry:
         call: Callable[[], Call],
         output: Callable[[Call], Any],
         rule: RowRule | None = None,
-        *,
-        apart: bool = False,
+        devices: tuple[Device, ...] | None = None,
     ) -> None:
         """Remember a call for `collecting`, if that asks for it.
 
         Args:
           place: number of calls that were noted before this one began: those of its parts follow it.
-          call: returns the call as kernels get it. output: returns the outline of its output. rule, apart: see `Made`.
+          call: returns the call as kernels get it. output: returns the outline of its output. rule, devices: see `Made`.
         """
         made = self._made.get()
         if made is not None:
             shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), call())
-            made.insert(place, Made(shapes, output(shapes), rule, given, apart))
+            made.insert(
+                place,
+                Made(
+                    shapes, output(shapes), rule, given, self._noted_on.get() if devices is None else devices
+                ),
+            )
 
     def _known_op(self, op: str) -> None:
         if op not in self.ops():

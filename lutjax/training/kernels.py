@@ -16,7 +16,7 @@ def words(calls: Sequence[Made], device: Device) -> list[str]:
     """Return lines that say which implementation runs which op of these calls on a device, and of plain JAX why nothing faster does."""
     found: dict[str, dict[str, None]] = {}
     against: dict[tuple[Platform, str], dict[str, None]] = {}
-    for made in (made for made in calls if not made.apart):
+    for made in (made for made in calls if made.runs_on(device)):
         for direction, candidates in kernel_registry.considered(made, device).items():
             chosen = next(spec for spec, reason in candidates if reason is None)
             about = "" if chosen.about is None else f", {chosen.about()},"
