@@ -378,7 +378,11 @@ def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
 def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Array) -> jax.Array:
     """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
     channels, n_cells, n_layers = config.channels, state[0].size, len(config.perception)
-    wires, readers = [_first_wires(config.kernels), *wiring.wires], [None, *wiring.readers]
+    # Each neighbour meets a copy of the centre, so that no value has more readers than there are kernels: their sum is then gathered.
+    of_neighbour = np.arange(_CENTRE * config.kernels, dtype=np.int32).reshape(-1, _CENTRE)
+    first = np.stack([of_neighbour % _CENTRE, of_neighbour % _CENTRE + _CENTRE], -1).reshape(-1, 2)
+    readers_of_first = np.concatenate([2 * of_neighbour.T, 2 * of_neighbour.T + 1])
+    wires, readers = [first, *wiring.wires], [readers_of_first, *wiring.readers]
     n_perceiving = sum(config.sizes[:n_layers])
 
     def circuits(x: jax.Array, layers: slice, gates: slice) -> jax.Array:
@@ -391,7 +395,7 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
             feature_axis=0,
         )
 
-    near = jnp.stack([*_shifted(config, state), state]).reshape(_CENTRE + 1, channels * n_cells)
+    near = jnp.stack([*_shifted(config, state), *(state,) * _CENTRE]).reshape(2 * _CENTRE, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     perceived = circuits(near, slice(n_layers), slice(n_perceiving))
     x = jnp.concatenate(
