@@ -1,6 +1,7 @@
 """Cases of `lutjax.ops.gate_network`."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,9 +37,9 @@ def case(draw: Draw, s: Sizes) -> Case:
     sizes, first = sizes_of(s), bool(s.get("features_first"))
     wires = [draw.ids((n, 2), 0, before) for before, n in _layers(s)]
     x = draw.grid((s["inputs"], s["batch"]) if first else (s["batch"], s["inputs"]), 2)
-    # Coefficients are halves up to 1: so values stay small in many layers.
+    # Coefficients of up to a quarter keep values small in many layers.
     coefficients = draw.grid((4, sum(sizes)), 2) / 2
-    return _case(draw, s, x, coefficients, wires, [lutjax.readers] if s.get("readers") else [], first)
+    return _case(draw, s, x, coefficients, wires, lutjax.readers if s.get("readers") else None, first)
 
 
 def measured(draw: Draw, s: Sizes) -> Case:
@@ -50,7 +51,7 @@ def measured(draw: Draw, s: Sizes) -> Case:
     def readers(wires: Any, n_inputs: int) -> Any:
         return lutjax.readers(wires, n_inputs, fan_out=-(-2 * len(wires) // n_inputs))
 
-    return _case(draw, s, x, coefficients, wires, [readers], True)
+    return _case(draw, s, x, coefficients, wires, readers, True)
 
 
 def _layers(s: Sizes) -> list[tuple[int, int]]:
@@ -60,18 +61,23 @@ def _layers(s: Sizes) -> list[tuple[int, int]]:
 
 
 def _case(
-    draw: Draw, s: Sizes, x: Any, coefficients: Any, wires: list[Any], readers: list[Any], first: bool
+    draw: Draw,
+    s: Sizes,
+    x: Any,
+    coefficients: Any,
+    wires: list[Any],
+    readers: Callable[..., Any] | None,
+    first: bool,
 ) -> Case:
-    batch = 1 if first else 0
+    batch, axis = (1, 0) if first else (0, -1)
+    names = [f"readers{layer}" for layer in range(s["layers"])] if readers else []
     fixed: Arrays = {"wires": jnp.concatenate(wires)}
-    for make in readers:
-        for layer, (of_layer, (before, _)) in enumerate(zip(wires, _layers(s), strict=True)):
-            fixed[f"readers{layer}"] = make(of_layer, before)
-    n_layers = s["layers"]
+    for name, of_layer, (before, _) in zip(names, wires, _layers(s), strict=False):
+        assert readers is not None
+        fixed[name] = readers(of_layer, before)
 
     def call(op: Any, a: Arrays) -> Arrays:
-        lists = [a[f"readers{layer}"] for layer in range(n_layers)] if readers else None
-        axis = 0 if first else -1
+        lists = [a[name] for name in names] or None
         y = op(a["x"], a["coefficients"], a["wires"], sizes=sizes_of(s), readers=lists, feature_axis=axis)
         return {"y": y}
 

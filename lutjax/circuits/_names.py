@@ -71,7 +71,7 @@ alloca aligned_alloc bcmp bcopy bzero dcgettext dgettext execl execle execlp exe
 fputc_unlocked fputs_unlocked fwrite_unlocked gettext index isascii mempcpy posix_memalign putc_unlocked putchar_unlocked rindex
 stpcpy stpncpy strcasecmp strdup strfmon strncasecmp strndup strnlen toascii
 """
-# What is called by these names in programs for POSIX would be called in place of the system.
+# Functions of POSIX: one of a circuit with such a name would be called in place of that of the system.
 _SYSTEM = """
 accept access acct alarm bind brk chdir chmod chown chroot clone close closedir connect creat crypt daemon dup dup2 encrypt environ
 fchdir fchmod fchown fcntl fdatasync fdopen fileno flock fstat fsync ftruncate getcwd getegid geteuid getgid getgroups gethostname

@@ -8,8 +8,8 @@ import click
 
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
-from lutjax.cli._flags import MOST
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
+from lutjax.models._fields import MOST_INT
 
 if TYPE_CHECKING:
     from lutjax.benchmark.report import Result
@@ -54,14 +54,14 @@ MARKS = {
 )
 @click.option(
     "--lm-batch",
-    type=click.IntRange(1, MOST),
+    type=click.IntRange(1, MOST_INT),
     default=128,
     show_default=True,
     help="Windows in a step of --shape lm.",
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(3, MOST),
+    type=click.IntRange(3, MOST_INT),
     default=20,
     show_default=True,
     help="Loops that are timed for a row.",

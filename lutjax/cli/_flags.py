@@ -16,9 +16,6 @@ from lutjax.training.errors import RunError
 if TYPE_CHECKING:
     from lutjax.training.experiments import Experiment
 
-MOST = 2**31 - 1
-"""Largest number of steps and the like, which JAX counts in int32."""
-
 
 class MeshType(click.ParamType):
     """Axes of a mesh of devices, with their sizes."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.cli._flags import MOST, Finite, MeshType
+from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
-from lutjax.models._fields import MOST as MOST_OF_FLOAT32
+from lutjax.models._fields import MOST, MOST_INT
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--bytes",
     "n_bytes",
-    type=click.IntRange(1, MOST),
+    type=click.IntRange(1, MOST_INT),
     default=500,
     show_default=True,
     help="How much to add.",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=Finite(0, MOST_OF_FLOAT32),
+    type=Finite(0, MOST),
     default=0.8,
     show_default=True,
     help="Below 1 more likely text, above 1 more varied; 0 takes the likeliest byte.",

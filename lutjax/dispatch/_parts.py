@@ -49,12 +49,12 @@ def by_parts(call: Call, implementation: Any, feature_axis: int) -> Any:
     return jnp.moveaxis(y, range(rank), range(-rank, 0))
 
 
-def why_apart(call: Call) -> str | None:
-    """Return why the parts of a fused op run wherever kernels would; None if the kernels may."""
-    if jax.config.jax_debug_nans:  # type: ignore[attr-defined]
-        return "the parts show where a NaN comes from"
-    if _table_reads.current() is not None and call.table_name is None:
-        return "gradients of tables are wanted in factors, which the parts have"
-    if any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values())):
-        return "arrays lie on a mesh with explicit axes, for which the parts have rules"
-    return None
+def needs_parts(call: Call) -> bool:
+    """Return whether the parts of a fused op run wherever kernels would.
+
+    So it is where the parts can do what kernels cannot: show where a NaN comes from, give gradients of tables in factors, and follow arrays
+    on a mesh with explicit axes.
+    """
+    shows_nan: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
+    watched = _table_reads.current() is not None and call.table_name is None
+    return shows_nan or watched or any(_meshes.explicit_axes(a) for a in jax.tree.leaves(call.values()))

@@ -30,7 +30,7 @@ from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._gradient import differentiable
 from lutjax.dispatch._leading_axes import batch_shape, fold, folded_output, ranks_of_update, shapes_of_kernel
 from lutjax.dispatch._partition import Layout
-from lutjax.dispatch._parts import by_parts, why_apart
+from lutjax.dispatch._parts import by_parts, needs_parts
 from lutjax.dispatch._plan import Over, Plan, cached, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
@@ -64,8 +64,8 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         plan = plan.replace(thread=threading.get_ident())
     n_noted = kernel_registry.n_noted()
     on = None
-    if call.parts is not None and (why_apart(call) is not None or plan.has_parts):
-        fused = plan.fused if why_apart(call) is None else plan.replace(choice=())
+    if call.parts is not None and ((apart := needs_parts(call)) or plan.has_parts):
+        fused = plan.replace(choice=()) if apart else plan.fused
         y, on = _by_parts(call, plan, fused, implementation, feature_axis), fused.devices
     else:
         y = _by_kernels(call, plan, feature_axis)

@@ -45,28 +45,28 @@ MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("ab
 # Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
 MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
 # In packages that are installed beside lutjax: they register their kernels themselves.
-NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels", requires=("lutjax_cpu",))
-# Of fused ops: the ops that compute them step by step.
+NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels")
+# The parts of fused ops: ops that compute them step by step.
 PARTS = Column(Platform.XLA, Backend.ANY, "lutjax.dispatch._parts")
 TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True, True)
 
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
-    "detect": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "detect_signs": {XLA: GRADIENT, NATIVE: ALL, TENSORCORE: GRADIENT},
+    "detect": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "detect_signs": {XLA: GRADIENT, NATIVE: GRADIENT, TENSORCORE: GRADIENT},
     "lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL},
-    "margins": {XLA: GRADIENT, NATIVE: ALL},
+    "margins": {XLA: GRADIENT, NATIVE: GRADIENT},
     "weighted_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "scored_lut": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "sparse_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "lut_at_places": {PARTS: GRADIENT, TRITON: GRADIENT},
     "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "bilinear_gates": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "gate_network": {PARTS: GRADIENT, NATIVE: ALL},
+    "bilinear_gates": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "gate_network": {PARTS: GRADIENT, NATIVE: GRADIENT},
     "logic_trees": {PARTS: GRADIENT, TRITON: GRADIENT},
-    "soft_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "binary_lut": {XLA: GRADIENT, NATIVE: ALL, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
-    "packed_lut": {XLA: FORWARD, NATIVE: ALL, TENSORCORE: FORWARD},
+    "soft_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
+    "binary_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
+    "packed_lut": {XLA: FORWARD, NATIVE: FORWARD, TENSORCORE: FORWARD},
 }
 
 

@@ -710,7 +710,7 @@ class KernelRegistry:
           ['lut calls detect, lookup', 'detect on cpu (cpu)', 'lookup on cpu (cpu)']
         """
         device = devices_of(jax.tree.leaves((args, options)))[0]
-        # Of a fused op it is said why its parts run.
+        # A fused op is listed, too, where its parts run: the reasons against its kernels say why.
         calls = [
             m for m in self.calls_of(op, *args, **options) if m.runs_on(device) or m.call.parts is not None
         ]

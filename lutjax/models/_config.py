@@ -5,13 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lutjax._arguments import checked, plain, require_rngs, shown
-from lutjax.models._fields import check_floats
-
-MOST = int(np.iinfo(np.int32).max)
-"""Largest size in a config: ids of inputs and tables are int32."""
+from lutjax.models._fields import MOST_INT, check_floats
 
 MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16
 """Most thresholds of a number, layers of a network, and gates between the leaves and the root of a tree."""
@@ -39,9 +34,9 @@ class Config:
         where, fields = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         for name, value in checked(where, type(self), fields).items():
             for size in value if isinstance(value, tuple) else (value,):
-                if isinstance(size, int) and size > MOST:
+                if isinstance(size, int) and size > MOST_INT:
                     raise ValueError(
-                        f"{where}: {name} is {shown(value)}; sizes are at most {MOST}, as ids are int32."
+                        f"{where}: {name} is {shown(value)}; sizes are at most {MOST_INT}, as ids are int32."
                     )
             object.__setattr__(self, name, value)
         check_floats(self, f"{where}: ")

@@ -18,6 +18,9 @@ def one_of(known: Iterable[str], default: str | None) -> Any:
     return dataclasses.field(default=default, metadata={CHOICES: tuple(known)})
 
 
+MOST_INT = 2**31 - 1
+"""Largest size, number of steps and the like: JAX counts in int32."""
+
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 

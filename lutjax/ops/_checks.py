@@ -292,6 +292,14 @@ def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
         )
 
 
+def gates(op: str, coefficients: Any, wires: Any) -> None:
+    """Check for wires of gates of two inputs, and coefficients for each of them."""
+    require(wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs")
+    floats(op, "coefficients", coefficients, 2, "[4, gates]")
+    rule = f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires"
+    require(coefficients.shape == (4, wires.shape[0]), op, "coefficients", coefficients, rule)
+
+
 def slots(op: str, name: str, table: Any, wires: Any) -> None:
     """Check for a slot for each address that the wires of a table can form."""
     G, n = wires.shape

@@ -94,17 +94,7 @@ def bilinear_gates(
     """
     op = "bilinear_gates"
     _checks.wired(op, x, wires, readers, feature_axis)
-    _checks.require(
-        wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs"
-    )
-    _checks.floats(op, "coefficients", coefficients, 2, "[4, gates]")
-    _checks.require(
-        coefficients.shape == (4, wires.shape[0]),
-        op,
-        "coefficients",
-        coefficients,
-        f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires",
-    )
+    _checks.gates(op, coefficients, wires)
     call = BilinearGates(
         as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
     )

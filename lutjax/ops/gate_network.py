@@ -122,18 +122,13 @@ def gate_network(
     op = "gate_network"
     sizes = tuple(sizes)
     _checks.wired(op, x, wires, None, feature_axis)
-    _checks.require(
-        wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs"
-    )
+    _checks.gates(op, coefficients, wires)
     if not sizes or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise ValueError(f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one.")
     if 0 in sizes[:-1]:
         raise ValueError(f"{op}: sizes is {sizes}; the layer behind one without gates has nothing to read.")
     rule = f"sizes is {sizes}, so expected [{sum(sizes)}, 2]: the wires of the gates of all layers"
     _checks.require(wires.shape[0] == sum(sizes), op, "wires", wires, rule)
-    _checks.floats(op, "coefficients", coefficients, 2, "[4, gates]")
-    rule = f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires"
-    _checks.require(coefficients.shape == (4, wires.shape[0]), op, "coefficients", coefficients, rule)
     call = GateNetwork(
         as_jax(x),
         as_jax(coefficients),

@@ -3,15 +3,15 @@
 import dataclasses
 
 from lutjax._extras import needed_by
-from lutjax.models._fields import check_floats
+from lutjax.models._fields import MOST_INT, check_floats
 from lutjax.training import optimizers
 
 with needed_by(__name__):
     import optax
 
 
-MOST, MOST_SAMPLES = 2**31 - 1, 2**53
-"""Largest number of steps and the like, which JAX counts in int32, and of samples of a step, whose memory is told in float64."""
+MOST_SAMPLES = 2**53
+"""Largest number of samples of a step, whose memory is told in float64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Training:
             value = getattr(self, field.name)
             if field.name in ("seed", "split"):
                 continue  # of 32 bits without a sign
-            most = MOST_SAMPLES if field.name == "batch_size" else MOST
+            most = MOST_SAMPLES if field.name == "batch_size" else MOST_INT
             if isinstance(value, int) and value > most:
                 raise ValueError(f"{field.name} is {value}; it must be at most {most}.")
         check_floats(self)

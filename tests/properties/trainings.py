@@ -275,7 +275,7 @@ def check(training: Training) -> None:
             compare(f"{what}: loss", actual, np.float32(value), tolerance)
             compare(f"{what}: jax.grad", of_dense, gradients, tolerance)
             compare(f"{what}: factored", of_factors, gradients, tolerance)
-            # Of copies: jaxlib 0.11.2 copies a donated array that NumPy has seen, and does not delete it.
+            # Copies are compared: jaxlib 0.11.2 copies a donated array that NumPy has seen, and does not delete it.
             now = jax.tree.map(jnp.copy, (given, state.rows))
             compare(f"{what}: after", now, after, tolerance)
             for i, t in enumerate(training.tables):
