@@ -5,7 +5,6 @@ jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_
 on what users get.
 """
 
-import fnmatch
 import gc
 import importlib.metadata
 import os
@@ -29,10 +28,12 @@ if "xla_backend_optimization_level" not in flags:
         flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
 
+import forgotten  # noqa: E402
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+import selection  # noqa: E402
 from machine import (  # noqa: E402, F401
     pytest_collection,
     pytest_configure,
@@ -60,28 +61,26 @@ def pytest_sessionstart():
         native_kernels.hide()
 
 
-def pytest_report_header():
+def pytest_report_header(config):
     import native_kernels
 
-    return f"native kernels: {native_kernels.why_not() or 'tested'}"
+    return [
+        f"native kernels: {native_kernels.why_not() or 'tested'}",
+        f"interpreted kernels: {selection.why_without_kernels(config.option.markexpr) or 'tested'}",
+    ]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector):
     items = yield
-    return leave_to_slow(items, collector.CollectError) if isinstance(items, list) else items
+    return selection.leave_to_slow(items, collector.CollectError) if isinstance(items, list) else items
 
 
-def leave_to_slow(items, error):
-    """Return the cases of a test; those that its mark `fast` does not name are left to the slow suite."""
-    for mark in items[0].iter_markers("fast") if items else ():
-        ids = [item.callspec.id for item in items]
-        if unknown := [p for p in mark.args if not fnmatch.filter(ids, p)]:
-            raise error(f"the mark `fast` of {items[0].originalname} names no case: {unknown} of {ids}")
-        for item, case in zip(items, ids, strict=True):
-            if not any(fnmatch.fnmatchcase(case, p) for p in mark.args):
-                item.add_marker(pytest.mark.slow)
-    return items
+def pytest_collection_modifyitems(config, items):
+    if selection.why_without_kernels(config.option.markexpr):
+        left_out = [item for item in items if item.get_closest_marker("kernels")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("kernels")]
 
 
 def pytest_collection_finish():
@@ -129,11 +128,11 @@ def accelerator_formulation(monkeypatch):
     """Plain JAX as accelerators get it, which any device can run: large gathers instead of loops."""
     from lutjax.kernels._xla import _pair_tiles, _row_gathers, bilinear_gates
 
-    forget_compiled()
+    forgotten.compiled()
     for module in (_pair_tiles, _row_gathers, bilinear_gates):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
     yield
-    forget_compiled()
+    forgotten.compiled()
 
 
 @pytest.fixture
@@ -142,12 +141,6 @@ def tpu_formulation(accelerator_formulation, monkeypatch):
     from lutjax.kernels._xla import _row_gathers
 
     monkeypatch.setattr(_row_gathers, "multiplies_fast", lambda device: True)
-
-
-def forget_compiled():
-    from lutjax.dispatch import _transforms
-
-    _transforms.forget()
 
 
 @pytest.fixture
@@ -171,17 +164,9 @@ def without_native(monkeypatch):
         for spec in specs:
             of_op = lutjax.kernel_registry._specs[spec.op]
             patched.delitem(of_op, (spec.platform, spec.backend))
-        forget_choices()
+        forgotten.choices()
         yield
-    forget_choices()
-
-
-def forget_choices():
-    """Choose implementations anew, as where those that are registered have changed behind the registry's back."""
-    import lutjax
-
-    lutjax.kernel_registry._resolved.clear()
-    forget_compiled()
+    forgotten.choices()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,440 @@
+"""The transformer: recorded cases, generation, training modes and state."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import slow
+from flax import nnx
+from folders import GOLDEN
+
+import lutjax.models
+from lutjax.layers.nnx import check
+from lutjax.models import LUTTransformer, LUTTransformerConfig, _decoder, transformer
+
+RECORDED = sorted(GOLDEN.glob("gt_tr_*.npz")) + sorted(GOLDEN.glob("ext_tr_*.npz"))
+
+SMALL = LUTTransformerConfig(
+    vocab_size=11,
+    features=4,
+    context=6,
+    n_layers=1,
+    n_heads=2,
+    n_detectors=2,
+    n_anchors=2,
+    n_position_bits=2,
+    ffn_detectors=3,
+    ffn_anchors=3,
+    dropout=0.0,
+)
+VARIANTS = {
+    "concatenated": {"n_layers": 2},
+    "no_positions": {"n_position_bits": 0},
+    "shared_positions": {"shared_positions": True},
+    "pair": {"attention": "pair"},
+    "pair_interleaved": {"attention": "pair_interleaved", "n_position_bits": 4},
+    "no_ffn": {"ffn": False},
+    "batch_norm": {"batch_norm": True},
+}
+
+
+def model_of(config: LUTTransformerConfig = SMALL, seed: int = 0) -> LUTTransformer:
+    """A model whose vectors and tables lie on a coarse grid: sums are exact, so their order cannot show."""
+    model = LUTTransformer(config, rngs=nnx.Rngs(seed))
+    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
+        if isinstance(variable, (transformer.Embedding, nnx.Param)) and variable.ndim > 1:
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            variable.set_value((jax.random.randint(key, variable.shape, -64, 64) / 64).astype(variable.dtype))
+    return model
+
+
+def tokens_of(*shape: int, seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), shape, 0, SMALL.vocab_size)
+
+
+@nnx.jit
+def logits_of(model: LUTTransformer, tokens: Any) -> jax.Array:
+    return model(tokens, deterministic=True)
+
+
+# ------------------------------------------------------------------------------------- recorded cases
+class Recorded:
+    """A recorded case, its names and configuration made uniform."""
+
+    def __init__(self, path: Path):
+        self.arrays = dict(np.load(path))
+        self.steps = self.arrays["tokens"].shape[0] if self.arrays["kind"] == "transformer" else 0
+        if self.steps:
+            vocab, d, context, bits, layers, heads, ffn, attention, anchors, *_ = map(
+                int, self.arrays["config"]
+            )
+            flags = {"n_detectors": attention, "n_anchors": anchors, "attention": "concatenated"}
+        else:
+            vocab, d, context, bits, layers, heads, ffn, anchors, attention, _ = map(
+                int, self.arrays["config"]
+            )
+            concatenated, sliced = self.flag("concatenation_product"), self.flag("sliced")
+            kind = "concatenated" if concatenated else "pair_interleaved" if sliced else "pair"
+            flags = {"n_detectors": ffn, "n_anchors": attention, "attention": kind}
+        self.config = LUTTransformerConfig(
+            vocab_size=vocab,
+            features=d,
+            context=context,
+            n_layers=layers,
+            n_heads=heads,
+            n_position_bits=bits,
+            shared_positions=self.flag("unified_pe"),
+            ffn=not self.flag("no_ffn"),
+            ffn_detectors=ffn,
+            ffn_anchors=anchors,
+            dropout=0.0,
+            batch_norm=self.flag("use_batch_norm"),
+            param_dtype="float64" if self.steps else "float32",
+            **flags,
+        )
+
+    def flag(self, name: str) -> bool:
+        return bool(self.arrays.get(name, False))
+
+    def read(self, name: str) -> np.ndarray:
+        """An array by its name, the heads of a layer side by side along the detectors."""
+        if name in self.arrays:
+            return self.arrays[name]
+        heads = [self.arrays[name.replace("attn", f"head{h}")] for h in range(self.config.n_heads)]
+        return np.concatenate(heads, 1 if ".pe" in name else 0)
+
+    def load(self) -> LUTTransformer:
+        model = LUTTransformer(self.config, rngs=nnx.Rngs(0))
+        before = "0" if self.steps else ""
+        model.embedding.set_value(jnp.asarray(self.read("embeddings")))
+        for name, layer in layers_of(model).items():
+            layer.anchors.set_value(jnp.asarray(self.read(f"{name}.anchors")))
+            for field, array in trained_of(layer).items():
+                array.set_value(jnp.asarray(self.read(f"{name}.{field}{before}")))
+        check(model)
+        return model
+
+
+def layers_of(model: LUTTransformer) -> dict[str, Any]:
+    layers = {"unembedder": model.unembed}
+    for i, block in enumerate(model.layers):
+        layers[f"layer{i}.attn"] = block.attention.layer
+        if block.ffn is not None:
+            layers[f"layer{i}.ffn"] = block.ffn.layer
+    return layers
+
+
+def trained_of(layer: Any) -> dict[str, nnx.Param]:
+    fields = {"S": getattr(layer, "weights", None), "pe": getattr(layer, "positions", None)}
+    return {name: array for name, array in fields.items() if array is not None}
+
+
+def loss_of(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
+
+
+@nnx.jit
+def gradients_of(model: LUTTransformer, tokens: jax.Array) -> dict[str, Any]:
+    def loss(model: LUTTransformer, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.from_embedded(z, deterministic=False)
+        return loss_of(logits, tokens[:, 1:]), logits
+
+    graph = nnx.value_and_grad(loss, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
+    (total, logits), (grads, z0_grad) = graph(model, model.embed(tokens[:, :-1]))
+    found = {"loss_sum": total, "logits": logits, "z0_grad": z0_grad, "gradients": grads}
+    by_layer = {"unembedder": grads["unembed"]}
+    for i, block in grads["layers"].items():
+        by_layer[f"layer{i}.attn"] = block["attention"]["layer"]
+        if "ffn" in block:
+            by_layer[f"layer{i}.ffn"] = block["ffn"]["layer"]
+    for name, layer in by_layer.items():
+        found[f"{name}.S_grad"] = layer["weights"][...]
+        if "positions" in layer:
+            found[f"{name}.pe_grad"] = layer["positions"][...]
+    return found
+
+
+# Two layers show all that one shows.
+@pytest.mark.fast("gt_*")
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=pytest.mark.slow if p.stem == "gt_tr_l1h1" else (), id=p.stem) for p in RECORDED],
+)
+def test_recorded(path):
+    with jax.enable_x64(path.stem.startswith("gt_")):
+        case = Recorded(path)
+        (check_training if case.steps else check_gradients)(case)
+
+
+def assert_close(name: str, got: Any, want: Any, tolerance: float) -> None:
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def check_gradients(case: Recorded) -> None:
+    found = gradients_of(case.load(), jnp.asarray(case.read("tokens")))
+    found.pop("gradients")
+    for name, got in found.items():
+        assert_close(name, got, case.read(name), float(case.arrays["tol"]))
+
+
+def check_training(case: Recorded) -> None:
+    model = case.load()
+    optimiser = nnx.Optimizer(model, optax.sgd(float(case.arrays["lr"])), wrt=nnx.Param)
+    for step, tokens in enumerate(case.arrays["tokens"]):
+        found = gradients_of(model, jnp.asarray(tokens))
+        optimiser.update(model, found.pop("gradients"))
+        for name, got in found.items():
+            if name != "loss_sum":
+                assert_close(f"step{step}.{name}", got, case.read(f"step{step}.{name}"), 1e-8)
+    for name, layer in layers_of(model).items():
+        for field, array in trained_of(layer).items():
+            assert_close(f"{name}.{field}1", array[...], case.read(f"{name}.{field}1"), 1e-8)
+    last = jnp.asarray(case.arrays["tokens"][-1, :, :-1])
+    assert_close("final.logits", logits_of(model, last), case.read("final.logits"), 1e-8)
+
+
+# ------------------------------------------------------------------------------------- generation
+def full_pass_greedy(model: LUTTransformer, prompt: jax.Array, n_tokens: int) -> np.ndarray:
+    """Generate one token at a time, each from a pass over everything so far.
+
+    Texts are padded at the end, where no earlier position looks, so that there is one shape to compile.
+    """
+    length = prompt.shape[-1]
+    text = jnp.pad(prompt, [(0, 0)] * (prompt.ndim - 1) + [(0, n_tokens)])
+    for i in range(length, length + n_tokens):
+        text = text.at[..., i].set(jnp.argmax(logits_of(model, text)[..., i - 1, :], -1))
+    return np.asarray(text[..., length:])
+
+
+@pytest.mark.parametrize(
+    "name",
+    # That decoding with a cache equals full passes is also asked of the layers, fast.
+    [slow(name) for name in VARIANTS],
+)
+def test_generate_equals_full_passes(name):
+    """Generate beyond the context of 6 too, from prompts shorter and longer than it."""
+    model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
+    before = nnx.to_pure_dict(nnx.state(model))
+    for length in (1, 9) if name == "concatenated" else (3,):
+        prompt = tokens_of(2, length)
+        got = model.generate(prompt, 12, key=jax.random.key(0), temperature=0)
+        np.testing.assert_array_equal(got, full_pass_greedy(model, prompt, 12))
+    after = nnx.to_pure_dict(nnx.state(model))
+    assert jax.tree.structure(after) == jax.tree.structure(before), "generate changed the model"
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+@pytest.mark.slow
+def test_generates_where_integers_are_int64():
+    prompt = tokens_of(2, 3)
+    expected = model_of().generate(prompt, 4, key=jax.random.key(0), temperature=0)
+    with jax.enable_x64(True):
+        model = model_of()
+        for tokens in (prompt, jnp.asarray(np.asarray(prompt), jnp.int64)):
+            assert model.generate(tokens, 4, key=jax.random.key(0), temperature=0).shape == expected.shape
+
+
+def test_generate_does_not_compile_twice():
+    model = model_of()
+    one = model.generate(tokens_of(2, 3), 4, key=jax.random.key(0))
+    compiled = _decoder._generate._cache_size()
+    two = model.generate(tokens_of(2, 3, seed=1), 4, key=jax.random.key(1), temperature=0.5)
+    assert _decoder._generate._cache_size() == compiled
+    assert one.shape == two.shape == (2, 4)
+    assert one.dtype == jnp.int32
+
+
+@pytest.mark.slow
+def test_generate_draws():
+    model = model_of()
+    prompt = tokens_of(400, 2, seed=3)[:1].repeat(400, 0)
+    greedy = model.generate(prompt[:1], 1, key=jax.random.key(0), temperature=0)
+    only = model.generate(prompt, 1, key=jax.random.key(0), top_k=1)
+    assert np.all(only == greedy)
+    likeliest = np.argsort(logits_of(model, prompt[:1])[0, -1])[::-1]
+    drawn = model.generate(prompt, 1, key=jax.random.key(0), top_k=3, temperature=5.0)
+    assert set(np.unique(drawn)) == set(likeliest[:3].tolist())
+    everything = model.generate(prompt, 1, key=jax.random.key(0), temperature=100.0)
+    assert len(np.unique(everything)) == SMALL.vocab_size
+    again = model.generate(prompt, 1, key=jax.random.key(0), temperature=100.0)
+    np.testing.assert_array_equal(again, everything)
+
+
+@pytest.mark.slow
+def test_generate_any_batch():
+    model = model_of()
+    assert model.generate(tokens_of(3), 2, key=jax.random.key(0)).shape == (2,)
+    assert model.generate(tokens_of(2, 3), 0, key=jax.random.key(0)).shape == (2, 0)
+    assert model.generate(np.asarray([[1, 2]]), 1, key=jax.random.key(0)).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt_tokens": np.zeros((2, 0), np.int32)}, "the prompt is empty"),
+        ({"n_tokens": -1}, "n_tokens is -1"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"top_k": 0}, "top_k is 0; it must be from 1 to the 11 tokens"),
+        ({"top_k": 12}, "top_k is 12"),
+    ],
+)
+def test_generate_refuses(arguments, message):
+    arguments = {"prompt_tokens": np.zeros((2, 1), np.int32), "n_tokens": 1, **arguments}
+    with pytest.raises(ValueError, match=message):
+        model_of().generate(**arguments, key=jax.random.key(0))
+
+
+def test_decoding_in_chunks_equals_full_pass():
+    model, tokens = model_of(), tokens_of(2, 14)
+    want = logits_of(model, tokens)
+    decoder = nnx.view(model, decode=True, batch_size=2)
+    got = [logits_of(decoder, tokens[:, i:j]) for i, j in ((0, 8), (8, 9), (9, 14))]
+    np.testing.assert_array_equal(jnp.concatenate(got, 1), want)
+
+
+# ------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize(
+    "name",
+    [
+        "concatenated",
+        *(slow(n) for n in ("bfloat16", "pair_interleaved", "no_ffn")),
+    ],
+)
+def test_trains(name):
+    """A jitted step of SGD moves the tables, lowers the loss, and leaves ids and embeddings alone."""
+    changes = VARIANTS.get(name, {"param_dtype": "bfloat16", "batch_norm": True})
+    model = model_of(dataclasses.replace(SMALL, **changes))
+    optimiser = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
+    tokens = tokens_of(4, 7)
+
+    @nnx.jit
+    def step(model: LUTTransformer, optimiser: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
+        loss, grads = nnx.value_and_grad(
+            lambda m: loss_of(m(tokens[:, :-1]).astype(jnp.float32), tokens[:, 1:])
+        )(model)
+        optimiser.update(model, grads)
+        return loss
+
+    before = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+    losses = [step(model, optimiser, tokens) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+    for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):
+        kept = "norm" not in jax.tree_util.keystr(path)
+        assert np.array_equal(a, b) == kept, path
+
+
+def test_dropout_only_in_training():
+    config = dataclasses.replace(SMALL, dropout=0.5)
+    model, tokens, key = model_of(config), tokens_of(2, 5), jax.random.key(0)
+    one = model(tokens, rngs=key)
+    np.testing.assert_array_equal(model(tokens, rngs=key), one)
+    np.testing.assert_array_equal(model(tokens, rngs=nnx.Rngs(dropout=key)), one)
+    assert np.any(model(tokens, rngs=jax.random.key(1)) != one)
+    plain = model_of()(tokens)
+    np.testing.assert_array_equal(model(tokens, deterministic=True), plain)
+    np.testing.assert_array_equal(nnx.view(model, deterministic=True)(tokens), plain)
+    with pytest.raises(ValueError, match="rngs"):
+        model(tokens)
+
+
+def test_batch_norm_keeps_running_averages():
+    model, tokens = model_of(dataclasses.replace(SMALL, batch_norm=True)), tokens_of(8, 5)
+    norm = model.layers[0].attention.norm
+    model(tokens, deterministic=True)
+    assert np.all(norm.mean[...] == 0)
+    trained = model(tokens)
+    assert np.any(norm.mean[...] != 0)
+    assert np.any(model(tokens, deterministic=True) != trained)
+    np.testing.assert_array_equal(
+        nnx.view(model, deterministic=True, use_running_average=True)(tokens),
+        model(tokens, deterministic=True),
+    )
+
+
+# ------------------------------------------------------------------------------------- state
+def test_tables_start_at_zero():
+    model = LUTTransformer(SMALL, rngs=nnx.Rngs(0))
+    assert not np.any(model(tokens_of(2, 5)))
+    assert np.abs(model.embedding[...]).max() <= 1
+    assert {type(v).__name__ for _, v in nnx.iter_graph(model) if isinstance(v, nnx.Variable)} == {
+        "Anchors",
+        "Embedding",
+        "Param",
+        "Tables",
+    }
+
+
+def test_published_size():
+    """812.7 million parameters, counted without making them."""
+    model = nnx.eval_shape(lambda: LUTTransformer(LUTTransformerConfig(), rngs=nnx.Rngs(0)))
+    count = sum(v.size for v in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    assert f"{count / 1e6:.1f}" == "812.7"
+
+
+@pytest.mark.slow
+def test_state_round_trip():
+    model, tokens = model_of(), tokens_of(2, 5)
+    state = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
+    graphdef, other = nnx.split(model_of(seed=1))
+    nnx.replace_by_pure_dict(other, state)
+    read = nnx.merge(graphdef, other)
+    check(read)
+    np.testing.assert_array_equal(read(tokens), model(tokens))
+
+
+def test_config_as_json():
+    config = dataclasses.replace(SMALL, attention="pair", unembed_anchors=2)
+    fields = json.loads(json.dumps(config.to_dict()))
+    assert LUTTransformerConfig.from_dict(fields) == config
+    with pytest.raises(ValueError, match=r"unknown fields \['heads'\]; the fields are \['attention'"):
+        LUTTransformerConfig.from_dict({**fields, "heads": 3})
+    fields.pop("context")
+    with pytest.raises(ValueError, match=r"missing fields \['context'\]"):
+        LUTTransformerConfig.from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "LUTTransformerConfig: vocab_size is 0"),
+        ({"features": 1}, "features is 1; it must be at least 2"),
+        ({"context": 1}, "context is 1; it must be at least 2"),
+        ({"n_heads": 0}, "n_heads is 0"),
+        (
+            {"n_anchors": 14, "n_position_bits": 3},
+            r"n_anchors is 14 and n_position_bits is 3, so a table has 2\*\*31 rows",
+        ),
+        ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
+        ({"attention": "soft"}, "attention is 'soft'; expected one of"),
+        ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"param_dtype": "int8"}, "param_dtype is 'int8'"),
+    ],
+)
+def test_impossible_configs(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **changes)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_tokens():
+    model = model_of()
+    np.testing.assert_array_equal(model(np.asarray([99, -1])), model(np.asarray([10, 0])))
+    for wrong in (np.zeros((2, 3), np.float32), np.zeros((), np.int32)):
+        with pytest.raises(ValueError, match=r"tokens is .*; expected integer ids \[..., length\]"):
+            model(wrong)
+
+
+def test_names_of_the_package():
+    assert {"GPT", "LUTTransformer", "LogicClassifier", "LogicCA"} < set(dir(lutjax.models))
+    for name in dir(lutjax.models):
+        assert getattr(lutjax.models, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Transformer'"):
+        lutjax.models.Transformer  # noqa: B018

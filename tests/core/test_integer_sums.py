@@ -1,0 +1,190 @@
+"""Sums of integers at their bounds: none wraps, and each is that of 64 bits, rounded once."""
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import implementations, slow
+
+import lutjax
+from lutjax import reads
+from lutjax.values import _quantised
+
+pytestmark = pytest.mark.gpu  # worth running wherever implementations run
+
+WIDE = 1e6  # a margin whose score is above the largest power of two
+_SHIFT = 6
+
+
+def tables(rng, n_tables, outputs, groups, entry=None):
+    """Tables of one comparison: drawn, or all of the same entry."""
+    shape = (n_tables, 2, outputs)
+    values = rng.integers(-128, 128, shape) if entry is None else np.full(shape, entry)
+    exponents = rng.integers(-9, -5, (groups, outputs))
+    return lutjax.QuantisedTables(
+        jnp.asarray(values, jnp.int8), jnp.asarray(exponents.reshape(groups, outputs), jnp.int32)
+    )
+
+
+def scalars_of(read):
+    """Scalars with which a neighbour weighs as much as its row, at margins as large as `WIDE`."""
+    scalars = read.initial()
+    return scalars | {"log_tau": jnp.float32(60)} if "log_tau" in scalars else scalars
+
+
+def coefficients(x, anchors, read, groups):
+    """Rows and coefficients of both ways, or of one, in units of the least one: those of the largest power of two without asking the read."""
+    n, ways = len(x), read.ways
+    if (np.abs(x[..., 0]) == WIDE).all():
+        of_table = np.repeat(x, len(anchors) // x.shape[1], 1)
+        a, b = (np.take_along_axis(of_table, anchors[None, :, 0, side, None], 2)[..., 0] for side in (0, 1))
+        row = (a > b).astype(int)
+        return np.stack([row, 1 - row], -1)[..., :ways], np.full((n, len(anchors), ways), 2**10)
+    index, c = read(lutjax.margins(jnp.asarray(x), anchors, groups=groups), scalars_of(read))
+    return np.asarray(index), (np.asarray(c, np.float64) * 2**_SHIFT).astype(np.int64)
+
+
+def defined(x, anchors, quantised, read, groups):
+    """The sums of section 12 in int64."""
+    index, units = coefficients(x, anchors, read, groups)
+    rows = np.asarray(quantised.values).astype(np.int64)[np.arange(len(anchors))[:, None], index]
+    each = (units[..., None] * rows).sum(-2)  # [n, T, O]
+    total = each.reshape(len(x), groups, -1, each.shape[-1]).sum(2)
+    return total.astype(np.float32) * np.ldexp(np.float32(1), np.asarray(quantised.exponents) - _SHIFT)
+
+
+def check(implementation, n_tables, *, n=3, groups=1, outputs=5, ways=2, entry=None, margins=(WIDE, WIDE)):
+    rng = np.random.default_rng(n_tables)
+    read = reads.PowersOfTwo(ways)
+    scalars, anchors = scalars_of(read), np.tile(np.int32([[[0, 1]]]), (groups * n_tables, 1, 1))
+    anchors = anchors ^ rng.integers(0, 2, anchors.shape[:2])[..., None].astype(np.int32)
+    x = np.zeros((n, groups, 2), np.float32)
+    x[..., 0] = np.float32(np.geomspace(*margins, n))[:, None]
+    given = tables(rng, groups * n_tables, outputs, groups, entry)
+    y = jax.jit(
+        lambda x, given: lutjax.scored_lut(
+            x, given, anchors, scalars, read=read, groups=groups, implementation=implementation
+        )
+    )(x, given)
+    expected = defined(x, anchors, given, read, groups)
+    np.testing.assert_array_equal(y, expected)
+    return np.asarray(y)
+
+
+BOUNDS = [
+    {"n_tables": 8191, "entry": -128},
+    {"n_tables": 8192, "entry": -128},
+    {"n_tables": 9001, "n": 70, "groups": 2, "entry": 127},
+    {"n_tables": 16385, "ways": 1, "n": 1, "entry": -128},
+]
+MORE = [
+    {"n_tables": 8192, "entry": 127},
+    {"n_tables": 9001, "n": 70, "groups": 2},
+    {"n_tables": 9001, "n": 70, "groups": 2, "margins": (0.1, WIDE)},
+    {"n_tables": 16384, "ways": 1, "entry": -128},
+    {"n_tables": 70001, "n": 1, "outputs": 1},
+]
+
+
+@pytest.mark.fast("{'n_tables': 8191, *", "{'n_tables': 16385, *")
+@pytest.mark.parametrize("implementation", implementations("scored_lut"))
+@pytest.mark.parametrize("how", [*BOUNDS, *map(slow, MORE)], ids=str)
+def test_sums_of_tables(how, implementation):
+    check(implementation, **how)
+
+
+def test_as_the_tables_of_floats():
+    """9 000 tables of 127 with the largest coefficients: as integers and as the floats that they stand for."""
+    read, anchors = reads.PowersOfTwo(), np.tile(np.int32([[[0, 1]]]), (9000, 1, 1))
+    given = lutjax.QuantisedTables(jnp.full((9000, 2, 3), 127, jnp.int8), jnp.full((1, 3), -7, jnp.int32))
+    floats, x = jnp.full((9000, 2, 3), 127 / 128), jnp.array([[WIDE, 0.0]])
+    for implementation in implementations("scored_lut"):
+        run = {"read": read, "implementation": implementation}
+        of_integers, of_floats = (
+            lutjax.scored_lut(x, weights, anchors, scalars_of(read), **run) for weights in (given, floats)
+        )
+        np.testing.assert_array_equal(of_integers, [[285750.0] * 3])
+        np.testing.assert_allclose(of_floats, of_integers, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", [BOUNDS[2], slow(MORE[2])], ids=str)
+@pytest.mark.usefixtures("accelerator_formulation")
+def test_sums_of_tables_as_on_accelerators(how):
+    check("xla", **how)
+
+
+@pytest.fixture
+def few_fit(monkeypatch):
+    """Pretend that int32 holds sums of so few addends that small tables have more."""
+    import forgotten
+
+    forgotten.compiled()
+    monkeypatch.setattr(_quantised, "MOST_ADDENDS", 5)
+    yield
+    forgotten.compiled()
+
+
+@pytest.mark.fast("2-3-4")
+@pytest.mark.parametrize(("n_tables", "groups", "n"), [(2, 3, 4), (7, 2, 65), (40, 1, 9)])
+@pytest.mark.usefixtures("few_fit")
+def test_sums_of_any_number_of_tables(n_tables, groups, n):
+    """Sums in two parts have the bits of the sum in one."""
+    check("xla", n_tables, n=n, groups=groups, margins=(0.05, WIDE))
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=30, max_size=30)
+)
+def test_wide_sums_are_exact(addends):
+    """Added one by one and from parts: as integers without a bound."""
+    exact, parts = [sum(column) for column in zip(*addends, strict=True)], jnp.array(addends, jnp.int32)
+    one_by_one = _quantised.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
+    for addend in parts:
+        one_by_one = one_by_one + addend
+    for found in (one_by_one, _quantised.WideSum.of(parts)):
+        high, low = (np.asarray(a, np.int64) for a in (found.high, found.low))
+        assert (high * 2**16 + low).tolist() == exact
+        assert (low >> 16 == 0).all()
+        # One rounding, as the high part has at most 24 bits.
+        np.testing.assert_array_equal(found.astype(jnp.float32), np.array(exact).astype(np.float32))
+
+
+def test_as_many_parts_as_a_wide_sum_takes():
+    for addend in (-(2**31), 2**31 - 1):
+        found = _quantised.WideSum.of(jnp.full((2**15 - 1, 1), addend, jnp.int32))
+        assert int(found.high[0]) * 2**16 + int(found.low[0]) == (2**15 - 1) * addend
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(reads.PowersOfTwo):
+    """A read whose coefficients are those that it is given."""
+
+    coefficients: tuple[float, ...] = ()
+
+    def select(self, u, scalars):
+        index, flip, _ = reads.address(u)
+        ways = (index, index ^ flip, index)
+        return [(i, jnp.full_like(u[0], c)) for i, c in zip(ways, self.coefficients, strict=False)]
+
+
+OWN = {
+    "all that there are": ((2.0**4, 2.0**-6, -0.375), 16 * 3 - 5 / 64 - 0.375 * 3),
+    "too large": ((32.0,), np.nan),
+    "too fine": ((0.3,), np.nan),
+    "the second one too fine": ((1.0, 0.01), np.nan),
+    "infinite": ((np.inf,), np.nan),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_coefficients_of_a_read_of_your_own(name):
+    """Remainders of the least coefficient are not cut off."""
+    coefficients, expected = OWN[name]
+    given = lutjax.QuantisedTables(jnp.array([[[-5], [3]]], jnp.int8), jnp.zeros((1, 1), jnp.int32))
+    read = Own(coefficients=coefficients)
+    y = lutjax.scored_lut(jnp.array([1.0, 0.0]), given, np.int32([[[0, 1]]]), read.initial(), read=read)
+    np.testing.assert_array_equal(y, [expected])

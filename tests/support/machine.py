@@ -1,0 +1,103 @@
+"""The machine that tests run on: its CPU, or with ``-m gpu`` its GPU, which the workers share.
+
+Nothing touches a device while tests are collected. Which ones there are says a process of its own, once for all workers of a run: they
+collect the same tests, whichever of them could use a device first.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+import selection
+
+_KNOWN = "LUTJAX_TESTS_RUN_ON"  # what the first process found, for its workers
+_ASK = "import jax, json; d = jax.local_devices()[0]; print(json.dumps([d.platform, (d.memory_stats() or {}).get('bytes_limit')]))"
+_OF_A_WORKER = 4e9  # bytes of a device that a worker may need
+_CPU_WORKERS = 4  # more share few cores with the threads of each
+_OF_KERNELS = "pytestmark = pytest.mark.kernels"
+_NONE = "none while tests are collected"
+
+needs_gpu = pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="needs a GPU, and JAX sees none")
+
+
+def needs_devices(n: int) -> pytest.MarkDecorator:
+    """Mark of tests of a mesh."""
+    return pytest.mark.skipif(
+        f"jax.device_count() < {n}", reason=f"needs a mesh of {n} devices, and this machine has fewer"
+    )
+
+
+def backend() -> str:
+    """Return the backend that this run is for, as JAX names it: ``"cpu"`` or ``"gpu"``."""
+    return _known()[0]
+
+
+def workers(cores: int, name: str, memory: float) -> int:
+    """Return how many processes share these cores, and this memory of a device."""
+    return max(1, min(cores, _CPU_WORKERS if name == "cpu" else int(memory / _OF_A_WORKER)))
+
+
+def is_for_a_gpu(markers: str) -> bool:
+    """Return whether the words after ``-m`` ask for tests that are worth running on a GPU."""
+    return bool(re.search(r"(?<!not )\bgpu\b", markers))
+
+
+def _known() -> tuple[str, float]:
+    name, memory = json.loads(os.environ[_KNOWN])
+    return name, memory or 0
+
+
+def _choose(config: pytest.Config) -> None:
+    """Choose the backend of this run, before JAX looks for devices."""
+    if _KNOWN in os.environ:
+        return
+    found = '["cpu", null]'
+    if is_for_a_gpu(config.option.markexpr) or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the workers share a device
+        asked = subprocess.run([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=True)
+        found = asked.stdout.splitlines()[-1]
+    os.environ[_KNOWN] = found
+    if backend() == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"  # also for the processes that tests start
+
+
+# ------------------------------------------------------------------------------------- hooks, which conftest.py takes over
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    _choose(config)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return workers(cores, *_known())
+
+
+def pytest_configure(config):
+    _choose(config)
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files whose tests are not of this run: importing all of them takes 25 s of each process."""
+    if not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if config.option.markexpr == "gpu":
+        return "mark.gpu" not in text or None
+    return (_OF_KERNELS in text and selection.why_without_kernels(config.option.markexpr) is not None) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    platforms = jax.config.jax_platforms
+    jax.config.update("jax_platforms", _NONE)
+    try:
+        return (yield)
+    finally:
+        jax.config.update("jax_platforms", platforms)
+
+
+def pytest_markeval_namespace():
+    """Names in the conditions of `needs_gpu` and `needs_devices`."""
+    return {"jax": jax}

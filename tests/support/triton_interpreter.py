@@ -1,0 +1,191 @@
+"""Triton kernels on a machine without a GPU: Triton's own interpreter runs their source, one program after the other."""
+
+import contextlib
+import importlib
+import inspect
+import pkgutil
+import threading
+import types
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+import lutjax
+from lutjax.dispatch import _transforms
+from lutjax.kernels import _triton
+from lutjax.kernels._triton import _row_tiles, _triton_fit, _triton_launch
+
+# Triton's names of dtypes.
+NAMES = {
+    "float32": "fp32",
+    "float64": "fp64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+}
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Pointer:
+    """A numpy array as the interpreter takes it."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.dtype = array, NAMES[array.dtype.name]
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+class _Executor(interpreter.GridExecutor):
+    def _init_args_hst(self, args_dev, kwargs):
+        return args_dev, kwargs
+
+    def _restore_args_dev(self, args_dev, args_hst, kwargs, kwargs_hst):
+        pass
+
+
+def _as_bool(compare):
+    # The interpreter says that a comparison has the type of what is compared, and spreads it as such.
+    return lambda self, a, b: interpreter.TensorHandle(compare(self, a, b).data, tl.int1)
+
+
+def _dot_of_numbers(dot):
+    """The interpreter holds bfloat16 as integers, and multiplies them as such."""
+
+    def number(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: dot(self, number(a), number(b), *rest)
+
+
+def _range(*bounds):
+    # A number of a loop is a scalar of Triton, not of Python; the interpreter may hold it in an array of one number, which is no index to NumPy.
+    numbers = (b.handle.data.item() if isinstance(b, tl.tensor) else b for b in bounds)
+    return (interpreter.interpreter_semantic.to_tensor(n) for n in range(*numbers))
+
+
+def _run(inputs, outputs, zeroed, in_place, common):
+    """Run in the interpreter the programs that `_triton_launch` would run on a GPU."""
+    kernel, grid = common["kernel"], common["grid"]
+    # The interpreter has no wrapped constants.
+    constants = types.SimpleNamespace(**{name: value.value for name, value in vars(common["c"]).items()})
+    changed = (*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place),)
+
+    arrays = (*inputs, *in_place)
+
+    def callback(*words):
+        arrays = [_of_words(np.array(a, order="C"), dtype) for a, dtype in zip(words, dtypes, strict=True)]
+        fresh = [np.full(s.shape, 77, s.dtype) for s in outputs] + [
+            np.zeros(s.shape, s.dtype) for s in zeroed
+        ]
+        last = arrays[len(inputs) :]
+        pointers = [_Pointer(a) for a in (*arrays, *fresh, *last)]
+        with _ONE_AT_A_TIME, np.errstate(all="ignore"):
+            names = inspect.getfullargspec(kernel.fn).args
+            _Executor(kernel.rewrite(), names, grid)(*pointers, c=constants)
+        return tuple(_as_words(a) for a in (*fresh, *last))
+
+    dtypes = [a.dtype for a in arrays]
+    results = (*outputs, *zeroed, *changed)
+    words = jax.pure_callback(callback, jax.eval_shape(_words, results), *_words(arrays))
+    return tuple(
+        jax.lax.bitcast_convert_type(a, s.dtype) if s.dtype == np.float64 else a
+        for a, s in zip(words, results, strict=True)
+    )
+
+
+def _words(arrays):
+    """float64 as pairs of words: callbacks run in threads that do not know of `jax.enable_x64`."""
+    return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
+
+
+def _as_words(a: np.ndarray) -> np.ndarray:
+    return a[..., None].view(np.uint32) if a.dtype == np.float64 else a
+
+
+def _of_words(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return a.view(np.float64)[..., 0].copy() if dtype == np.float64 else a
+
+
+def modules() -> list:
+    names = [f"{_triton.__name__}.{m.name}" for m in pkgutil.iter_modules(_triton.__path__)]
+    return [importlib.import_module(name) for name in names]
+
+
+def _rounded(convert):
+    """Round float32 to bfloat16 as GPUs do; the interpreter cuts digits off."""
+
+    def converted(values, source, target, mode):
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return np.asarray(values).view(np.float32).astype(jnp.bfloat16).view(np.uint16)
+        return convert(values, source, target, mode)
+
+    return converted
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Run the implementation "triton" on CPUs in this block."""
+    # Triton imports more of itself when it first looks at an argument: before anything is patched.
+    triton.runtime.jit.mangle_type(_Pointer(np.zeros(1, np.float32)))
+    patch = pytest.MonkeyPatch()
+    for module in (*modules(), tl, tl.standard):
+        for name, value in vars(module).items():
+            if isinstance(value, triton.JITFunction):
+                patch.setattr(module, name, interpreter.InterpretedFunction(value.fn))
+    for name, compare in vars(interpreter.InterpreterBuilder).items():
+        if name.startswith(("create_icmp", "create_fcmp")):
+            patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
+    create_dot = interpreter.InterpreterBuilder.create_dot
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot_of_numbers(create_dot))
+    for module in modules():
+        patch.setattr(module, "range", _range, raising=False)
+    # Once for all: the interpreter would patch again at every call of a function, and not undo it.
+    language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
+    patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
+    patch.setattr(_row_tiles, "prefetch", lambda address: None)
+    patch.setattr(_triton_launch, "_run", _run)
+    registry = lutjax.kernel_registry
+    added = [
+        registry.register(
+            spec.op,
+            "triton",
+            "cpu",
+            spec.target,
+            directions=spec.directions,
+            priority=-1,
+            unsupported=_triton_fit.unsupported_arguments,
+            rates=spec.rates,
+        )
+        for op in registry.ops()
+        for spec in registry.candidates(op)
+        if (spec.platform, spec.backend) == ("triton", "gpu")
+    ]
+    _transforms.forget()
+    try:
+        yield
+    finally:
+        for spec in added:
+            registry.unregister(spec.op, spec.platform, spec.backend)
+        language.restore()
+        patch.undo()
+        _transforms.forget()
+
+
+def count_always(monkeypatch):
+    """Attention counts reads of rows, however few."""
+    from lutjax.kernels._triton import _histograms
+
+    monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
+    monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)

@@ -1,0 +1,74 @@
+"""Every implementation of the look-ups that this machine can run or interpret, by name."""
+
+import contextlib
+import importlib.util
+
+import pallas_interpreter
+import pytest
+from cases import values_of
+
+import lutjax
+
+NAMES = (
+    "xla",
+    "xla, accelerators",
+    "xla, TPUs",
+    "triton",
+    "triton, counted",
+    "pallas/tpu",
+    "pallas/tpu, resident",
+)
+
+
+def implements(name, op):
+    """Return whether a world has its own implementation of an op."""
+    names = {name for spec in lutjax.kernel_registry.candidates(op) for name in spec.names}
+    return {
+        "triton": "triton" in names,
+        "xla, TPUs": "update" in lutjax.kernel_registry.directions(op),
+        "triton, counted": op == "lookup_attention",
+        "pallas/tpu": "pallas/tpu" in names,
+        "pallas/tpu, resident": op in ("lookup", "sparse_lookup"),
+    }.get(name, True)
+
+
+def interpreted(values):
+    """The values of a case, which runs where the kernels do that only interpreters can run here."""
+    values, is_slow = values_of(values)
+    return pytest.param(*values, marks=[pytest.mark.kernels, *([pytest.mark.slow] if is_slow else [])])
+
+
+def in_worlds(ops, mark):
+    """Values ``world, op`` of a test. Every op is tried each time in plain JAX, and the first in every other world; `mark` marks the rest."""
+    found = []
+    for world in NAMES:
+        for number, op in enumerate(op for op in ops if implements(world, op)):
+            values = (world, op) if world == "xla" or number == 0 else mark(world, op)
+            found.append(values if world.startswith("xla") else interpreted(values))
+    return found
+
+
+@contextlib.contextmanager
+def of(name, request):
+    """Run an implementation in this block; yield its name for the ops."""
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    platform, _, how = name.partition(", ")
+    with contextlib.ExitStack() as stack:
+        if platform == "xla" and how:
+            formulation = {"accelerators": "accelerator_formulation", "TPUs": "tpu_formulation"}
+            request.getfixturevalue(formulation[how])
+        if platform == "triton":
+            if importlib.util.find_spec("triton") is None or importlib.util.find_spec("jax_triton") is None:
+                pytest.skip("Triton kernels need triton and jax-triton, which are not installed")
+            import triton_interpreter
+
+            stack.enter_context(triton_interpreter.interpreted())
+        if how == "counted":
+            triton_interpreter.count_always(monkeypatch)
+        if platform == "pallas/tpu":
+            stack.enter_context(pallas_interpreter.interpreted("tpu"))
+        if how == "resident":
+            from lutjax.kernels._pallas.tpu import _tables
+
+            monkeypatch.setattr(_tables, "MANY_ROWS", 2)
+        yield platform.partition("/")[0]
