@@ -73,7 +73,7 @@ def pytest_report_header(config):
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector):
     items = yield
-    return selection.leave_to_slow(items, collector.CollectError) if isinstance(items, list) else items
+    return selection.by_cases(items, collector.CollectError) if isinstance(items, list) else items
 
 
 def pytest_collection_modifyitems(config, items):

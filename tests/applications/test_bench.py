@@ -307,6 +307,7 @@ def test_rows_of_gates(text: str) -> None:
     assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
 
 
+@pytest.mark.thorough("bfloat16")
 @pytest.mark.fast("bfloat16")
 @pytest.mark.parametrize("dtype", measurements.DTYPES)
 def test_tables_of_integers_have_a_forward_pass_alone(dtype: str) -> None:

@@ -106,6 +106,7 @@ def test_words_are_the_hard_automaton(width: int, options: dict) -> None:
     assert (fast == jnp.moveaxis(slow, 0, -1)).all()
 
 
+@pytest.mark.thorough
 def test_asynchronous_cells_are_new_or_old() -> None:
     state = jax.random.uniform(jax.random.key(2), (8, 8, 2))
     synchronous, asynchronous = small(), small(update_rate=0.5)
@@ -117,6 +118,7 @@ def test_asynchronous_cells_are_new_or_old() -> None:
     assert not jnp.allclose(mixed, asynchronous(state, key=jax.random.key(1)))
 
 
+@pytest.mark.thorough
 def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> None:
     model = small()
     state = jax.random.uniform(jax.random.key(2), (2, 3, 8, 9))
@@ -287,6 +289,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.thorough
 def test_pictures_and_gates(finished: Path) -> None:
     assert (finished / "automaton.gif").read_bytes().startswith(b"GIF89a")
     assert "a xor b" in (finished / "gates.txt").read_text()

@@ -130,6 +130,7 @@ def test_generate_writes_bytes_as_they_are(finished: tuple[Path, Result], tmp_pa
     assert command(*words, "--no-echo", given=prompt).stdout_bytes == whole[len(prompt) :]
 
 
+@pytest.mark.thorough
 def test_generate_many_texts(finished: tuple[Path, Result]) -> None:
     """Texts are those of their seeds, whatever is drawn beside them."""
     words = ("generate", finished[0], "--bytes", 40)
@@ -395,6 +396,7 @@ def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, t
     assert "training on" not in result.output
 
 
+@pytest.mark.thorough
 def test_a_dry_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
@@ -635,6 +637,7 @@ def test_rooms_keep_to_themselves() -> None:
             assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
 
 
+@pytest.mark.thorough
 def test_help_and_version_do_not_import_jax() -> None:
     code = (
         "import sys; from lutjax.cli._main import cli\n"

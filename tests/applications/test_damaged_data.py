@@ -55,6 +55,7 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
     assert memory_of(read) < 200 * size
 
 
+@pytest.mark.thorough
 def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
     """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
     letters = string.ascii_letters + string.digits + "!@"
@@ -91,6 +92,8 @@ def _one_line(path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough("csv")
+@pytest.mark.slow("tsv")
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
@@ -292,6 +295,7 @@ def test_labels_in_lists_in_lists() -> None:
     assert time.process_time() - start < 2
 
 
+@pytest.mark.thorough
 def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "i.png"
     Image.new("1", (9000, 9000)).save(path)

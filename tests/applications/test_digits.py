@@ -73,6 +73,7 @@ def test_packed_is_the_hard_network(name: str) -> None:
     np.testing.assert_array_equal(found, hard.argmax(-1))
 
 
+@pytest.mark.slow
 def test_baselines_are_fitted_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are taken before, and what is done is said; a run that is stopped while they are fitted fits them again."""
     words = ("train", "digits", "--layers=20", "--steps=2", "--log-every=1", "--eval-every=2")

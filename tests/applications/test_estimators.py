@@ -535,6 +535,7 @@ def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_pat
     assert_same(models.arrays(one), models.arrays(two))
 
 
+@pytest.mark.thorough
 def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     path, out, _ = trees
     rows = tmp_path / "rows.npz"
@@ -605,6 +606,7 @@ def test_live_nodes_of_trees(trees: tuple[Path, Path, Result]) -> None:
         assert 0 < nodes.mean() < 1
 
 
+@pytest.mark.slow
 def test_recipes_of_trees() -> None:
     for name, config in (
         ("logictreenet-cifar10-s", LogicTreeNetConfig.cifar10("S")),

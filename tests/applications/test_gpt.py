@@ -137,6 +137,7 @@ def test_generate_equals_full_passes():
     )
 
 
+@pytest.mark.slow
 def test_memory_of_generation_does_not_grow_with_the_prompt():
     """Prompts are read in windows: what is kept between is the prompt itself."""
     model = model_of()
@@ -151,6 +152,8 @@ def test_memory_of_generation_does_not_grow_with_the_prompt():
     assert long < short + 3600 * 20
 
 
+@pytest.mark.thorough("dense")
+@pytest.mark.slow("projection_lut")
 @pytest.mark.parametrize("changes", [{}, TABLES], ids=["dense", "projection_lut"])
 def test_long_prompts(changes):
     """Prompts are read in windows, whole ones and a part of one, at any place."""
@@ -161,6 +164,7 @@ def test_long_prompts(changes):
         np.testing.assert_array_equal(got[:, 0], want[:, length - 1])
 
 
+@pytest.mark.thorough
 def test_stream_and_generate_are_the_same():
     model, prompt = model_of(), tokens_of(2, 11)
     options = {"key": jax.random.key(3), "temperature": 0.9, "top_k": 7}
@@ -210,6 +214,7 @@ def test_remat_and_dropout_change_no_more_than_they_should():
     np.testing.assert_array_equal(model(tokens), model_of()(tokens, deterministic=True))
 
 
+@pytest.mark.thorough
 def test_initial_values():
     config = GPTConfig(features=64, n_layers=8, feed_forward="dense")
     model = nnx.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
@@ -259,6 +264,7 @@ def test_scored_tables_alone_have_no_projections():
     assert layer.anchors.shape == (2 * 3, 3, 2)
 
 
+@pytest.mark.thorough
 def test_dropout_of_tables_needs_a_key_and_keeps_no_state():
     model, tokens = model_of(**TABLES, table_dropout=0.5), tokens_of(2, 6)
     assert not jax.tree.leaves(nnx.state(model, nnx.RngState))

@@ -176,6 +176,7 @@ for (package, extra), names in missing.items():
 """
 
 
+@pytest.mark.thorough
 def test_missing_packages_name_the_extra() -> None:
     subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
 

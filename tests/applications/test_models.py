@@ -240,6 +240,7 @@ def test_generates_where_integers_are_int64():
             assert model.generate(tokens, 4, key=jax.random.key(0), temperature=0).shape == expected.shape
 
 
+@pytest.mark.thorough
 def test_generate_does_not_compile_twice():
     model = model_of()
     one = model.generate(tokens_of(2, 3), 4, key=jax.random.key(0))
@@ -344,6 +345,7 @@ def test_dropout_only_in_training():
         model(tokens)
 
 
+@pytest.mark.thorough
 def test_batch_norm_keeps_running_averages():
     model, tokens = model_of(dataclasses.replace(SMALL, batch_norm=True)), tokens_of(8, 5)
     norm = model.layers[0].attention.norm

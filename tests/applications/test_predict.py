@@ -31,6 +31,8 @@ def classifiers() -> list[LogicClassifier | LogicTreeNet]:
     return [LogicClassifier(rows, rngs=nnx.Rngs(0)), LogicTreeNet(images, rngs=nnx.Rngs(0))]
 
 
+@pytest.mark.thorough("gates")
+@pytest.mark.slow("trees")
 @pytest.mark.parametrize("number", [0, 1], ids=["gates", "trees"])
 def test_classifiers_agree_on_the_shapes_of_samples(number: int) -> None:
     """Rows of all numbers, images, and images with an axis of one channel are the same samples to each model."""
@@ -214,6 +216,7 @@ def of_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, Pat
     return x, folder / "run"
 
 
+@pytest.mark.thorough
 def test_predictions_for_images(of_images: tuple[np.ndarray, Path], tmp_path: Path) -> None:
     """An array in any of its shapes, and files of images, get the same classes and votes."""
     x, out = of_images

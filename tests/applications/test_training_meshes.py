@@ -263,6 +263,7 @@ def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> N
     output("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
 
 
+@pytest.mark.slow
 @needs_devices(8)
 def test_no_table_is_exchanged() -> None:
     run = run_of("lut", {}, LAYOUTS["2x4"])

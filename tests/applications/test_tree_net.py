@@ -70,6 +70,7 @@ def test_circuits_of_edges_begin_with_bits():
         circuits.of(model, inputs="uint8")
 
 
+@pytest.mark.slow("False")
 @pytest.mark.parametrize("edges", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_packed_network_and_circuit_are_the_hard_network(edges):
     model = model_of(n_thresholds=2, edges=edges)
@@ -94,6 +95,7 @@ def test_layers_of_gates_learn_their_wires(tables):
     assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
 
 
+@pytest.mark.thorough
 def test_training():
     """Classes are images with few bits and with many."""
     config = LogicTreeNetConfig(

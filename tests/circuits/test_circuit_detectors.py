@@ -185,6 +185,7 @@ def test_rounded_layers(programs: Any) -> None:
     np.testing.assert_array_equal(made["int8"](x) / 2.0 ** made["int8"].fraction, exact)
 
 
+@pytest.mark.thorough
 def test_rounded_sparse_layers(programs: Any) -> None:
     of = {name: layer for name, layer in layers().items() if isinstance(layer, SparseLUT)}
     made, exact = {}, {}
@@ -406,6 +407,7 @@ def test_every_kind_of_model(changes: dict[str, Any], tables: str, compiler: str
     assert run(program, *words, given=b"a file") == rounded.generate(b"a file", 30)
 
 
+@pytest.mark.slow
 def test_no_sum_leaves_the_exact_numbers() -> None:
     for scale, tables in itertools.product((1e-3, 1.0, 300.0), ("int8", "int16")):
         integer = language_model.of(model_of(CONFIG, scale), tables=tables)
@@ -543,6 +545,7 @@ def test_softmax_attention_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------- runs
+@pytest.mark.thorough
 def test_a_run_becomes_a_program(compiler: str, tmp_path: Path) -> None:
     data = b"the quick brown fox jumps over the lazy dog. " * 40
     source = tmp_path / "fox.txt"

@@ -112,6 +112,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.thorough("digits")
 @pytest.mark.parametrize("kind", ["digits", "automaton"])
 def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None:
     folder = folders[kind]
@@ -351,6 +352,7 @@ def test_the_rule_of_life_is_proved() -> None:
 
 
 # ------------------------------------------------------------------------------------- what export refuses
+@pytest.mark.thorough
 def test_export_refuses_what_is_not_exact(tmp_path: Path) -> None:
     x, y = images()
     floats = write_classifier(tmp_path, x / 3, y)
@@ -621,6 +623,7 @@ def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path:
     assert "leave --integers out" in message(result)
 
 
+@pytest.mark.thorough("ands")
 @pytest.mark.tools("abc")
 @pytest.mark.parametrize("goal", ["ands", slow("lut6")])
 def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ def test_layers_of_linen() -> None:
     assert_stack([bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS))
 
 
+@pytest.mark.slow
 def test_layers_of_haiku() -> None:
     f = hk.transform_with_state(lambda x: hk.Sequential(stack(lutjax_haiku))(x))
     params, state = f.init(jax.random.key(5), FLOATS)
@@ -431,6 +432,7 @@ def automaton(channels: int, **options: Any) -> LogicCA:
     return model
 
 
+@pytest.mark.slow
 def test_the_rule_of_all_neighbourhoods() -> None:
     """Each of the 512 neighbourhoods as the middle of a grid of its own."""
     model, x = automaton(1), every(9)

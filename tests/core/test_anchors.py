@@ -90,6 +90,8 @@ def test_sizes_that_are_impossible():
     assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)
 
 
+@pytest.mark.thorough("True")
+@pytest.mark.slow("False")
 @pytest.mark.parametrize("distinct", [False, True])
 def test_the_same_inside_of_another_program(distinct):
     """Alone, a CPU compiles the drawing without optimisations; the pairs are those of before."""

@@ -66,6 +66,7 @@ def test_gradients_of_scores_are_zero():
     assert not np.any(gradients["scores"][...])
 
 
+@pytest.mark.slow("edges")
 @pytest.mark.fast("edges")
 @pytest.mark.parametrize("config", [TREES, EDGES], ids=["pixels", "edges"])
 def test_packed_trees(config):
@@ -116,6 +117,7 @@ def test_vmap_over_an_axis_of_length_0(accumulate):
     )
 
 
+@pytest.mark.thorough("PowersOfTwo(ways=2)")
 @pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), lutjax.reads.PowersOfTwo()], ids=str)
 def test_scored_reads_of_no_samples_in_fixed_point(read):
     x, weights = jnp.zeros((0, 3)), jnp.ones((2, 4, 5))

@@ -101,6 +101,7 @@ def permuted(op, accumulate, axis):
 
 
 # ------------------------------------------------------------------------------------- any order
+@pytest.mark.thorough("lookup_attention")
 @pytest.mark.fast("lookup", "lookup_attention")
 def test_any_order_of_samples_and_detectors(op):
     for axis in ("batch", "detector"):
@@ -458,6 +459,7 @@ def test_checked_sums_that_fit_are_the_same_bits(op):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_checked_sums_that_wrap_are_nan():
     d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
     weights = jnp.ones((4, 2, 2)).at[:, :, 1].set(0.25)
@@ -484,6 +486,7 @@ def test_a_checked_nan_shows():
     np.testing.assert_array_equal(jnp.isnan(y), jnp.broadcast_to(jnp.array([[True, False]]), (3, 2)))
 
 
+@pytest.mark.thorough
 def test_updates_in_place_are_not_checked():
     from lutjax.training import tables
 

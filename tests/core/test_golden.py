@@ -46,6 +46,7 @@ def test_all_are_here():
     assert len(SCORED) == 6
 
 
+@pytest.mark.thorough("ext_concat_pd3-ops")
 @pytest.mark.fast(
     "gt_fc_*-ops",
     "gt_attn_pd0-*",
@@ -155,6 +156,7 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)
 
 
+@pytest.mark.thorough("scored_gen3_n2-lutjax", "scored_p2_int8_n2-lutjax")
 @pytest.mark.fast("scored_gen3_n2-*", "scored_p2_int8_n2-*", "scored_gen3_n1_single-*")
 @pytest.mark.parametrize(
     ("name", "module"),

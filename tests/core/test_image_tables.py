@@ -33,6 +33,7 @@ def variables_of(case):
     return arrays
 
 
+@pytest.mark.slow("conv")
 @pytest.mark.fast("conv")
 @pytest.mark.parametrize("name", [slow("window") if n == "window" else n for n in CASES])
 def test_dropped_tables_and_integers(name):
@@ -107,6 +108,7 @@ def test_libraries():
     np.testing.assert_array_equal(transformed(quantised=True).apply({"layer": params}, state, None, x)[0], y)
 
 
+@pytest.mark.thorough
 def test_powers_of_two_in_factors():
     """Rounding is made of the table, so the gradient in factors is that of the table; its reads have its name."""
     case, x = CASES["conv"], inputs_of(CASES["conv"])
@@ -187,6 +189,7 @@ def test_errors():
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_typechecking")
 def test_wrong_calls():
     anchors = lutjax.sample_anchors(jax.random.key(0), 9, 4, 3)

@@ -351,6 +351,7 @@ def test_picture_of_a_layer():
     ]
 
 
+@pytest.mark.slow
 def test_pictures_of_ids(tmp_path):
     """Anything that has ids: layers over vectors, variables of Linen, anchors, wires and candidates."""
     case = Case(
@@ -446,6 +447,7 @@ def group_by_group(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.einsum("gbk,gko->bo", jax.vmap(of_group)(*groups), reaches)
 
 
+@pytest.mark.thorough("spatial_scored")
 @pytest.mark.fast("spatial_scored")
 @pytest.mark.parametrize("name", [n if n in ("spatial", "spatial_scored") else slow(n) for n in CASES])
 def test_definition(name):
@@ -469,6 +471,7 @@ def test_definition(name):
         assert_close(f"{name} {jax.tree_util.keystr(path)}", a, b)
 
 
+@pytest.mark.thorough
 def test_window_by_loops():
     """Each place adds the rows that its own detectors address, comparison by comparison."""
     case = CASES["window"]
@@ -483,6 +486,7 @@ def test_window_by_loops():
     assert_close("window", nnx_layer(case, arrays)(x), want)
 
 
+@pytest.mark.thorough
 def test_groups_are_added_in_float32():
     """Groups with one output: bfloat16 has no number between 256 and 258."""
     c = wiring.Connectivity((1, 2), (1,), [[0, 0]] * 9, [[0, 1]] * 9, [[0]] * 9)
@@ -498,6 +502,7 @@ def test_groups_are_added_in_float32():
     assert (y.dtype, y.tolist()) == (jnp.bfloat16, [264.0])
 
 
+@pytest.mark.thorough("spatial_scored")
 @pytest.mark.parametrize("name", [n if n == "spatial_scored" else slow(n) for n in CASES])
 def test_libraries_agree(name):
     case = CASES[name]
@@ -506,6 +511,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, inputs_of(case), jax.random.normal(jax.random.key(2), shape))
 
 
+@pytest.mark.thorough("spatial")
 @pytest.mark.parametrize("name", ["spatial", "window", slow("window_scored")])
 def test_variables_drawn(name):
     """Detectors compare inputs of their own group, and rows reach its outputs."""

@@ -117,6 +117,7 @@ READS = {
 }
 
 
+@pytest.mark.thorough("rows-padded")
 @pytest.mark.fast("rows-padded")
 @pytest.mark.parametrize(
     ("name", "geometry"),
@@ -300,6 +301,7 @@ def variables_of(case: Case) -> dict[str, Any]:
     return arrays
 
 
+@pytest.mark.thorough("channels")
 @pytest.mark.parametrize("name", ["channels", slow("conv"), slow("all")])
 def test_libraries_agree(name):
     case = CASES[name]

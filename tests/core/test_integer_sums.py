@@ -111,6 +111,7 @@ def test_as_the_tables_of_floats():
         np.testing.assert_allclose(of_floats, of_integers, rtol=1e-5)
 
 
+@pytest.mark.slow("*")
 @pytest.mark.parametrize("how", [BOUNDS[2], slow(MORE[2])], ids=str)
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_sums_of_tables_as_on_accelerators(how):
@@ -128,6 +129,7 @@ def few_fit(monkeypatch):
     forgotten.compiled()
 
 
+@pytest.mark.thorough("2-3-4")
 @pytest.mark.fast("2-3-4")
 @pytest.mark.parametrize(("n_tables", "groups", "n"), [(2, 3, 4), (7, 2, 65), (40, 1, 9)])
 @pytest.mark.usefixtures("few_fit")
@@ -136,6 +138,7 @@ def test_sums_of_any_number_of_tables(n_tables, groups, n):
     check("xla", n_tables, n=n, groups=groups, margins=(0.05, WIDE))
 
 
+@pytest.mark.thorough
 @hypothesis.given(
     st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=30, max_size=30)
 )

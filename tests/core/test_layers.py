@@ -167,6 +167,7 @@ def test_decoding_equals_full_pass(name):
         assert set(cache) == set(case.spec.cache_names)
 
 
+@pytest.mark.thorough("attention")
 @pytest.mark.parametrize("name", ["attention", slow("pair")])
 def test_libraries_decode(name):
     case = CASES[name]
@@ -285,6 +286,7 @@ def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array
     return lutjax.reference.lookup_attention(weights, query, key, position, query_segments=segments, **places)
 
 
+@pytest.mark.thorough("attention")
 @pytest.mark.fast("attention")
 @pytest.mark.parametrize(
     "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
@@ -581,6 +583,7 @@ def test_mypy_checks_calls(tmp_path):
         assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
+@pytest.mark.thorough
 def test_libraries_are_not_imported_unasked():
     code = "import lutjax.layers, lutjax.models, sys; assert not {'flax', 'haiku'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -156,6 +156,7 @@ def test_group_sum():
     np.testing.assert_allclose(f.apply({}, None, x), want, rtol=1e-6)
 
 
+@pytest.mark.slow("True")
 @pytest.mark.fast("True")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
@@ -250,6 +251,7 @@ def test_gumbel():
     np.testing.assert_array_equal(f.apply(params, state, None, x, True)[0], hard)
 
 
+@pytest.mark.thorough
 def test_learnable_wires_mix_their_candidates():
     case = CASES["gates"]._replace(options=LEARNABLE)
     arrays, x = variables_of(case), inputs_of(case)
@@ -700,6 +702,7 @@ def test_bools_and_integers_are_bits(name):
         layer(x.astype(jnp.uint32))
 
 
+@pytest.mark.thorough
 def test_sizes_are_attributes_and_follow_pruned_gates():
     layer = nnx_layer(CASES["tables_of_signs"], variables_of(CASES["tables_of_signs"]))
     assert (layer.in_features, layer.out_features, layer.n_inputs, layer.candidates) == (7, 6, 3, 4)
@@ -725,6 +728,7 @@ def test_sizes_are_attributes_and_follow_pruned_gates():
     assert lutjax_nnx.GroupSum(4).out_features == 4
 
 
+@pytest.mark.slow("soft-balanced")
 @pytest.mark.parametrize(
     ("estimator", "learned"),
     [("soft", "balanced"), slow("gumbel", "top-k"), slow("straight_through", "learnable")],
@@ -767,6 +771,7 @@ def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
         assert program.count("= exp ") == 2  # those of 8 gates, and of 5
 
 
+@pytest.mark.thorough
 def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
     config = LogicClassifierConfig(6, 2, layers=(8, 8), n_thresholds=0, estimator="gumbel")
     model = LogicClassifier(config, rngs=nnx.Rngs(0))

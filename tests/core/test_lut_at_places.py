@@ -37,6 +37,7 @@ def with_gradients(images, weights, anchors, targets=None):
     return y, *pull(jnp.ones_like(y))
 
 
+@pytest.mark.thorough("outputs of its own-2-Auto")
 @needs_devices(8)
 @pytest.mark.parametrize("axes", ["Auto", slow("Explicit")])
 @pytest.mark.parametrize("tables_of", [2, slow(4)])  # devices with a group each, and with half of one
@@ -68,6 +69,7 @@ def check_on_mesh(given, axes, tables_of):
     assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
 
 
+@pytest.mark.thorough
 def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
     """Trace for CPU and GPU, of which one has a kernel: the program of a device has that or the parts, and calls say where they run."""
     cpu, gpu = Device(Backend.CPU, "cpu"), Device(Backend.GPU, "a GPU without kernels")

@@ -127,6 +127,7 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.thorough("detectors")
 @pytest.mark.fast("detectors")
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
@@ -259,6 +260,8 @@ def test_every_model_is_here():
     assert {type(config).__name__ for config, _ in MODELS.values()} == configs
 
 
+@pytest.mark.thorough("trees-auto")
+@pytest.mark.slow("powers of two-explicit")
 @pytest.mark.fast("powers of two-explicit", "trees-auto")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n if n in ("powers of two", "trees") else slow(n) for n in MODELS])
@@ -293,6 +296,7 @@ def test_a_step_of_a_model(name, kind):
 FAST_TO_PRODUCE = ("powers of two", "gates", "trees")
 
 
+@pytest.mark.slow("gates-explicit")
 @pytest.mark.fast("gates-*")
 @pytest.mark.parametrize("kind", ["explicit", slow("auto")])
 @pytest.mark.parametrize(
@@ -325,6 +329,7 @@ def test_what_models_produce(name, kind):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow("LUTAttention")
 @pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
 def test_decoding(layer):
     """Caches lie where they were put, so that a loop may carry them."""
@@ -374,6 +379,15 @@ def test_a_case_of_every_layer_is_fast():
     assert sorted(CASES[name].layer for name in FAST_LAYERS) == sorted({c.layer for c in CASES.values()})
 
 
+@pytest.mark.thorough("nnx-LUTPairAttention, interleaved-auto", "nnx-WindowLUT, dropout-explicit")
+@pytest.mark.slow(
+    "haiku-LUTAttention, window-explicit",
+    "haiku-LogicConv-auto",
+    "haiku-SpatialLUT, powers of two-auto",
+    "linen-BinaryLUT, top-k, straight_through-explicit",
+    "linen-ConvLUT, powers of two-auto",
+    "linen-ProjectionLUT, powers of two-explicit",
+)
 @pytest.mark.parametrize(
     ("library", "name", "kind"),
     [
@@ -388,6 +402,7 @@ def test_layers_of_all_libraries(library, name, kind):
     _check_layer(library, name, kind)
 
 
+@pytest.mark.slow("LUT, groups")
 @pytest.mark.fast("LUT, groups")
 @pytest.mark.parametrize(
     "name", [n if n in ("LUT, groups", "SpatialLUT, hard", "ConvLUT, integers") else slow(n) for n in CASES]

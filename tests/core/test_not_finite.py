@@ -95,6 +95,7 @@ def reached(op, implementation, part, name, expected, arguments):
     return np.False_
 
 
+@pytest.mark.thorough("lookup_attention-xla-split")
 @pytest.mark.fast(
     "detect*-split",
     "lookup*-split",
@@ -146,6 +147,7 @@ def run_read(read, x, implementation):
     return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
 
 
+@pytest.mark.thorough("PowersOfTwo(ways=2)-xla")
 @pytest.mark.fast("PowersOfTwo*")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[2], ALL[7], *map(slow, (*ALL[:2], *ALL[3:7]))], ids=str)
@@ -191,6 +193,7 @@ def test_a_sum_of_distances_beyond_floats_is_no_score(implementation):
     np.testing.assert_array_equal(y[1], 16 * np.asarray(TABLE[0, 7]))
 
 
+@pytest.mark.thorough("nan-xla")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("entry", [np.nan, np.inf])
 def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
@@ -271,6 +274,7 @@ assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)],
 """
 
 
+@pytest.mark.thorough("3")
 @pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="GPUs keep subnormal numbers")
 @pytest.mark.parametrize("n", [3, slow(5000)])
 def test_a_difference_below_the_normal_numbers_is_0_on_cpus(n):

@@ -52,6 +52,8 @@ def model_of(config):
     return getattr(models, type(config).__name__.removesuffix("Config"))(config, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.thorough("deepcopy")
+@pytest.mark.slow("pickle")
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_of_every_layer(how):
     """Layers of all three libraries; those of NNX hold the same arrays, and are equal to jit."""
@@ -76,6 +78,7 @@ def test_a_copy_computes_the_same(how):
     np.testing.assert_array_equal(COPIES[how](layer)(x), layer(x))
 
 
+@pytest.mark.slow("LUTTransformerConfig-pickle")
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
 def test_copies_of_every_model(config, how):

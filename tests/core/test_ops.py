@@ -228,6 +228,7 @@ def test_nan_gives_bit_zero_and_a_nan_margin():
     np.testing.assert_array_equal(jnp.isnan(d.margin), [True, False])
 
 
+@pytest.mark.thorough("lut")
 @pytest.mark.parametrize("op", ["lut", slow("lut_attention"), slow("lut_pair_attention")])
 def test_nan_reaches_the_gradient_and_nothing_else(op):
     """NaN for only the two inputs that the NaN was compared with, and the same values as the reference."""
@@ -390,6 +391,7 @@ def test_tables_of_no_detectors_have_gradients():
     np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
+@pytest.mark.slow("lookup_attention-int64")
 @pytest.mark.fast("lookup_attention-int64", "lut_pair_attention-4")
 @pytest.mark.parametrize("start", [4, "int32", "int64"])
 @pytest.mark.parametrize("op", ["lookup_attention", "lut_pair_attention"])
@@ -503,6 +505,7 @@ def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():
         assert max(kept) <= batch * length * max(n_detectors, n_inputs), kept
 
 
+@pytest.mark.thorough
 def test_memory_of_attention_grows_with_the_length_not_its_square():
     """XLA's own figure for temporaries of forward and backward."""
 
@@ -576,6 +579,7 @@ def test_reference_has_forward_mode():
     assert np.isfinite(second).all()
 
 
+@pytest.mark.slow("lut_pair_attention")
 @pytest.mark.fast("lut_pair_attention")
 @pytest.mark.parametrize("pairs", [False, True], ids=["lookup_attention", "lut_pair_attention"])
 def test_without_causal_order_every_query_sees_every_key(pairs):

@@ -177,6 +177,7 @@ def test_kinds_of_parameters():
     assert parameters.decayed(norms) == {"norm": {"scale": False, "bias": False}, "out": {"kernel": True}}
 
 
+@pytest.mark.thorough
 def test_weight_decay_leaves_tables_alone():
     layer = nnx_layer(CASES["default"], variables_of(CASES["default"]))
     before = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
@@ -190,6 +191,7 @@ def test_weight_decay_leaves_tables_alone():
         np.testing.assert_allclose(after, factor * before[name], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_cell_total_variation_of_a_model():
     weights = [jax.random.normal(jax.random.key(i), (2, 4, 3)) for i in range(3)]
     one, two, three = map(lutjax.cell_total_variation, weights)
@@ -205,6 +207,7 @@ def test_cell_total_variation_of_a_model():
 DROPOUT = Case("ProjectionLUT", {**SIZES, "table_dropout": 0.5}, (4, 7))
 
 
+@pytest.mark.thorough
 def test_dropout_of_tables():
     """Rows of a dropped table have no gradient; others count twice; the mean is the layer without dropout."""
     arrays, x = variables_of(DROPOUT), inputs_of(DROPOUT)
@@ -277,6 +280,7 @@ def loss_of(model: Any, x: jax.Array) -> jax.Array:
     return jnp.mean((model(x) - 1) ** 2)
 
 
+@pytest.mark.thorough("float32")
 @pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
 def test_factored_gradients_are_those_of_dense_ones(dtype):
     """Rows of tables by a rule, the rest by optax; with dropout, and in bfloat16 around float32 tables."""
@@ -351,6 +355,7 @@ def test_vmap_over_samples():
 
 
 # ------------------------------------------------------------------------------------- tables of integers
+@pytest.mark.slow
 def test_tables_of_integers_in_nnx():
     """The deployed model has the values of the trained one, a quarter of its tables, and nothing else of its own."""
     model = Block(nnx.Rngs(0), read=reads.PowersOfTwo(), table_dropout=0.5)

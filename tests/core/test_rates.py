@@ -69,6 +69,7 @@ def stepped(rule, name, table, gradient, rate, rates, state):
     return moved, new_state
 
 
+@pytest.mark.thorough("broadcast")
 @pytest.mark.fast("broadcast")
 @pytest.mark.parametrize("kind", [slow("table"), "edge", "broadcast"])
 def test_steps_by_loops(kind):

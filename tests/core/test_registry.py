@@ -591,6 +591,7 @@ def test_public_names_come_from_where_type_checkers_find_them():
     assert set(lutjax.__all__) <= set(dir(lutjax))
 
 
+@pytest.mark.thorough
 def test_a_call_outside_of_jit_asks_nothing_twice():
     """Functions of Python that a second call with the same shapes enters: checks, and the kernels that were chosen before."""
     code = """

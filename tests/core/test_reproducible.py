@@ -89,6 +89,7 @@ def results_of(read, fixed, anchors):
     return functools.partial(results, by_one_op), functools.partial(results, by_ops)
 
 
+@pytest.mark.slow("read0-some samples")
 @pytest.mark.parametrize(
     ("read", "program"),
     [
@@ -145,6 +146,7 @@ def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_the_reference_adds_the_same_addends():
     """Bits are the same also where tables have factors, whose products with coefficients are rounded in one way, too."""
     rng = np.random.default_rng(0)

@@ -264,6 +264,7 @@ def test_gradients_near_zero_are_bounded():
         np.testing.assert_allclose(abs(dx), 2.0**8 * 0.75 / 2, rtol=1e-4)  # the slope of the score is 1 / 2
 
 
+@pytest.mark.thorough
 def test_nan_shows_in_its_sample_alone():
     how = Layer(groups=2)
     for name in ("confidence", "powers"):
@@ -276,6 +277,7 @@ def test_nan_shows_in_its_sample_alone():
 
 
 # ------------------------------------------------------------------------------------- integers
+@pytest.mark.thorough("powers, one way")
 @pytest.mark.fast("powers, one way")
 @pytest.mark.parametrize("name", ["powers", "powers, one way"])
 def test_the_integer_read_is_the_trained_one(name):
@@ -332,6 +334,7 @@ def test_a_coefficient_of_zero_reads_and_adds_nothing(groups):
     np.testing.assert_array_equal(dw[1, 1:], 0)
 
 
+@pytest.mark.thorough
 def test_a_lookup_in_groups_is_one_for_each_group():
     key = jax.random.key(0)
     weights, x = jax.random.normal(key, (6, 4, 3)), jax.random.normal(key, (5, 2, 4))
@@ -351,6 +354,7 @@ def test_a_lookup_in_groups_is_one_for_each_group():
     assert lutjax.lut(x[:, :1], weights, anchors, groups=1).shape == (5, 1, 3)
 
 
+@pytest.mark.thorough("scored_lut")
 @pytest.mark.fast("scored_lut")
 @pytest.mark.parametrize("op", ["lookup", "weighted_lookup", "scored_lut"])
 def test_tables_of_groups_learn_in_place(op):
@@ -403,6 +407,7 @@ class Nearest(reads.Read):
         return [(index, c), (index ^ 1, 2 * c), (index ^ flip, reads.straight_through(jnp.zeros_like(c), c))]
 
 
+@pytest.mark.thorough
 def test_a_read_of_your_own():
     read, key = Nearest(), jax.random.key(2)
     x, weights = jax.random.normal(key, (5, 2, 4)), jax.random.normal(key, (6, 4, 3))
@@ -425,6 +430,7 @@ def test_a_read_of_your_own():
     )
 
 
+@pytest.mark.thorough("9")
 @pytest.mark.parametrize("each", [9, slow(1)])
 def test_blocks_of_tables_that_do_not_divide(each, monkeypatch):
     """CPUs score several tables at once."""
@@ -560,6 +566,7 @@ def test_bad_input(name):
         jax.jit(call)()
 
 
+@pytest.mark.thorough
 def test_integers_have_no_gradient():
     with pytest.raises(TypeError, match="tables of integers have no gradient"):
         jax.grad(lambda x: scored_lut(x, QUANTISED, read=POWERS).sum())(X)

@@ -162,6 +162,7 @@ def step_of(op, axes=(), dense=False):
     return step, optimizer.init
 
 
+@pytest.mark.thorough("lookup-both")
 @pytest.mark.fast("lookup-both")
 @needs_devices(8)
 @pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
@@ -197,6 +198,8 @@ FAST_IN_JIT = [
 ]
 
 
+@pytest.mark.thorough("lookup-None-both-auto")
+@pytest.mark.slow("lookup in groups-accumulate3-both-explicit")
 @pytest.mark.fast("lookup-None-both-auto", "lookup in groups-*")
 @needs_devices(8)
 @pytest.mark.parametrize(
@@ -317,6 +320,7 @@ FAST_IN_GROUPS = [
 ]
 
 
+@pytest.mark.slow("places, targets-sizes2-auto")
 @pytest.mark.fast("places*")
 @needs_devices(8)
 @pytest.mark.parametrize(
@@ -436,6 +440,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.slow("lut_attention-options0-True")
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "options", "tracked"),

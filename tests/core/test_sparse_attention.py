@@ -56,6 +56,7 @@ def slot_tables(targets):
     return found
 
 
+@pytest.mark.thorough("concatenated-layer")
 @pytest.mark.fast("concatenated-layer")
 @pytest.mark.parametrize(
     ("kind", "lists"),
@@ -143,6 +144,7 @@ def test_values_and_gradients_by_loops(lists):
         assert_close(name, got, want)
 
 
+@pytest.mark.slow("concatenated-row")
 @pytest.mark.parametrize(
     ("kind", "lists"),
     [("concatenated", "row"), slow("concatenated", "table"), slow("pair", "table"), slow("pair", "row")],
@@ -280,6 +282,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow("concatenated")
 @pytest.mark.fast("concatenated")
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name):

@@ -35,6 +35,7 @@ def test_every_op_and_direction_has_its_row():
     assert {("lookup", "update"), ("packed_lut", "forward")} < set(_matrix.rows())
 
 
+@pytest.mark.thorough
 def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     found = _checks.check("lookup", CPU, "float32")
     assert {d: c.state for d, c in found.items()} == dict.fromkeys(
@@ -71,6 +72,7 @@ def test_checks_in_processes_say_the_same(monkeypatch):
         assert check is _checks.check
 
 
+@pytest.mark.thorough
 def test_what_cannot_run_here_is_lowered_or_has_a_reason():
     found = _checks.check("lookup", TPU, "float32")
     assert found["forward"].state == "lowers"
@@ -135,6 +137,7 @@ def test_report():
     assert json.loads(_report.as_json(cells))["totals"] == {"runs here": 1, "unsupported": 1, "missing": 1}
 
 
+@pytest.mark.thorough
 def test_command(tmp_path):
     result = command("status", "--op", "packed_lut", "--json", "--record", tmp_path / "r.json")
     document = json.loads(result.stdout)

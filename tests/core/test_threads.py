@@ -100,6 +100,7 @@ class Slow(reads.Blend):
         return super().select(u, scalars)
 
 
+@pytest.mark.thorough
 def test_a_pullback_while_another_thread_traces_the_forward_rule():
     """JAX keeps the structure of what a rule saves with the trace of a function: that of this thread is still there."""
     read, (x, weights) = Slow(threading.Event(), threading.Event()), arguments("lut", 4)
@@ -118,6 +119,7 @@ def test_a_pullback_while_another_thread_traces_the_forward_rule():
         np.testing.assert_array_equal(other.result(SECONDS)[0], found[0])
 
 
+@pytest.mark.slow
 def test_threads_that_trace_gradients_at_the_same_time():
     x, weights = arguments("lut", 4)
 
@@ -185,6 +187,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_processes_that_are_forked(tmp_path):
     """They run what was compiled, by native kernels, or say what is wrong; those that are spawned are as any other."""
@@ -212,6 +215,7 @@ HOW = {
 }
 
 
+@pytest.mark.thorough("int8-jit-xla")
 @pytest.mark.fast("int8-*", "scored_lut-vmap*", "lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def nnx_loss(model, x):
     return jnp.mean((y - 1) ** 2), y
 
 
+@pytest.mark.thorough
 def test_nnx_equals_its_own_training_with_dense_gradients():
     model, expected = Model(), Model()
     optimizer, of_dense = (

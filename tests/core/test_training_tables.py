@@ -94,6 +94,7 @@ def assert_trees_equal(actual, expected):
 
 
 # ------------------------------------------------------------------------------------- the same as dense
+@pytest.mark.thorough("SGD(weight_decay=0.0)")
 @pytest.mark.fast("SGD*", "RowAdagrad*")
 @pytest.mark.parametrize("rule", [r if r in KINDS else slow(r) for r in RULES], ids=str)
 def test_steps_equal_those_with_dense_gradients(rule):
@@ -430,6 +431,7 @@ def test_factors_are_passed_on(name):
     assert_close(name, dense["weights"], expected["weights"], 1e-6)
 
 
+@pytest.mark.thorough
 def test_factors_leave_a_shard_map():
     params = {"bias": jnp.zeros(3), "weights": normal(3, 4, 32, 3)}
     everywhere, split = PartitionSpec(), PartitionSpec("batch")
@@ -548,6 +550,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.slow("SGD(weight_decay=0.0)-step")
 @pytest.mark.fast("*-step")
 @pytest.mark.parametrize(
     ("rule", "form"),
@@ -727,6 +730,7 @@ def test_arguments_of_another_kind(wrong, message):
         wrong()
 
 
+@pytest.mark.thorough
 def test_modules_are_there_after_import_lutjax():
     """Pages name them so."""
     assert lutjax.training.recipes.RECIPES

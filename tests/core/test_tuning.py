@@ -135,6 +135,7 @@ def test_recorded_calls_are_traced_anew(shipped: dict[Any, Launch]) -> None:
     assert [(a.launch, a.source) for a in asked] == [(THIRD, "use")]
 
 
+@pytest.mark.thorough
 def test_nothing_is_read_or_searched_at_import() -> None:
     code = (
         "import json, sys; json.loads = None; import lutjax, lutjax.tuning;"
@@ -384,6 +385,7 @@ def shapes_of(arrays: Any) -> list[tuple[int, ...]]:
     return [a.shape for a in jax.tree.leaves(arrays)]
 
 
+@pytest.mark.thorough
 def test_kernels_of_a_shape(interpreted: None) -> None:
     shape = shapes.parse(SEQUENCE)
     found = [k for k in search.kernels([shape, shape], ("float32",)) if "attention" in k.asked.kernel]
@@ -427,6 +429,7 @@ def test_kernels_of_gates(interpreted: None) -> None:
     assert {name: a.shape for name, a in cotangents.items()} == {"x": (5, 6), "coefficients": (4, 4)}
 
 
+@pytest.mark.thorough
 def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) -> None:
     path = tmp_path / "launches.json"
     out = tune("--output", path, "--shape", TINY)

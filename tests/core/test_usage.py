@@ -50,6 +50,7 @@ def pairs_that_count(causal=True, segments=False):
             yield b, j, i
 
 
+@pytest.mark.thorough
 def test_every_look_up():
     pointwise, one = np.asarray(anchors(3)), np.asarray(anchors(1))
     x, positions = np.asarray(X), np.asarray(POSITIONS)[:, 0]
@@ -158,6 +159,7 @@ def test_libraries():
     check(jax.jit(lutjax.usage(f.apply))(params, state, None, x), ["lut/weights", "lut_1/weights"])
 
 
+@pytest.mark.thorough
 def test_batches_and_devices_add_up():
     pairs, tables = anchors(3), {"w": jnp.zeros((T, 8, 2))}
     x = jax.random.normal(jax.random.key(3), (16, INPUTS))
@@ -184,6 +186,7 @@ def test_batches_and_devices_add_up():
     np.testing.assert_array_equal(jax.jit(counts)(tables, of_mesh)["w"].counts, want)
 
 
+@pytest.mark.slow
 def test_tables_of_integers_and_scaled_gradients():
     pairs, read = anchors(3), reads.PowersOfTwo()
     weights = jax.random.normal(jax.random.key(4), (T, 8, 2))
@@ -223,6 +226,7 @@ def test_a_look_up_inside_of_a_transformation_is_refused():
             inside(table, X)
 
 
+@pytest.mark.slow("gpt")
 @pytest.mark.parametrize("model", ["gpt", slow("lut")])
 def test_language_models_report_reads(model, tmp_path):
     text = tmp_path / "text"

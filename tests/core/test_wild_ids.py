@@ -219,6 +219,7 @@ def check(op, implementation):
         testing.assert_close(f"{op}, {implementation}: {number}", a, e)
 
 
+@pytest.mark.thorough("xla-lookup_attention", "xla-lut_at_places")
 @pytest.mark.fast(
     "xla-lookup",
     "xla-sparse_lookup",
@@ -262,6 +263,8 @@ def ids_of(case):
     return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
 
 
+@pytest.mark.thorough("ProjectionLUT")
+@pytest.mark.slow("SpatialLUT", "LogicConv")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_refuse_ids_that_are_known(layer):
     """However they came there, in all three libraries; where they are traced, ops clamp them."""
@@ -319,6 +322,8 @@ def test_layers_without_their_ids(layer):
         lutjax_nnx.check(nnx.List([whole]), nnx.state(nnx.List([whole]), nnx.Param))
 
 
+@pytest.mark.thorough("wires")
+@pytest.mark.slow("readers")
 @pytest.mark.parametrize("kind", ["wires", "readers"])
 def test_automata_refuse_ids_that_are_known(kind):
     """Their own wires and readers, as of layers; where they are traced, ops clamp them."""

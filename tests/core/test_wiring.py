@@ -189,6 +189,8 @@ def chosen_of(case: Case, arrays: Any) -> np.ndarray:
     )
 
 
+@pytest.mark.thorough("tables")
+@pytest.mark.slow("gates_hard")
 @pytest.mark.fast("gates_hard", "tables", "signs_of_all")
 @pytest.mark.parametrize("name", CASES)
 def test_layers_read_the_chosen_wires(name):
@@ -408,6 +410,7 @@ def test_explicit_mesh():
 
 
 # ------------------------------------------------------------------------------------- models
+@pytest.mark.thorough("top-k")
 @pytest.mark.fast("top-k")
 @pytest.mark.parametrize("kind", ["butterfly", "top-k", slow("full"), slow("random")])
 def test_classifiers(kind):
@@ -422,6 +425,7 @@ def test_classifiers(kind):
     np.testing.assert_array_equal(model.circuit()(bits), want)
 
 
+@pytest.mark.slow
 def test_wirings_of_the_layers_of_a_classifier():
     options = {"in_features": 12, "n_classes": 2, "layers": (30, 20, 10)}
     shape = {"image_shape": (3, 4), "window": 2, "n_thresholds": 2}

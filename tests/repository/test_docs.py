@@ -33,6 +33,15 @@ def as_a_reader(without_typechecking):
         yield
 
 
+@pytest.mark.thorough(
+    "cellular-automaton.md",
+    "columns.md",
+    "devices.md",
+    "implementations.md",
+    "logic.md",
+    "semantics.md",
+    "training-large-tables.md",
+)
 @pytest.mark.parametrize(
     "page",
     [slow(p) if p.name == "images.md" else p for p in PAGES],  # which trains two networks for 15 s
@@ -139,6 +148,7 @@ LONG_EXAMPLES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough("lutjax.layers.nnx._logic", "lutjax.layers.nnx._tables")
 @pytest.mark.parametrize("name", [slow(n) if n in LONG_EXAMPLES else n for n in modules()])
 @pytest.mark.usefixtures("as_a_reader")
 def test_docstrings(name, request):
@@ -208,6 +218,7 @@ def test_figures_of_the_readme_stand_where_it_says():
             assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
 
 
+@pytest.mark.thorough("pallas-cuda-NVIDIA H200")
 @pytest.mark.parametrize(
     ("implementation", "platform", "device_kind"),
     [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],

@@ -17,23 +17,29 @@ LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).su
 
 
 @pytest.mark.parametrize(
-    ("patterns", "left"), [(("lookup-*",), ["detect-a"]), (("*-a", "none"), None), ((), [])]
+    ("name", "patterns", "marked"),
+    [
+        ("fast", ("lookup-*",), {"detect-a": ["slow"], "lookup-a": ["fast"], "lookup-b": ["fast"]}),
+        ("slow", ("*-a",), {"detect-a": ["slow"], "lookup-a": ["slow"], "lookup-b": []}),
+        ("thorough", (), {"detect-a": ["thorough"], "lookup-a": ["thorough"], "lookup-b": ["thorough"]}),
+        ("thorough", ("*-a", "none"), None),
+    ],
 )
-def test_cases_that_the_mark_fast_does_not_name_are_slow(patterns, left):
-    """Try a test with cases; a pattern that names none of them is an error, so that no list outlives what it names."""
-    marks, found = [pytest.mark.fast(*patterns).mark] if patterns else [], []
-    for name in ("lookup-a", "lookup-b", "detect-a"):
-        item = types.SimpleNamespace(
-            callspec=types.SimpleNamespace(id=name), originalname="test_x", marked=[]
-        )
-        item.iter_markers, item.add_marker = {"fast": marks}.__getitem__, item.marked.append
+def test_marks_are_of_the_cases_that_they_name(name, patterns, marked):
+    """A pattern that names no case is an error, so that no list outlives what it names."""
+    found = []
+    for case in ("lookup-a", "lookup-b", "detect-a"):
+        item = types.SimpleNamespace(callspec=types.SimpleNamespace(id=case), originalname="test_x")
+        item.own_markers = [pytest.Mark(name, patterns, {}, _ispytest=True)]
+        item.add_marker = lambda mark, item=item: item.own_markers.append(mark.mark)
         found.append(item)
-    if left is None:
+    if marked is None:
         with pytest.raises(ValueError, match=r"names no case: \['none'\]"):
-            selection.leave_to_slow(found, ValueError)
+            selection.by_cases(found, ValueError)
         return
-    assert selection.leave_to_slow(found, ValueError) is found
-    assert [item.callspec.id for item in found if item.marked == [pytest.mark.slow]] == left
+    assert selection.by_cases(found, ValueError) is found
+    names = {item.callspec.id: [m.name for m in item.own_markers] for item in found}
+    assert {case: [n for n in of if n != "fast" or len(of) == 1] for case, of in names.items()} == marked
 
 
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):

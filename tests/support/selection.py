@@ -23,15 +23,25 @@ _SOURCES = (
 )
 
 
-def leave_to_slow(items, error):
-    """Return the cases of a test; those that its mark `fast` does not name are left to the slow suite."""
-    for mark in items[0].iter_markers("fast") if items else ():
+def by_cases(items, error):
+    """Return the cases of a test, of which each has the marks that are meant for it.
+
+    The marks `slow` and `thorough` are of the cases that their patterns name, or of all; `fast` names those that are not slow.
+    """
+    for mark in items[0].own_markers if items else ():
+        if mark.name not in ("fast", "slow", "thorough") or not mark.args:
+            continue
         ids = [item.callspec.id for item in items]
         if unknown := [p for p in mark.args if not fnmatch.filter(ids, p)]:
-            raise error(f"the mark `fast` of {items[0].originalname} names no case: {unknown} of {ids}")
+            raise error(
+                f"the mark `{mark.name}` of {items[0].originalname} names no case: {unknown} of {ids}"
+            )
         for item, case in zip(items, ids, strict=True):
-            if not any(fnmatch.fnmatchcase(case, p) for p in mark.args):
+            named = any(fnmatch.fnmatchcase(case, p) for p in mark.args)
+            if mark.name == "fast" and not named:
                 item.add_marker(pytest.mark.slow)
+            if mark.name != "fast" and not named:
+                item.own_markers.remove(mark)
     return items
 
 
@@ -64,6 +74,4 @@ def why_without_kernels(markers: str) -> str | None:
         return None
     if _KNOWN not in os.environ:
         os.environ[_KNOWN] = ",".join(changed())
-    return (
-        None if os.environ[_KNOWN] else "their sources are those of the upstream branch; -m kernels runs them"
-    )
+    return None if os.environ[_KNOWN] else "nothing of them has changed; -m kernels runs them"

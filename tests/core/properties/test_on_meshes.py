@@ -32,6 +32,7 @@ def on_a_mesh(op, sizes):
     return calls(op, sizes).flatmap(lambda call: st.tuples(st.just(call), on_meshes.places(call)))
 
 
+@pytest.mark.slow("scored_lut-explicit")
 @pytest.mark.fast("lookup-explicit", "weighted_lookup-auto", "margins-auto", "scored_lut-explicit")
 @pytest.mark.parametrize("kind", on_meshes.KINDS)
 @pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in POOLS])

@@ -101,6 +101,7 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
+@pytest.mark.thorough("bilinear_gates")
 @pytest.mark.fast("bilinear_gates", "scale_gradient")
 @pytest.mark.parametrize(
     "op",
@@ -156,6 +157,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow("shard_map-lut")
 @pytest.mark.fast("vmap-lookup", "vmap-bilinear_gates", "shard_map-lut", "scan-lut")
 @pytest.mark.parametrize(("context", "op"), CASES)
 def test_gradients_to_all_after_those_to_one(context, op):

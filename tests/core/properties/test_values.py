@@ -267,6 +267,7 @@ _UPDATES = [
 ]
 
 
+@pytest.mark.thorough("sparse_lookup-one list-RowAdam, b1")
 @pytest.mark.fast("lookup-primes-*", "lookup-empty*", "sparse_lookup-one list-*")
 @pytest.mark.parametrize(("op", "name", "rule"), _UPDATES)
 def test_updates_of_tables(op, name, rule):
