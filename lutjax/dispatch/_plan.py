@@ -40,6 +40,7 @@ class Plan:
       op: class of the call. options: of the call, with their names; of an update also the rule.
       choice: implementations of the forward pass, or of the update. names: those that were asked for, by which the backward pass is chosen.
       over: see `Over`.
+      launches: that were given for this call; see `lutjax.dispatch.registry.Launched`.
       thread: whose own the functions are; None: the main one's. JAX keeps the structure of residuals with the trace of a function, and has none
         while a thread traces a forward rule of it anew: a pullback in another thread would raise its StoreException. So every thread traces
         functions of its own.
@@ -50,11 +51,12 @@ class Plan:
     choice: Choice
     names: tuple[str, ...] = ()
     over: Over = ()
+    launches: Any = None
     thread: int | None = None
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.op, self.options, self.choice, self.names, self.over, self.thread))
+        return hash((self.op, self.options, self.choice, self.names, self.over, self.launches, self.thread))
 
     def __hash__(self) -> int:
         return self._hash
