@@ -5,15 +5,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from lutjax import _compat
 from lutjax.dispatch.contract import Call, Direction, Step
-from lutjax.dispatch.registry import (
-    Backend,
-    Device,
-    KernelSpec,
-    NoImplementationError,
-    Request,
-    kernel_registry,
-)
+from lutjax.dispatch.registry import Device, KernelSpec, NoImplementationError, Request, kernel_registry
 from lutjax.values._fixed_point import FixedPoint
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,9 +79,9 @@ class Plan:
         return tuple(device for device, _ in self.choice)
 
     @property
-    def on_tpu(self) -> bool:
-        """True if a TPU may run the call."""
-        return any(device.backend == Backend.TPU for device in self.devices)
+    def has_rules(self) -> bool:
+        """True if the compilers of all devices that may run the call ask rules by which it is divided over a mesh."""
+        return all(_compat.partitions_by_rule(device.backend) for device in self.devices)
 
     @property
     def has_parts(self) -> bool:

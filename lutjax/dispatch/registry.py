@@ -243,7 +243,7 @@ class KernelSpec:
         ):
             return (
                 f"waits for a record: it has not run on {request.device.kind}; implementation={self.names[1]!r} asks for it, "
-                "and `lutjax status --record` on such a device makes it a choice"
+                "and a record that `lutjax status` makes on such a device makes it a choice"
             )
         return None if self.slower is None else self.slower(request)
 

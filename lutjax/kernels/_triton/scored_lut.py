@@ -320,9 +320,12 @@ def _constants(of: reads.Rounding | None) -> dict[str, Any]:
     """Return the constants of powers of two as kernels compare them: with floats, but for those of shifts."""
     if of is None:
         return {}
-    floats = {"LOWEST": of.lowest, "HIGHEST": of.highest, "MOST_SHIFT": of.most_shift}
-    floats |= {"LEAST_EXACT": of.least_exact, "MOST_RATIO": of.most_ratio}
-    return {name: float(value) for name, value in floats.items()} | {
+    return {
+        "LOWEST": float(of.lowest),
+        "HIGHEST": float(of.highest),
+        "MOST_SHIFT": float(of.most_shift),
+        "LEAST_EXACT": of.least_exact,
+        "MOST_RATIO": of.most_ratio,
         "FARTHEST": of.farthest,
         "NEGLIGIBLE": of.negligible,
     }
