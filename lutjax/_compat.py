@@ -57,6 +57,11 @@ def is_refused_forward_mode(error: TypeError) -> bool:
     return "forward-mode" in str(error) and "custom_vjp" in str(error)
 
 
+def partitions_by_rule(backend: str) -> bool:
+    """Return whether the compiler of a backend asks the rules of `custom_partitioning`: on TPUs JAX has none of them."""
+    return backend != "tpu"
+
+
 def trace_state() -> object:
     """Opaque token that changes whenever a JAX transformation is entered or exited."""
     return core.get_opaque_trace_state()

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from lutjax._typing import Array
 from lutjax.values._derivatives import with_derivative_of
 from lutjax.values._detection import is_above_zero
 from lutjax.values._fixed_point import FixedPoint, addends, result
+from lutjax.values._quantised import HIGHEST, SHIFT
 from lutjax.values._reproducible import reproducible
 
 __all__ = [
@@ -315,6 +316,29 @@ class Confidence(Read):
         return _scored(u, scalars, self.ways).ways
 
 
+class Rounding(NamedTuple):
+    """Constants of `PowersOfTwo`, which kernels in other languages are passed.
+
+    Attributes:
+      lowest, highest: exponents of the coefficient of a row; of a lower one nothing is read.
+      farthest: the largest shift, from the row's coefficient to its neighbour's, of a neighbour that is read.
+      negligible: the least shift of a neighbour that leaves the row its whole score. most_shift: the largest there is.
+      least_exact: exact coefficients count as at least this where a power of two is divided by them.
+      most_ratio: the largest quotient of a power of two and the exact coefficient.
+    """
+
+    lowest: int
+    highest: int
+    farthest: int
+    negligible: int
+    most_shift: int
+    least_exact: float
+    most_ratio: float
+
+
+_FARTHEST = 3  # a neighbour weighs at least an eighth of its row
+
+
 @dataclasses.dataclass(frozen=True)
 class PowersOfTwo(Read):
     """`Confidence` with coefficients that are powers of two, over tables that are rounded to int8.
@@ -326,12 +350,22 @@ class PowersOfTwo(Read):
 
     Attributes:
       ways: 1 or 2 rows.
+      rounding: the constants of the formulas.
 
     Raises:
       ValueError: another number of ways.
     """
 
     ways: int = 2
+    rounding: ClassVar[Rounding] = Rounding(
+        lowest=_FARTHEST - SHIFT,
+        highest=HIGHEST,
+        farthest=_FARTHEST,
+        negligible=8,
+        most_shift=64,
+        least_exact=1e-30,
+        most_ratio=2.0**8,
+    )
 
     def __post_init__(self) -> None:
         _check_ways(self)
@@ -345,19 +379,20 @@ class PowersOfTwo(Read):
 
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
         exact, closest, total, power = _scored(u, scalars, self.ways)
+        of = self.rounding
         exponent = jnp.log2(total) + power / _LN2
         q = jnp.zeros_like(closest)
         if self.ways == 2:
-            q = jnp.clip(_rounded(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, _MOST_SHIFT)
-            exponent -= jnp.where(q < _NEGLIGIBLE, jnp.log2(1 + jnp.exp2(-q)), 0)
+            q = jnp.clip(_rounded(2 * closest * jnp.exp(-scalars["log_tau"]) / _LN2), 0, of.most_shift)
+            exponent -= jnp.where(q < of.negligible, jnp.log2(1 + jnp.exp2(-q)), 0)
         k = _rounded(exponent)
-        reads = k >= _LOW  # not where the score is 0
-        k = jnp.clip(jnp.where(reads, k, _LOW), _LOW, _HIGH).astype(jnp.int32)
-        shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= _FARTHEST))
+        reads = k >= of.lowest  # not where the score is 0
+        k = jnp.clip(jnp.where(reads, k, of.lowest), of.lowest, of.highest).astype(jnp.int32)
+        shifts, present = (0, q.astype(jnp.int32)), (reads, reads & (q <= of.farthest))
 
         def way(row: jax.Array, coefficient: jax.Array, shift: Any, exists: jax.Array) -> Way:
             rounded = jnp.ldexp(jnp.ones_like(coefficient), k - shift)
-            ratio = jnp.minimum(rounded / jnp.maximum(coefficient, _TINY), _MOST_RATIO)
+            ratio = jnp.minimum(rounded / jnp.maximum(coefficient, of.least_exact), of.most_ratio)
             value = jnp.where(exists, rounded, jnp.zeros_like(rounded))
             value = jnp.where(jnp.isnan(coefficient), coefficient, value)
             return row, straight_through(value, coefficient * jax.lax.stop_gradient(ratio))
@@ -369,10 +404,6 @@ class PowersOfTwo(Read):
 
 
 _LN2 = math.log(2.0)
-_LOW, _HIGH = -3, 4  # exponents of coefficients
-_FARTHEST = 3  # a neighbour weighs at least 2**-3 of its row
-_MOST_SHIFT, _NEGLIGIBLE = 64, 8
-_TINY, _MOST_RATIO = 1e-30, 2.0**8
 
 
 def _check_ways(read: Confidence | PowersOfTwo) -> None:

@@ -48,8 +48,8 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
     def raw(*args: Any, over: Over = over) -> Any:
         return on_part(op, direction, options, args, over, run) if over else run(options, *args)
 
-    has_rule = over is not None and not plan.on_tpu  # JAX has no such rules on TPUs
-    call = custom_vmap(partitioned(op, direction, needs, options, raw) if has_rule else raw)
+    by_rule = over is not None and plan.has_rules
+    call = custom_vmap(partitioned(op, direction, needs, options, raw) if by_rule else raw)
 
     @call.def_vmap
     def rule(size: int, mapped: Any, *args: Any) -> tuple[Any, Any]:

@@ -95,7 +95,9 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
             return (None,) * (n_taps + n)
         axes = _meshes.varying_over(residuals[1])
         cotangents = of_arguments(residuals, _compat.cast_varying(cotangent, axes))
-        return (cotangent, _known_after(cotangents, axes, plan.on_tpu), *cotangents) if tapped else cotangents
+        return (
+            (cotangent, _known_after(cotangents, axes, plan.has_rules), *cotangents) if tapped else cotangents
+        )
 
     def of_arguments(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
         mark, outlines, saved = residuals
@@ -145,9 +147,9 @@ def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., 
     return function
 
 
-def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], on_tpu: bool) -> jax.Array:
+def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
     """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
-    element = first_element if on_tpu else _some_element  # JAX has no rules for the compiler on TPUs
+    element = _some_element if has_rules else first_element
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
     return _compat.cast_varying(total, axes)

@@ -5,15 +5,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from lutjax import _compat
 from lutjax.dispatch.contract import Call, Direction, Step
-from lutjax.dispatch.registry import (
-    Backend,
-    Device,
-    KernelSpec,
-    NoImplementationError,
-    Request,
-    kernel_registry,
-)
+from lutjax.dispatch.registry import Device, KernelSpec, NoImplementationError, Request, kernel_registry
 from lutjax.values._fixed_point import FixedPoint
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +34,7 @@ class Plan:
       op: class of the call. options: of the call, with their names; of an update also the rule.
       choice: implementations of the forward pass, or of the update. names: those that were asked for, by which the backward pass is chosen.
       over: see `Over`.
+      launches: that were given for this call; see `lutjax.dispatch.registry.Launched`.
       thread: whose own the functions are; None: the main one's. JAX keeps the structure of residuals with the trace of a function, and has none
         while a thread traces a forward rule of it anew: a pullback in another thread would raise its StoreException. So every thread traces
         functions of its own.
@@ -50,11 +45,12 @@ class Plan:
     choice: Choice
     names: tuple[str, ...] = ()
     over: Over = ()
+    launches: Any = None
     thread: int | None = None
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.op, self.options, self.choice, self.names, self.over, self.thread))
+        return hash((self.op, self.options, self.choice, self.names, self.over, self.launches, self.thread))
 
     def __hash__(self) -> int:
         return self._hash
@@ -83,9 +79,9 @@ class Plan:
         return tuple(device for device, _ in self.choice)
 
     @property
-    def on_tpu(self) -> bool:
-        """True if a TPU may run the call."""
-        return any(device.backend == Backend.TPU for device in self.devices)
+    def has_rules(self) -> bool:
+        """True if the compilers of all devices that may run the call ask rules by which it is divided over a mesh."""
+        return all(_compat.partitions_by_rule(device.backend) for device in self.devices)
 
     @property
     def has_parts(self) -> bool:

@@ -1,5 +1,6 @@
 """Running a kernel: on the device for which its function is lowered, with its call and what its direction takes."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -59,16 +60,17 @@ def _run(
         given["accumulate"] = Totals(given["accumulate"].scale)
     call = op.of(arrays, given.items())
     outputs: Any
-    if direction == "forward":
-        outputs = function(call, device=device)
-    elif direction == "backward":
-        assert needs is not None
-        wanted = frozenset(name for name, need in zip(op.arrays(), needs, strict=True) if need)
-        found = function(call, *others, wanted, device=device)
-        outputs = tuple(found.get(name) for name in op.arrays())
-    else:
-        cotangent, rate, factor, state = others
-        assert rule is not None
-        outputs = function(call, cotangent, Step(rate, factor, state, rule), device=device)
+    with contextlib.nullcontext() if plan.launches is None else plan.launches.given():
+        if direction == "forward":
+            outputs = function(call, device=device)
+        elif direction == "backward":
+            assert needs is not None
+            wanted = frozenset(name for name, need in zip(op.arrays(), needs, strict=True) if need)
+            found = function(call, *others, wanted, device=device)
+            outputs = tuple(found.get(name) for name in op.arrays())
+        else:
+            cotangent, rate, factor, state = others
+            assert rule is not None
+            outputs = function(call, cotangent, Step(rate, factor, state, rule), device=device)
     # Not all kernels say that their results vary over the mesh axes that their arguments vary over.
     return jax.tree.map(lambda a: _compat.cast_varying(a, axes), outputs) if axes else outputs

@@ -60,6 +60,8 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
         (type(call), options, names, devices, feature_axis, structure, kinds),
         lambda: _planned(shapes_of_kernel(call, feature_axis), names, devices),
     )
+    if (launches := kernel_registry.launches(call.op, implementation)) is not None:
+        plan = plan.replace(launches=launches)
     if traced and threading.current_thread() is not threading.main_thread():
         plan = plan.replace(thread=threading.get_ident())
     n_noted = kernel_registry.n_noted()
@@ -149,7 +151,8 @@ def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Imp
         lambda shapes: folded_output(shapes, cotangent),
         step.rule,
     )
-    plan = Plan(type(call), (*call.options(), ("rule", step.rule)), choice)
+    launches = kernel_registry.launches(call.op, implementation)
+    plan = Plan(type(call), (*call.options(), ("rule", step.rule)), choice, launches=launches)
     return compiled_update(plan)(*call.values(), cotangent, step.rate, step.factor, step.state)
 
 

@@ -26,6 +26,7 @@ class Column:
       requires: packages that its kernels need. priority: None: the default of the platform.
       awaits_record: whether a kernel is chosen by itself only where a record says that it ran on such a device.
       rates: whether updates take rates that differ by row.
+      launches: whether its kernels are those of `LAUNCHES`.
     """
 
     platform: Platform
@@ -36,14 +37,23 @@ class Column:
     priority: int | None = None
     awaits_record: bool = False
     rates: bool = False
+    launches: bool = False
 
 
 XLA = Column(Platform.XLA, Backend.ANY, "_xla")
-TRITON = Column(Platform.TRITON, Backend.GPU, "_triton", "_triton_fit", ("jax_triton", "triton"), rates=True)
+TRITON = Column(
+    Platform.TRITON,
+    Backend.GPU,
+    "_triton",
+    "_triton_fit",
+    ("jax_triton", "triton"),
+    rates=True,
+    launches=True,
+)
 # jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
 # Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
-MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires))
+MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires), launches=True)
 # In packages that are installed beside lutjax: they register their kernels themselves.
 NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels")
 # The parts of fused ops: ops that compute them step by step.
@@ -68,6 +78,21 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "binary_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
     "packed_lut": {XLA: FORWARD, NATIVE: FORWARD, TENSORCORE: FORWARD},
 }
+
+LAUNCHES: dict[str, tuple[str, ...]] = {
+    "detect": ("forward", "backward"),
+    "lookup": ("forward", "margins", "table"),
+    "weighted_lookup": ("forward", "products", "table"),
+    "scored_lut": ("forward", "backward", "update"),
+    "sparse_lookup": ("forward", "margins", "table"),
+    "lut_at_places": ("forward", "backward"),
+    "lookup_attention": ("forward", "margins", "table"),
+    "lut_pair_attention": ("forward", "terms", "table"),
+    "bilinear_gates": ("forward", "gates", "inputs"),
+    "soft_lut": ("forward", "wires", "readers", "inputs", "table"),
+    "binary_lut": ("forward", "wires", "words", "addresses", "inputs", "table"),
+}
+"""Kernels that ask for a launch, by ``op.kernel``. Those of one op may be launched by another."""
 
 
 def register(registry: KernelRegistry) -> None:
@@ -95,6 +120,7 @@ def register(registry: KernelRegistry) -> None:
                 directions=directions,
                 awaits_record=column.awaits_record,
                 rates=column.rates,
+                launches=tuple(f"{op}.{kernel}" for kernel in LAUNCHES.get(op, ()) if column.launches),
             )
 
 

@@ -48,7 +48,20 @@ class Backend(enum.StrEnum):
     ANY = "any"
 
 
-Implementation = str | tuple[str, ...] | None
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """Implementations with launches of their kernels, as `lutjax.tuning.launched` makes it.
+
+    Attributes:
+      names: of the implementations, in order of preference.
+      launches: hashable; kernels are traced in the block of its ``given()``.
+    """
+
+    names: tuple[str, ...]
+    launches: Any
+
+
+Implementation = str | tuple[str, ...] | Launched | None
 
 _GRADIENT: tuple[Direction, ...] = ("forward", "backward")
 _DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20, Platform.NATIVE: 30}
@@ -162,6 +175,7 @@ class KernelSpec:
       sources: returns a word that changes with its sources in other languages than Python; records name it.
       rates: whether its updates take rates and factors that differ by table, row or output; those in plain JAX always do.
       about: returns words on what of it runs on this machine, such as its level of instructions; asked where it is chosen.
+      launches: names of its kernels that ask `lutjax.tuning.launch_of`.
     """
 
     op: str
@@ -177,6 +191,7 @@ class KernelSpec:
     sources: Callable[[], str] | None = None
     rates: bool = False
     about: Callable[[], str] | None = None
+    launches: tuple[str, ...] = ()
     holder: Any = None
     run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -228,7 +243,7 @@ class KernelSpec:
         ):
             return (
                 f"waits for a record: it has not run on {request.device.kind}; implementation={self.names[1]!r} asks for it, "
-                "and `lutjax status --record` on such a device makes it a choice"
+                "and a record that `lutjax status` makes on such a device makes it a choice"
             )
         return None if self.slower is None else self.slower(request)
 
@@ -394,7 +409,8 @@ class KernelRegistry:
           target: module with a function for each direction, imported when it is chosen.
           priority: by default native code before Triton before Pallas before XLA.
           directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
-          how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``, ``about``; see `KernelSpec`.
+          how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``, ``about``,
+            ``launches``; see `KernelSpec`.
 
         Raises:
           ValueError: an unknown op, platform or backend, or the op already has one for this platform and backend.
@@ -605,13 +621,28 @@ class KernelRegistry:
 
     def request(self, op: str, implementation: Implementation) -> tuple[str, ...]:
         """Return the implementations asked for, in order; empty if any will do."""
-        if implementation is None:
-            forced = self._forced.get()
-            implementation = dict(forced).get(op) or dict(forced).get("*") if forced else None
-        if implementation is None:
-            return ()
-        names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
-        return tuple(_known(name) for name in names)
+        return names_of(self._asked(op, implementation))
+
+    def launches(self, op: str, implementation: Implementation) -> Any:
+        """Return the launches that are given with the implementations asked for; None if there are none."""
+        asked = self._asked(op, implementation)
+        return asked.launches if isinstance(asked, Launched) else None
+
+    def launchable(self) -> dict[str, list[KernelSpec]]:
+        """Return the kernels that launches can be given to, by name, each with the implementations that have it."""
+        found: dict[str, list[KernelSpec]] = {}
+        for op in self.ops():
+            for spec in self._of(op).values():
+                for kernel in spec.launches:
+                    found.setdefault(kernel, []).append(spec)
+        return found
+
+    def _asked(self, op: str, implementation: Implementation) -> Implementation:
+        if implementation is not None:
+            return implementation
+        forced = dict(self._forced.get() or ())
+        found: Implementation = forced.get(op) or forced.get("*")
+        return found
 
     @contextlib.contextmanager
     def use_implementation(
@@ -624,10 +655,11 @@ class KernelRegistry:
         one calls meanwhile may be the one traced for this block.
 
         Args:
-          implementation: a name, a tuple of names in order of preference, or a mapping from ops to these.
+          implementation: a name, a tuple of names in order of preference, what `lutjax.tuning.launched` returns, or a mapping from
+            ops to these.
 
         Raises:
-          ValueError: an unknown name or op.
+          ValueError, TypeError: an unknown name or op.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -640,8 +672,7 @@ class KernelRegistry:
         for op, names in wanted.items():
             if op != "*":
                 self._of(op)
-            for name in (names,) if isinstance(names, str) else names or ():
-                _known(name)
+            names_of(names)
         inherited = dict(self._forced.get() or ())
         with self._forcing(tuple(sorted({**inherited, **wanted}.items()))):
             yield
@@ -926,6 +957,25 @@ def _named(method: str, argument: str, known: type[E], value: Any) -> E:
         raise ValueError(
             f"kernel_registry.{method}: {argument} is {value!r}; expected one of {', '.join(known)}."
         ) from None
+
+
+def names_of(implementation: Implementation) -> tuple[str, ...]:
+    """Return the names of what is passed as `implementation`, in order of preference.
+
+    Raises:
+      ValueError: an unknown name. TypeError: something else.
+    """
+    if implementation is None:
+        return ()
+    if isinstance(implementation, Launched):
+        return implementation.names
+    names = (implementation,) if isinstance(implementation, str) else implementation
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"implementation is {implementation!r}; expected a name, such as 'xla', a tuple of names, or what "
+            "lutjax.tuning.launched returns."
+        )
+    return tuple(_known(name) for name in names)
 
 
 def _known(name: str) -> str:

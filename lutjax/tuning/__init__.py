@@ -5,6 +5,6 @@ Nothing is measured in a user's call: ``lutjax tune`` measures, and writes a fil
 
 from lutjax.tuning._files import load, measured
 from lutjax.tuning._launch import Launch, Sizes
-from lutjax.tuning._launches import Asked, launch_of, recorded, use
+from lutjax.tuning._launches import Asked, launch_of, launched, recorded, use
 
-__all__ = ["Asked", "Launch", "Sizes", "launch_of", "load", "measured", "recorded", "use"]
+__all__ = ["Asked", "Launch", "Sizes", "launch_of", "launched", "load", "measured", "recorded", "use"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from lutjax._jit_key import LAUNCHES, RECORDER
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Device, Launched, kernel_registry, names_of
 from lutjax.tuning._files import Key, load, measured
 from lutjax.tuning._launch import Launch, Sizes, bucket
 
@@ -27,6 +27,20 @@ class _Explicit:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Explicit) and self._launches == other._launches
+
+    def __repr__(self) -> str:
+        return repr(self._launches)
+
+    def __reduce__(self) -> Any:  # hashes of texts differ by process
+        return _Explicit, (self._launches,)
+
+    def given(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a block in which they count, and those of blocks around it for other kernels."""
+        around: _Explicit | None = LAUNCHES.value
+        block: contextlib.AbstractContextManager[Any] = LAUNCHES(
+            self if around is None else around.within(self._launches)
+        )
+        return block
 
     def of(self, kernel: str, sizes: Sizes) -> Launch | None:
         return self._launches.get((kernel, bucket(sizes))) or self._launches.get(kernel)
@@ -49,7 +63,7 @@ class Asked:
       kernel: its name, e.g. ``"lookup.forward"``.
       sizes: what its launch was chosen by.
       launch: that was chosen.
-      source: of the launch: `use`, what was measured on such devices, or the rule beside the kernel.
+      source: of the launch: ``"use"`` where the call or a block gave it, what was measured on such devices, or the rule beside the kernel.
       rule: the launch of that rule.
     """
 
@@ -87,12 +101,64 @@ def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLik
       >>> with tuning.use({"lookup.forward": tuning.Launch(rows=64, outputs=32)}):
       ...     pass
     """
+    with _Explicit(_checked("use", launches)).given():
+        yield
+
+
+def launched(
+    implementation: str | tuple[str, ...],
+    launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str],
+) -> Launched:
+    """Return an implementation with launches of its kernels, to be passed to one call as ``implementation=``.
+
+    They hold for that call in every direction, and for no other, under all transformations: they are a part of what jit keeps its function
+    by. `use` is for all calls of a block, and gives way to them.
+
+    Args:
+      implementation: its name, or several in order of preference, as ops take it.
+      launches: as `use` takes them. Kernels that the call does not launch may be among them.
+
+    Raises:
+      TypeError: a value is not a `Launch`, or the implementation no name.
+      ValueError: an unknown implementation, or a kernel that it does not have. OSError: see `load`.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> from lutjax import tuning
+      >>> how = tuning.launched(("triton", "xla"), {"lookup.forward": tuning.Launch(rows=64, outputs=32)})
+      >>> d = lutjax.detect_signs(jnp.array([[0.5, -0.25]]))
+      >>> lutjax.lookup(jnp.ones((1, 4, 3)), d, implementation=how).shape  # here by "xla", where nothing is launched
+      (3,)
+    """
+    if not implementation or not isinstance(implementation, str | tuple):
+        raise TypeError(
+            f"tuning.launched: implementation is {implementation!r}; expected a name, such as 'triton', or a tuple of names."
+        )
+    names, wanted = names_of(implementation), _checked("launched", launches)
+    known = {
+        kernel: [name for spec in specs for name in spec.names]
+        for kernel, specs in kernel_registry.launchable().items()
+    }
+    own = sorted(kernel for kernel, of in known.items() if set(names) & set(of))
+    for key in wanted:
+        kernel = key if isinstance(key, str) else key[0]
+        if kernel not in own:
+            asked = " or ".join(names)
+            rule = f"the kernels of {asked} that take a launch are {', '.join(own)}"
+            if not own:
+                others = dict.fromkeys(name for of in known.values() for name in of)
+                rule = f"{asked} has no kernels that take a launch; those have {', '.join(others)}"
+            raise ValueError(f"tuning.launched: launches has {kernel!r}; {rule}.")
+    return Launched(names, _Explicit(wanted))
+
+
+def _checked(function: str, launches: Any) -> Mapping[Any, Launch]:
+    """Return launches by kernel, or by kernel and sizes."""
     wanted: Mapping[Any, Launch] = launches if isinstance(launches, Mapping) else load(launches)
     for name, launch in wanted.items():
         if not isinstance(launch, Launch):
-            raise TypeError(f"tuning.use: {name!r} is {launch!r}; expected a tuning.Launch.")
-    with LAUNCHES((LAUNCHES.value or _Explicit({})).within(wanted)):
-        yield
+            raise TypeError(f"tuning.{function}: {name!r} is {launch!r}; expected a tuning.Launch.")
+    return wanted
 
 
 @contextlib.contextmanager
@@ -115,7 +181,7 @@ def recorded() -> Iterator[list[Asked]]:
 
 
 def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes], Launch]) -> Launch:
-    """The launch of a kernel: that of `use`, else what was measured on such devices at like sizes, else the rule's."""
+    """The launch of a kernel: that which its call was given, else that of `use`, else what was measured on such devices at like sizes, else the rule's."""
     explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
     launch = None if explicit is None else explicit.of(kernel, sizes)

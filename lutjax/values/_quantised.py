@@ -20,11 +20,19 @@ _TINY = 1e-30
 UNKNOWN = 2**20
 """Exponent of a scale that is not a number, as an entry is none."""
 
+BEYOND_SCALES = UNKNOWN // 2
+"""Exponents of scales that are numbers are smaller in magnitude, also where a shift was added."""
+
 SHIFT = 6
 """The least coefficient of an integer read is ``2**-SHIFT``, of which all are multiples."""
 
-_HIGHEST = 4  # the largest is 2**4
-MOST_ADDENDS = 2 ** (31 - (_BITS - 1) - _HIGHEST - SHIFT) - 1
+HIGHEST = 4
+"""The largest coefficient of an integer read is ``2**HIGHEST``."""
+
+MOST_UNITS = 2 ** (HIGHEST + SHIFT)
+"""The largest coefficient in units of the least one."""
+
+MOST_ADDENDS = 2 ** (31 - (_BITS - 1) - HIGHEST - SHIFT) - 1
 """Products of an entry and a coefficient whose sum int32 holds, whatever they are."""
 
 _LOW = 16  # bits of the lower part of a sum in two parts
@@ -96,7 +104,7 @@ def in_groups(weights: jax.Array, groups: int) -> jax.Array:
 def power(exponents: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Return ``2.0**exponents``, exactly: products with it round nothing. It is NaN where an entry of the tables is no finite number."""
     known = jnp.ldexp(jnp.ones((), dtype), exponents)
-    return jnp.where(jnp.abs(exponents) < UNKNOWN // 2, known, jnp.nan)
+    return jnp.where(jnp.abs(exponents) < BEYOND_SCALES, known, jnp.nan)
 
 
 def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
@@ -111,7 +119,7 @@ def rounded(weights: jax.Array, exponents: jax.Array) -> jax.Array:
 def in_units(coefficient: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return a coefficient in units of the least one, int32, and whether it is none that an integer read has, as NaN; it is 0 there."""
     units = coefficient * 2**SHIFT
-    wrong = ~((jnp.abs(units) <= 2 ** (_HIGHEST + SHIFT)) & (units == jnp.floor(units)))
+    wrong = ~((jnp.abs(units) <= MOST_UNITS) & (units == jnp.floor(units)))
     return jnp.where(wrong, 0, units).astype(jnp.int32), wrong
 
 

@@ -35,6 +35,9 @@ struct Read {
   int ends;            // 2: pairs; 1: single inputs, compared with 0
   const int32_t* end;  // [T, bits, ends], places of inputs: ids, in a block times kBlock
   float scalar[kMostScalars];  // as the formulas have them: exp of what is learned
+  // Of powers of two, the constants of lutjax.reads.Rounding.
+  int lowest, highest, farthest, negligible, most_shift;
+  float least_exact, most_ratio;
 };
 
 // What is known of one table and the samples of a block.
@@ -124,7 +127,8 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
         store(whole_score, s.score + i);
       }
       if constexpr (powers) {
-        constexpr float ln2 = 0.69314718056f, low = -3, high = 4, most = 64, negligible = 8, farthest = 3;
+        constexpr float ln2 = 0.69314718056f;
+        const float low = static_cast<float>(read.lowest), high = static_cast<float>(read.highest), most = static_cast<float>(read.most_shift);
         // Half up.
         const auto rounded = [](Floats a) {
           a = a + 0.5f;
@@ -139,24 +143,23 @@ void score(const Read& read, const Margin& margin, bool keep, int n, Scores& s) 
           const Floats near = select(distance < most, distance, splat(most));  // also NaN's
           q = whole(rounded(near));
           const Floats weight = power_of_two(splat(0) - q) + 1.0f;
-          k = k - select(q < static_cast<int32_t>(negligible), log_of_normal(weight) / ln2, zero);
+          k = k - select(q < read.negligible, log_of_normal(weight) / ln2, zero);
         }
         k = select(positive, k, splat(2 * low));  // nothing is read of 0, and NaN is seen below
         k = select(k > 2 * high, splat(2 * high), select(k > 2 * low, k, splat(2 * low)));
         const Ints exact = whole(rounded(k));
-        const Mask reads = exact >= static_cast<int32_t>(low);
-        const Ints clipped = select(reads, select(exact > static_cast<int32_t>(high), splat(static_cast<int32_t>(high)), exact),
-                                 splat(static_cast<int32_t>(low)));
+        const Mask reads = exact >= read.lowest;
+        const Ints clipped = select(reads, select(exact > read.highest, splat(read.highest), exact), splat(read.lowest));
         const auto way = [&](Floats coefficient, Ints shift, Mask exists, float* ratio) {
           const Floats of = power_of_two(clipped - shift);
           if constexpr (for_gradient) {
-            const Floats quotient = of / select(coefficient < 1e-30f, splat(1e-30f), coefficient);
-            store(select(quotient > 256.0f, splat(256.0f), quotient), ratio);
+            const Floats quotient = of / select(coefficient < read.least_exact, splat(read.least_exact), coefficient);
+            store(select(quotient > read.most_ratio, splat(read.most_ratio), quotient), ratio);
           }
           return select(coefficient == coefficient, select(exists, of, zero), coefficient);
         };
         first = way(first, splat(0), reads, s.ratio[0] + i);
-        if constexpr (!one_way) second = way(second, q, reads & (q <= static_cast<int32_t>(farthest)), s.ratio[1] + i);
+        if constexpr (!one_way) second = way(second, q, reads & (q <= read.farthest), s.ratio[1] + i);
       }
     }
     if constexpr (for_gradient) {

@@ -1,8 +1,10 @@
 """Launches: how they are chosen, what files of them hold, how `lutjax tune` finds them."""
 
+import functools
 import itertools
 import json
 import math
+import pickle
 import re
 import signal
 import subprocess
@@ -13,15 +15,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from cases import slow
 from click.testing import Result
 from commands import command
 
 import lutjax
-from lutjax import tuning
+from lutjax import testing, tuning
 from lutjax.benchmark import search, shapes
 from lutjax.benchmark.measure import Timing
+from lutjax.dispatch import catalogue
 from lutjax.dispatch.registry import Backend, Device
+from lutjax.training import tables
 from lutjax.tuning import Launch, _files, _launch, _launches
 
 H200 = Device(Backend.GPU, "NVIDIA H200")
@@ -133,6 +139,122 @@ def test_recorded_calls_are_traced_anew(shipped: dict[Any, Launch]) -> None:
     with tuning.recorded() as asked, tuning.use({"lookup.forward": THIRD}):
         f(jnp.ones(2))
     assert [(a.launch, a.source) for a in asked] == [(THIRD, "use")]
+
+
+# ---------------------------------------------------------------------------------------------- launches of one call
+@pytest.fixture
+def traced() -> Iterator[list[tuple[str, Launch]]]:
+    """Look-ups of the implementation "triton" on CPUs, in plain JAX; the launches that they ask for while they are traced."""
+    asked: list[tuple[str, Launch]] = []
+    plain = lutjax.kernel_registry.get("lookup", "xla")
+
+    def run(direction: Any, kernel: str) -> Callable[..., Any]:
+        def function(*args: Any, **how: Any) -> Any:
+            asked.append((kernel, chosen(f"lookup.{kernel}")))
+            return plain.load(direction)(*args, **how)
+
+        return staticmethod(function)
+
+    names = {"forward": "forward", "backward": "margins", "update": "table"}
+    own = type("Own", (), {direction: run(direction, kernel) for direction, kernel in names.items()})
+    launches = tuple(f"lookup.{kernel}" for kernel in names.values())
+    lutjax.kernel_registry.register("lookup", "triton", "cpu", priority=-1, launches=launches)(own)
+    yield asked
+    lutjax.kernel_registry.unregister("lookup", "triton", "cpu")
+
+
+TABLES = np.ones((1, 4, 2), np.float32)
+PAIR = np.int32([[[0, 1], [1, 2]]])
+EVERY = {f"lookup.{kernel}": OTHER for kernel in ("forward", "margins", "table")}
+
+
+def looked_up(weights: jax.Array, x: jax.Array, implementation: Any) -> jax.Array:
+    return lutjax.lookup(weights, lutjax.detect(x, PAIR), implementation=implementation)
+
+
+def test_launches_of_one_call(traced: list[tuple[str, Launch]]) -> None:
+    """They hold forward and backward, also where a function is differentiated or traced later, and for no other call."""
+    how = tuning.launched("triton", EVERY)
+
+    @jax.jit
+    def f(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(looked_up(weights, x, how) + looked_up(weights, x, "triton"))
+
+    x = jnp.array([[1.0, 0.5, 0.0]])
+    with tuning.use({"lookup.forward": THIRD}):
+        f(TABLES, x)
+    assert traced == [("forward", OTHER), ("forward", THIRD)]
+    traced.clear()
+    _, pull = jax.vjp(f, TABLES, x)
+    pull(jnp.float32(1))
+    assert set(traced) == set(itertools.product(("forward", "margins"), (OTHER, RULE)))
+    traced.clear()
+    jax.vmap(functools.partial(looked_up, TABLES, implementation=how))(x[None])
+    jax.grad(lambda x: jnp.sum(looked_up(TABLES, x, how)))(x)
+    assert {launch for _, launch in traced} == {OTHER}
+
+
+def test_launches_of_one_call_are_part_of_its_key(traced: list[tuple[str, Launch]]) -> None:
+    x = jnp.array([[1.0, 0.5, 0.0]])
+    third = {"lookup.forward": THIRD}
+    for _ in range(2):
+        looked_up(TABLES, x, tuning.launched("triton", EVERY))
+        looked_up(TABLES, x, pickle.loads(pickle.dumps(tuning.launched(("triton", "xla"), third))))
+        looked_up(TABLES, x, tuning.launched("xla", {}))
+    assert traced == [("forward", OTHER), ("forward", THIRD)]
+    with lutjax.use_implementation({"lookup": tuning.launched("triton", {"lookup.forward": RULE})}):
+        looked_up(TABLES, x, None)
+    assert traced[2:] == [("forward", RULE)]
+
+
+def test_launches_of_one_update(traced: list[tuple[str, Launch]]) -> None:
+    def loss(weights: jax.Array) -> jax.Array:
+        return jnp.sum(looked_up(weights, jnp.array([[1.0, 0.5, 0.0]]), None))
+
+    weights = jnp.asarray(TABLES)
+    _, gradient = tables.value_and_grad(loss, tables=lambda *_: True)(weights)
+    moved, _ = lutjax.update_table(weights, gradient, 0.5, implementation=tuning.launched("triton", EVERY))
+    assert traced == [("table", OTHER)]
+    assert jnp.any(moved != weights)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "launches", "error", "message"),
+    [
+        ("triton", {"lookup.forward": 32}, TypeError, "'lookup.forward' is 32; expected a tuning.Launch"),
+        ("triton", {"lookup.front": RULE}, ValueError, "launches has 'lookup.front'; the kernels of triton that"),
+        ("pallas/gpu", {"lookup.forward": RULE}, ValueError, "take a launch are lookup_attention.forward, look"),
+        ("xla", {"lookup.forward": RULE}, ValueError, "xla has no kernels that take a launch; those have triton"),
+        ("tritn", {}, ValueError, "unknown implementation 'tritn'; the implementations are xla,"),
+        (RULE, {}, TypeError, "implementation is Launch(rows=32, outputs=32, detectors=4, warps=4); expected a name"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_typechecking")
+def test_bad_launches_of_one_call(implementation: Any, launches: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        tuning.launched(implementation, launches)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_a_launch_is_no_implementation() -> None:
+    with pytest.raises(TypeError, match=r"implementation is Launch\(.*what lutjax.tuning.launched returns"):
+        looked_up(TABLES, jnp.ones((1, 3)), RULE)
+
+
+@pytest.mark.parametrize("op", [op if op == "lookup" else slow(op) for op in catalogue.LAUNCHES])
+def test_kernels_that_take_a_launch_are_declared(interpreted: None, op: str) -> None:
+    asked: list[tuning.Asked] = []
+    for case in testing.cases(op):
+        for program in testing.programs(case, "triton").values():
+            with tuning.recorded() as found:
+                jax.eval_shape(program.function, *program.shapes())
+            asked += found
+    assert {a.kernel for a in asked} <= set(lutjax.kernel_registry.launchable())
+    assert f"{op}.forward" in {a.kernel for a in asked}
+
+
+def test_shipped_launches_are_of_declared_kernels() -> None:
+    tuning.launched("triton", tuning.measured(H200.kind))
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ import pytest
 
 import lutjax
 from lutjax import reads
+from lutjax.dispatch import _transforms
 
 if why := native_kernels.why_not():
     pytest.skip(why, allow_module_level=True)
@@ -57,6 +58,22 @@ def test_many_samples_and_outputs(read, sizes, keep, dtype):
         a, e = (np.asarray(v, np.float64) for v in (a, e))
         rounding = 2e-5 if dtype == "float32" else 2**-7
         np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
+
+
+def test_constants_are_those_of_the_read(monkeypatch):
+    other = reads.Rounding(-2, 2, 2, negligible=1, most_shift=8, least_exact=1.0, most_ratio=2.0)
+    sizes = (reads.PowersOfTwo(), "native", 70, 3, 5, 4, 19, True, "float32")
+    ours = differentiated(*sizes)[0]
+    monkeypatch.setattr(reads.PowersOfTwo, "rounding", other)
+    _transforms.forget()
+    try:
+        native = differentiated(*sizes)
+        plain = differentiated(reads.PowersOfTwo(), "xla", *sizes[2:])
+    finally:
+        _transforms.forget()
+    assert np.any(native[0] != ours)
+    for a, e in zip(jax.tree.leaves(native), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, e, rtol=0, atol=2e-5 * np.abs(e).max())
 
 
 FEW = [

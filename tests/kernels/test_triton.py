@@ -444,6 +444,27 @@ def test_scored_reads_of_any_input(read):
         testing.assert_close("y", actual, expected)
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_constants_are_those_of_the_read(monkeypatch):
+    read = reads.PowersOfTwo()
+    x, weights, anchors, scalars = scored_arrays(read)
+
+    def run(implementation, x, weights, scalars):
+        return lutjax.scored_lut(
+            x, weights, anchors, scalars, read=read, groups=2, implementation=implementation
+        )
+
+    ours = run("triton", x, weights, scalars)
+    other = reads.Rounding(-2, 2, 2, negligible=1, most_shift=8, least_exact=1.0, most_ratio=2.0)
+    monkeypatch.setattr(reads.PowersOfTwo, "rounding", other)
+    _transforms.forget()
+    try:
+        same_as_plain_jax(run, x, weights, scalars)
+        assert np.any(run("triton", x, weights, scalars) != ours)
+    finally:
+        _transforms.forget()
+
+
 @pytest.mark.fast("3-False")
 @pytest.mark.parametrize("sum_groups", [False, slow(True)])
 @pytest.mark.parametrize("parts", [1, 3])

@@ -135,11 +135,17 @@ def _add_ways(
 # ------------------------------------------------------------------------------------- calls
 @dataclasses.dataclass(frozen=True)
 class _Formula:
-    """A read as kernels know it: the family of its coefficients, the number of its ways, and whether the second has no value."""
+    """A read as kernels know it.
+
+    Attributes:
+      family: of its coefficients. ways: their number. hard: whether the second has no value.
+      rounding: constants of a read whose coefficients are powers of two.
+    """
 
     family: str
     ways: int = 2
     hard: bool = False
+    rounding: reads.Rounding | None = None
 
     @property
     def valued(self) -> int:
@@ -156,7 +162,7 @@ def _formula(read: reads.Read) -> _Formula | None:
     if type(read) is reads.Confidence:
         return _Formula("confidence", read.ways)
     if type(read) is reads.PowersOfTwo:
-        return _Formula("powers", read.ways)
+        return _Formula("powers", read.ways, rounding=read.rounding)
     return None
 
 
@@ -302,11 +308,27 @@ class _Tile:
             "SUM": tl.int32 if self.in_integers else tl.float32,
             "SHIFT": -_quantised.SHIFT,
             "UNKNOWN": _UNKNOWN,
-            "UNKNOWN_SCALE": _quantised.UNKNOWN // 2,
+            "BEYOND_SCALES": _quantised.BEYOND_SCALES,
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
+            **_constants(formula.rounding),
         }
+
+
+def _constants(of: reads.Rounding | None) -> dict[str, Any]:
+    """Return the constants of powers of two as kernels compare them: with floats, but for those of shifts."""
+    if of is None:
+        return {}
+    return {
+        "LOWEST": float(of.lowest),
+        "HIGHEST": float(of.highest),
+        "MOST_SHIFT": float(of.most_shift),
+        "LEAST_EXACT": of.least_exact,
+        "MOST_RATIO": of.most_ratio,
+        "FARTHEST": of.farthest,
+        "NEGLIGIBLE": of.negligible,
+    }
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -584,7 +606,7 @@ def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
     """Scale of each output of a group, times a power of two; NaN of tables with an entry that is no finite number."""
     mask = output < c.n_outputs
     exponent = tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift
-    return tl.where(exponent < c.UNKNOWN_SCALE, _power(exponent), float("nan"))
+    return tl.where(exponent < c.BEYOND_SCALES, _power(exponent), float("nan"))
 
 
 @kernel
@@ -727,19 +749,21 @@ def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constex
     q = tl.zeros((c.ROWS,), tl.int32)
     if c.WAYS == 2:
         rounded = tl.floor(2 * closest * s[2] / LN2 + 0.5)
-        q = tl.where(rounded < 64, rounded, tl.where(rounded == rounded, 64.0, 0.0)).to(tl.int32)
-        exponent -= tl.where(q < 8, tl.log2(1 + _power(-q)), 0.0)
+        most = tl.where(rounded == rounded, c.MOST_SHIFT, 0.0)
+        q = tl.where(rounded < c.MOST_SHIFT, rounded, most).to(tl.int32)
+        exponent -= tl.where(q < c.NEGLIGIBLE, tl.log2(1 + _power(-q)), 0.0)
     k = tl.floor(exponent + 0.5)
-    exists = k >= -3
-    k = tl.where(exists, tl.minimum(k, 4.0), -3.0).to(tl.int32)
+    exists = k >= c.LOWEST
+    k = tl.where(exists, tl.minimum(k, c.HIGHEST), c.LOWEST).to(tl.int32)
     main, other = _power(k), _power(k - q)
-    ratios = tl.minimum(main / tl.maximum(a, 1e-30), 256.0), tl.minimum(other / tl.maximum(b, 1e-30), 256.0)
+    of_main = tl.minimum(main / tl.maximum(a, c.LEAST_EXACT), c.MOST_RATIO)
+    of_other = tl.minimum(other / tl.maximum(b, c.LEAST_EXACT), c.MOST_RATIO)
     # Not known of NaN, and of an infinity, whose gradient is not a number.
     known = (a < float("inf")) & (b < float("inf"))
     nan = float("nan")
     main = tl.where(known, tl.where(exists, main, 0.0), nan)
-    other = tl.where(known, tl.where(exists & (q <= 3), other, 0.0), nan)
-    return main, other, share, score, logs, discount, ratios[0], ratios[1]
+    other = tl.where(known, tl.where(exists & (q <= c.FARTHEST), other, 0.0), nan)
+    return main, other, share, score, logs, discount, of_main, of_other
 
 
 @kernel

@@ -43,6 +43,7 @@ def forward(call: ScoredLut, *, device: Any) -> jax.Array:
             (call.weights, *_inputs(call), call.exponents),
             (jax.ShapeDtypeStruct(shape, jnp.float32),),
             integers=_integers(call),
+            numbers=_numbers(),
         )
         return _summed(call, y).astype(call.scalars.dtype)
     (y,) = kernel(
@@ -50,7 +51,7 @@ def forward(call: ScoredLut, *, device: Any) -> jax.Array:
         (_tables(call), *_inputs(call)),
         (jax.ShapeDtypeStruct(shape, _sum_dtype(call)),),
         integers=(*_integers(call), call.accumulate is not None),
-        numbers=(scale(call.accumulate),),
+        numbers=(*_numbers(), scale(call.accumulate)),
     )
     if _in_units(call):
         assert call.exponents is not None
@@ -81,7 +82,7 @@ def backward(
             for name, want in wanted.items()
         ],
         integers=(*_integers(call), call.accumulate is not None, wanted["weights"], some, keep),
-        numbers=(scale(call.accumulate),),
+        numbers=(*_numbers(), scale(call.accumulate)),
     )
     return {name: a for name, a in zip(wanted, found, strict=True) if name in needs}
 
@@ -90,7 +91,13 @@ def update(call: ScoredLut, cotangent: jax.Array, step: Step, *, device: Any) ->
     x, anchors, scalars, keep = _inputs(call)
     inputs = (x, anchors, scalars, keep, cotangent.astype(jnp.float32))
     return _rules.update(
-        "scored_lut_update", call.weights, step, call.accumulate, inputs, integers=_integers(call)
+        "scored_lut_update",
+        call.weights,
+        step,
+        call.accumulate,
+        inputs,
+        integers=_integers(call),
+        numbers=_numbers(),
     )
 
 
@@ -119,10 +126,20 @@ def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
 
 
 def _integers(call: ScoredLut) -> tuple[int, ...]:
-    read = call.read
+    """Return the first options of every kernel, `kIntegers` of them in scored_lut.cc."""
+    read, of = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
-    return (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
+    of_layer = (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
+    of_read = (of.lowest, of.highest, of.farthest, of.negligible, of.most_shift)
+    of_tables = (_quantised.SHIFT, _quantised.BEYOND_SCALES, _quantised.MOST_ADDENDS // ways)
+    return *of_layer, *of_read, *of_tables
+
+
+def _numbers() -> tuple[float, ...]:
+    """Return the first numbers of every kernel, `kNumbers` of them in scored_lut.cc."""
+    of = reads.PowersOfTwo.rounding
+    return of.least_exact, of.most_ratio
 
 
 def _sum_dtype(call: ScoredLut) -> Any:

@@ -20,11 +20,22 @@ constexpr int64_t kWorth = 1 << 15;  // numbers that are worth a task of their o
 constexpr int64_t kSuper = 16;       // blocks between two visits of a table
 constexpr int kPack = 4;             // tables that are read together
 
+// How many options of the layer and its read stand in front of a kernel's own.
+constexpr int kIntegers = 14, kNumbers = 2;
+
+// Constants of tables of integers (lutjax/values/_quantised.py).
+struct Integers {
+  int32_t shift;        // the least coefficient is 2^-shift, of which all are multiples
+  int32_t beyond;       // exponents of scales that are numbers are smaller
+  int64_t most_tables;  // whose sums int32 holds
+};
+
 struct Layer {
   int64_t n, inputs_of, n_inputs, n_tables, n_rows, n_outputs, groups, each, blocks;
   const float* x;     // [blocks, H, I, kBlock]
   const float* keep;  // [n, T] or null
   Read read;
+  Integers integers;
 
   int samples(int64_t block) const { return static_cast<int>(most<int64_t>(least<int64_t>(n - block * kBlock, kBlock), 0)); }
   int64_t block_size() const { return n_inputs * kBlock; }
@@ -42,9 +53,10 @@ void shared(const Call& call, bool worth_threads, int64_t n, const Body& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
 }
 
-// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued. in_blocks: whether inputs are laid out for
-// lanes of samples; else ends of comparisons are ids.
-const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, Layer* of, bool in_blocks = true) {
+// inputs: x, anchors, scalars, keep. integers: groups, family, hard, ways, whether there is `keep`, valued, then those of `Read` and of `Integers`;
+// numbers: those of `Read`. in_blocks: whether inputs are laid out for lanes of samples; else ends of comparisons are ids.
+const char* prepared(const Call& call, const Array& weights, const Array* inputs, const int64_t* integers, const double* numbers, Layer* of,
+                     bool in_blocks = true) {
   const Array &x = inputs[0], &anchors = inputs[1], &scalars = inputs[2];
   Layer& a = *of;
   a.n = x.shape[0];
@@ -63,6 +75,14 @@ const char* prepared(const Call& call, const Array& weights, const Array* inputs
   read.hard = integers[2] != 0;
   read.ways = static_cast<int>(integers[3]);
   read.valued = static_cast<int>(integers[5]);
+  read.lowest = static_cast<int>(integers[6]);
+  read.highest = static_cast<int>(integers[7]);
+  read.farthest = static_cast<int>(integers[8]);
+  read.negligible = static_cast<int>(integers[9]);
+  read.most_shift = static_cast<int>(integers[10]);
+  read.least_exact = static_cast<float>(numbers[0]);
+  read.most_ratio = static_cast<float>(numbers[1]);
+  a.integers = {static_cast<int32_t>(integers[11]), static_cast<int32_t>(integers[12]), integers[13]};
   read.bits = static_cast<int>(anchors.shape[1]);
   read.ends = anchors.rank == 3 ? 2 : 1;
   read.n_scalars = static_cast<int>(scalars.shape[0]);
@@ -126,11 +146,12 @@ int64_t blocks_of_part(const Layer& a) {
 }
 
 // Coefficients in units of the least one of an integer read, and where they are NaN.
-void in_units(float* coefficient, int n, bool* unknown) {
+void in_units(float* coefficient, int n, const Integers& of, bool* unknown) {
+  const float units = static_cast<float>(1 << of.shift);
   for (int b = 0; b < n; ++b) {
     const float c = coefficient[b];
     unknown[b] |= c != c;
-    coefficient[b] = c == c ? c * 64 : 0;
+    coefficient[b] = c == c ? c * units : 0;
   }
 }
 
@@ -161,7 +182,7 @@ void sum_group(const Layer& a, const W* weights, const Sums& sums, int64_t group
       for (int64_t t = group * a.each + t0, last = group * a.each + least(t0 + kPack, to), i = 0; t < last; ++t, ++i) {
         scores_of<false>(a, t, group, block, s[i]);
         for (int k = 0; k < a.read.valued; ++k) {
-          if (unknown != nullptr) in_units(s[i].coefficient[k], n, unknown + (block - first_block) * kBlock);
+          if (unknown != nullptr) in_units(s[i].coefficient[k], n, a.integers, unknown + (block - first_block) * kBlock);
           ways.add(weights + t * size, s[i].index[k], s[i].coefficient[k]);
         }
       }
@@ -179,15 +200,14 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
 }
 
 // The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/values/_quantised.py).
-void scales_of(const int32_t* exponents, int64_t size, float* scale) {
-  constexpr int32_t kUnknown = 1 << 19;
+void scales_of(const int32_t* exponents, int64_t size, const Integers& of, float* scale) {
   for (int64_t o = 0; o < size; ++o) {
-    const int32_t n = exponents[o] - 6;
+    const int32_t n = exponents[o] - of.shift;
     const int32_t bits = (n + 127) << 23;
     if (n >= -126 && n <= 127)
       std::memcpy(scale + o, &bits, sizeof bits);
     else
-      scale[o] = n < kUnknown && n > -kUnknown ? ldexpf(1.0f, n) : NAN;
+      scale[o] = n < of.beyond && n > -of.beyond ? ldexpf(1.0f, n) : NAN;
   }
 }
 
@@ -203,9 +223,6 @@ void in_floats(const T* sums, const float* scale, int64_t size, bool is_nan, flo
   }
 }
 
-// Tables whose sums int32 holds: each of the two ways adds at most 2^7 times a coefficient of 2^10 units.
-constexpr int64_t kMostInInt32 = (1 << 13) - 1;
-
 // Tables of integers: sums of integers times a power of two; NaN where a score is.
 const char* forward_of_integers(const Call& call, const Layer& a) {
   const int64_t each = blocks_of_part(a), parts = (a.blocks + each - 1) / each;
@@ -213,7 +230,7 @@ const char* forward_of_integers(const Call& call, const Layer& a) {
   float* y = data<float>(call.outputs[0]);
   int32_t* sums = data<int32_t>(call.outputs[0]);  // until they are numbers
   int64_t* totals = nullptr;  // of more tables
-  if (a.each > kMostInInt32) {
+  if (a.each > a.integers.most_tables) {
     totals = allocated<int64_t>(call, a.n * a.groups * a.n_outputs);
     if (totals == nullptr) return "no memory is left";
   }
@@ -222,8 +239,8 @@ const char* forward_of_integers(const Call& call, const Layer& a) {
     const int64_t first_sample = first * kBlock, last_sample = least(last * kBlock, a.n);
     const auto of = [&](auto* of_all, int64_t b) { return of_all + (b * a.groups + group) * a.n_outputs; };
     bool unknown[kSuper * kBlock] = {};
-    for (int64_t t = 0; t < most<int64_t>(a.each, 1); t += kMostInInt32) {
-      sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, t, least(t + kMostInInt32, a.each), first, last, sums, unknown);
+    for (int64_t t = 0; t < most<int64_t>(a.each, 1); t += a.integers.most_tables) {
+      sum_group(a, data<const int8_t>(call.inputs[0]), SumsOfIntegers{}, group, t, least(t + a.integers.most_tables, a.each), first, last, sums, unknown);
       if (totals != nullptr)
         for (int64_t b = first_sample; b < last_sample; ++b)
           for (int64_t o = 0; o < a.n_outputs; ++o) of(totals, b)[o] = (t == 0 ? 0 : of(totals, b)[o]) + of(sums, b)[o];
@@ -232,7 +249,7 @@ const char* forward_of_integers(const Call& call, const Layer& a) {
     for (int64_t from = 0; from < a.n_outputs; from += part) {
       const int64_t size = least(part, a.n_outputs - from);
       float scale[part];
-      scales_of(exponents + group * a.n_outputs + from, size, scale);
+      scales_of(exponents + group * a.n_outputs + from, size, a.integers, scale);
       for (int64_t b = first_sample; b < last_sample; ++b) {
         const bool is_nan = unknown[b - first_sample];
         if (totals != nullptr)
@@ -282,7 +299,7 @@ void find_reads(const Layer& a, const W* weights, const float* x, const float* k
   found.unknown = false;
   if (units)
     for (int k = 0; k < read.valued; ++k)
-      for (int i = 0; i < n; ++i) in_units(s.coefficient[k] + i, 1, &found.unknown);
+      for (int i = 0; i < n; ++i) in_units(s.coefficient[k] + i, 1, a.integers, &found.unknown);
   int m = 0;
   const int64_t asked = least<int64_t>(a.n_outputs * static_cast<int64_t>(sizeof(W)), 1024);
   for (int i = 0; i < n; ++i)
@@ -526,20 +543,20 @@ Wanted wanted_of(const Call& call, const Layer& a, bool of_rows, bool of_read, b
 }  // namespace
 }  // namespace lutjax
 
-// Integers from 6: fixed point. Numbers: its scale. Output: [n, G, O], sums.
+// Integers from kIntegers: fixed point. Numbers from kNumbers: its scale. Output: [n, G, O], sums.
 LUTJAX_KERNEL(scored_lut_forward) {
   using namespace lutjax;
   Layer a;
   const bool few = call.inputs[1].shape[0] <= kFew;
-  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a, !few)) return wrong;
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, call.numbers, &a, !few)) return wrong;
   const auto run = [&](auto of, const auto& sums) -> const char* {
     using W = decltype(of);
     if (few) return forward_of_few<W>(call, a, sums, false, [](int64_t, int64_t, int64_t, bool) {});
     forward<W>(call, a, sums);
     return nullptr;
   };
-  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
-  const bool is_fixed = call.integers[6] != 0;
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[kNumbers])};
+  const bool is_fixed = call.integers[kIntegers] != 0;
   if (call.inputs[0].type == Type::int8) return run(int8_t{}, SumsOfFloats{});
   return for_type(call.inputs[0], [&](auto weight) { return is_fixed ? run(weight, fixed) : run(weight, SumsOfFloats{}); });
 }
@@ -548,28 +565,29 @@ LUTJAX_KERNEL(scored_lut_forward) {
 LUTJAX_KERNEL(scored_lut_integers) {
   using namespace lutjax;
   Layer a;
-  const bool few = call.inputs[1].shape[0] <= kFew && call.inputs[0].shape[0] / most<int64_t>(call.integers[0], 1) <= kMostInInt32;
-  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a, !few)) return wrong;
+  const bool few = call.inputs[1].shape[0] <= kFew && call.inputs[0].shape[0] / most<int64_t>(call.integers[0], 1) <= call.integers[13];
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, call.numbers, &a, !few)) return wrong;
   if (!few) return forward_of_integers(call, a);
   const int32_t* exponents = data<const int32_t>(call.inputs[5]);
   float* scale = allocated<float>(call, a.groups * a.n_outputs);
   if (scale == nullptr) return "no memory is left";
-  scales_of(exponents, a.groups * a.n_outputs, scale);
+  scales_of(exponents, a.groups * a.n_outputs, a.integers, scale);
   return forward_of_few<int8_t>(call, a, SumsOfIntegers{}, true, [&](int64_t of, int64_t first, int64_t size, bool is_nan) {
     const int64_t at = of * a.n_outputs + first;
     in_floats(data<const int32_t>(call.outputs[0]) + at, scale + of % a.groups * a.n_outputs + first, size, is_nan, data<float>(call.outputs[0]) + at);
   });
 }
 
-// Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from 6: fixed point, then whether the cotangents of
+// Inputs from 5: cotangents as rows receive them, and in units of the rows. Integers from kIntegers: fixed point, then whether the cotangents of
 // rows, of the read (x, scalars, keep), and of keep are wanted.
 LUTJAX_KERNEL(scored_lut_backward) {
   using namespace lutjax;
   Layer a;
-  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, &a)) return wrong;
-  const SumsOfFixed fixed{static_cast<float>(call.numbers[0])};
-  const bool is_fixed = call.integers[6] != 0;
-  const Wanted wanted = wanted_of(call, a, call.integers[7] != 0, call.integers[8] != 0, call.integers[9] != 0);
+  if (const char* wrong = prepared(call, call.inputs[0], call.inputs + 1, call.integers, call.numbers, &a)) return wrong;
+  const SumsOfFixed fixed{static_cast<float>(call.numbers[kNumbers])};
+  const bool is_fixed = call.integers[kIntegers] != 0;
+  const Wanted wanted =
+      wanted_of(call, a, call.integers[kIntegers + 1] != 0, call.integers[kIntegers + 2] != 0, call.integers[kIntegers + 3] != 0);
   if (call.inputs[0].type == Type::int8) return backward<int8_t>(call, a, SumsOfFloats{}, wanted);
   return for_type(call.inputs[0], [&](auto weight) {
     using W = decltype(weight);
@@ -582,7 +600,7 @@ LUTJAX_KERNEL(scored_lut_update) {
   using namespace lutjax;
   const Update update(call);
   Layer a;
-  if (const char* wrong = prepared(call, update.weights, update.inputs, update.integers, &a)) return wrong;
+  if (const char* wrong = prepared(call, update.weights, update.inputs, update.integers, update.numbers, &a)) return wrong;
   const Array& cotangent = update.inputs[4];
   const int64_t valued = a.read.valued, n_hits = valued * a.n, groups = cotangent.shape[1];
   int32_t* ids = allocated<int32_t>(call, a.n_tables * n_hits);

@@ -29,6 +29,7 @@ from lutjax.tables._row_rules import RowState
 from lutjax.values import _quantised
 
 _INPUTS = 16  # of bfloat16 in a register
+_BITS = 8  # of a number of bfloat16
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
@@ -276,6 +277,8 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
     """Return the sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
     assert call.exponents is not None
     reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
+    most = plain.n_ways(call) * _quantised.MOST_UNITS  # of a row that all ways read
+    n_terms = -(-most.bit_length() // _BITS)
     per_group = blocks.n_rows // blocks.groups
 
     def order(b: Any, o: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -299,7 +302,7 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             whole.append((index, units.astype(jnp.float32)))
         for tables in _products.products_of(blocks):
             rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
-            matrix = _products.matrix(blocks, whole, tables, block, 2)
+            matrix = _products.matrix(blocks, whole, tables, block, n_terms)
             y_ref[0, 0] += _products.multiply(matrix, [rows], 0, 0).astype(jnp.int32)
 
     def of_unknown(*at: Any) -> tuple[Any, ...]:
