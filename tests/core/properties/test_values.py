@@ -76,6 +76,14 @@ def _sizes(op, name):
     return pytest.param(op, name, id=f"{op}-{name}", marks=marks)
 
 
+@pytest.mark.thorough(
+    "*fixed point",
+    "*beyond a block",
+    "lookup_attention-[!s]*",
+    "lut_pair_attention-[!i]*",
+    "*_lut-[!pcih]*",
+    "bilinear_gates-[!pr]*",
+)
 @pytest.mark.parametrize(("op", "name"), [_sizes(op, name) for op, pool in POOLS.items() for name in pool])
 def test_values_and_cotangents(op, name):
     _check_all(calls(op, POOLS[op][name]), is_float64(POOLS[op][name]), "cpu")
