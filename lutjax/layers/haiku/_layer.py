@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._declared import declare
 
 _NOTE = """In Haiku a trained variable is a parameter; the others are state, which no optimiser of parameters sees, so a
 layer needs `haiku.transform_with_state`: see `lutjax.layers.haiku`."""
@@ -57,9 +58,11 @@ class Layer(hk.Module):
                 raise _spec.missing(self.spec.layer, v.name)
             return v.make(hk.next_rng_key, arrays)
 
-        for v in _spec.build(self.spec_type, self._options)[
-            1
-        ]:  # functions that draw, which cannot be pickled
+        _, variables = _spec.build(
+            self.spec_type, self._options
+        )  # functions that draw, which cannot be pickled
+        declare((self.module_name,), variables)
+        for v in variables:
             arrays[v.name] = array(v)
         return arrays
 

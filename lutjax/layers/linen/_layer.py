@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._declared import declare
 
 _NOTE = """In Flax Linen a trained variable is in the collection ``params``; the others are in collections of their own,
 ``anchors``, ``targets``, ``wires`` (with ``readers``), ``thresholds`` and ``cache``, which `apply` needs and no optimiser
@@ -40,6 +41,7 @@ class Layer(nn.Module):
     def _bound(self) -> tuple[Any, dict[str, jax.Array]]:
         """Return the spec and the arrays of its variables, which `init` makes."""
         spec, variables = self._build()
+        declare(self.path, variables)
         arrays: dict[str, jax.Array] = {}
 
         def array(v: _spec.Variable) -> Any:

@@ -262,6 +262,22 @@ class Scored(Random):
             setattr(self, name, Quantised(array))
 
 
+def tables_of(model: nnx.Module) -> frozenset[str]:
+    """Return the names of the parameters of a model that are tables: those in `Tables`, whatever they are called.
+
+    A name is the path in the module, joined by ``/``. It is what the option `tables` of `lutjax.training.tables`,
+    `lutjax.training.parameters` and `lutjax.sharding` takes.
+
+    Example:
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT, tables_of
+      >>> rngs = nnx.Rngs(0)
+      >>> tables_of(nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs), nnx.Linear(5, 2, rngs=rngs)))
+      frozenset({'layers/0/weights'})
+    """
+    return frozenset("/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables)))
+
+
 def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> None:
     """Check every layer of this package in a model, for example after a checkpoint was read.
 
