@@ -11,28 +11,11 @@ from lutjax._typing import Array
 from lutjax.layers import _spec
 from lutjax.layers._declared import declare
 
-_NOTE = """In Flax Linen a trained variable is in the collection ``params``; the others are in collections of their own,
-``anchors``, ``targets``, ``wires`` (with ``readers``), ``thresholds`` and ``cache``, which `apply` needs and no optimiser
-sees: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use."""
-
-_EXAMPLE = """Example:
-  >>> import jax, jax.numpy as jnp
-  >>> from lutjax.layers.linen import {0}
-  >>> layer = {0}({1})
-  >>> variables = layer.init(jax.random.key(0), jnp.ones({2}))
-  >>> layer.apply(variables, jnp.ones({2})).shape
-  {3}"""
-
 
 class Layer(nn.Module):
     """Base of layers, whose fields are the arguments of their spec."""
 
     spec_type: ClassVar[type[_spec.Spec]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if _spec.adds_arguments(cls):
-            _spec.document(cls, _NOTE, _EXAMPLE)
 
     def _build(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
         options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
