@@ -330,7 +330,9 @@ class Program:
         devices = np.array(jax.devices()[: case.data * case.detectors])
         self.case, self.mesh = case, Mesh(devices.reshape(case.data, case.detectors), ("data", "detectors"))
         self.subject: Any = case.subject.on(self.mesh) if isinstance(case.subject, Gates) else case.subject
-        self.optimizer = tables.Optimizer(tables.SGD(), RATE, rest=optax.sgd(RATE))
+        self.optimizer = tables.Optimizer(
+            tables.SGD(), RATE, rest=optax.sgd(RATE), tables=lambda name, array: name.endswith("weights")
+        )
         key = jax.random.key(0)
         arrays = jax.eval_shape(self._arrays, key)
         specs = sharding.specs(arrays, self.mesh)

@@ -4,6 +4,7 @@ Tables are divided by detector: each device owns some of the tables of every lay
 summed. Devices then exchange outputs, never tables, and a model may be larger than the memory of one device.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -20,7 +21,13 @@ DETECTORS = "detectors"
 _DIVIDED = {"weights": (3, 0), "positions": (3, 1), "logits": (2, 0), "table": (2, 0), "scores": (3, 0)}
 
 
-def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) -> Any:
+def specs(
+    params: Any,
+    mesh: Mesh | AbstractMesh,
+    *,
+    axis: str | None = None,
+    tables: Collection[str] | None = None,
+) -> Any:
     """Return for each array of a model how it is divided over a mesh: a pytree of `jax.sharding.PartitionSpec`.
 
     Tables of look-ups (``weights``, ``[T, R, O]``), position bits of attention with a table for each detector, logits, tables and scores of
@@ -36,6 +43,8 @@ def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) ->
       mesh: the devices.
       axis: name of the mesh axis over which detectors are divided. By default ``"detectors"``; a mesh without an axis of that name has
         everything on all of its devices.
+      tables: names of the tables, as `lutjax.layers.linen.tables_of` finds them. An array is a table's if its own name has that of a
+        table in it, as in the state of an optimiser. By default all that is called ``weights``, with three axes or more, is taken for one.
 
     Raises:
       ValueError: the mesh has no axis of the given name, or a layer's detectors cannot be divided evenly by its size.
@@ -55,10 +64,13 @@ def specs(params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) ->
         raise ValueError(f"sharding.specs: axis is {axis!r}; the mesh has the axes {tuple(mesh.axis_names)}.")
     axis = DETECTORS if axis is None else axis
     n_devices = dict(mesh.shape).get(axis)
+    divided = _DIVIDED.keys() if tables is None else _DIVIDED.keys() - {"weights"}
 
     def spec(path: tuple[Any, ...], array: Any) -> PartitionSpec:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found = [_DIVIDED[word] for word in name.split("/") if word in _DIVIDED]
+        found = [_DIVIDED[word] for word in name.split("/") if word in divided]
+        if tables is not None and any(f"/{table}/" in f"/{name}/" for table in tables):
+            found = [_DIVIDED["weights"]]
         if n_devices is None or not found:
             return PartitionSpec()
         rank, place = found[-1]

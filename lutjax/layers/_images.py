@@ -188,7 +188,8 @@ class SpatialLUTArguments(_ImageArguments):
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon, dtype, param_dtype, weights_init, implementation: as in `LUT`. There is no dead zone with a `read`.
+      epsilon: as in `LUT`. There is none with a `read`.
+      dtype, param_dtype, weights_init, implementation: as in `LUT`.
       accumulate: as in `LUT`; not with a `read`, whose groups are added as floats.
       anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of drawn ones.
 
@@ -266,9 +267,6 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
-SpatialLUTArguments.spec_type = SpatialLUTSpec
-
-
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
     """Add outputs of groups ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
 
@@ -323,7 +321,8 @@ class WindowLUTArguments(_ImageArguments):
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`.
+      epsilon: as in `LUT`. There is none with a `read`.
+      dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`.
       anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of drawn ones.
 
     Raises:
@@ -391,9 +390,6 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
         return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
-WindowLUTArguments.spec_type = WindowLUTSpec
-
-
 @dataclasses.dataclass(eq=False)
 class ConvLUTArguments(_ImageArguments):
     """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
@@ -425,8 +421,9 @@ class ConvLUTArguments(_ImageArguments):
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon, dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`. There is no dead zone with a `read`; averages
-        are sums of floats.
+      epsilon: as in `LUT`. There is none with a `read`.
+      accumulate: as in `LUT`; averages are sums of floats.
+      dtype, param_dtype, weights_init, implementation: as in `LUT`.
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
 
     Raises:
@@ -577,9 +574,6 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
         if self.pool is None:
             return y
         return _averaged(y, self._block).reshape(*y.shape[:-3], *self.out_shape)
-
-
-ConvLUTArguments.spec_type = ConvLUTSpec
 
 
 def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:

@@ -575,9 +575,6 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         return 2 * (1 - constant) - one, 1 - constant
 
 
-LogicGatesArguments.spec_type = LogicGatesSpec
-
-
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
     """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
@@ -776,9 +773,6 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         return self._logits(arrays) > 0
 
 
-SoftLUTArguments.spec_type = SoftLUTSpec
-
-
 @dataclasses.dataclass(eq=False)
 class BinaryLUTArguments(_TableArguments):
     """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
@@ -854,9 +848,6 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
         return jnp.asarray(arrays["table"]) > 0
 
 
-BinaryLUTArguments.spec_type = BinaryLUTSpec
-
-
 @dataclasses.dataclass(eq=False)
 class GroupSumArguments(Arguments):
     """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
@@ -909,9 +900,6 @@ class GroupSumSpec(GroupSumArguments, Spec):
                 f"the {self.k} groups."
             )
         return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
-
-
-GroupSumArguments.spec_type = GroupSumSpec
 
 
 @dataclasses.dataclass(eq=False)
@@ -1047,6 +1035,3 @@ class ThermometerSpec(ThermometerArguments, Spec):
                 bits = soft
         y: jax.Array = bits.reshape(*leading, self.in_features * self.n_thresholds, *trailing)
         return y
-
-
-ThermometerArguments.spec_type = ThermometerSpec

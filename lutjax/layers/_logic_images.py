@@ -389,6 +389,3 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
     @property
     def _places(self) -> Places:
         return Places(self.in_shape[:2], *self.geometry, *self.pooling)
-
-
-LogicConvArguments.spec_type = LogicConvSpec

@@ -23,6 +23,7 @@ from lutjax.values._dtypes import accumulator
 INT32, INT8 = jnp.dtype("int32"), jnp.dtype("int8")
 
 SMALL_MATRIX = Normal(0.02)
+CONFIDENCE = Confidence()
 
 
 def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -188,7 +189,7 @@ class ProjectionLUTArguments(Arguments):
     bits: int = 8
     width: int | None = None
     outputs: int | None = None
-    read: Read = Confidence()  # noqa: RUF009
+    read: Read = CONFIDENCE
     share_input: bool = False
     sum_heads: bool = False
     compress: bool = True
@@ -356,6 +357,3 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
 def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     y = jnp.dot(x, kernel.astype(x.dtype))
     return y + jnp.broadcast_to(bias.astype(x.dtype), y.shape)
-
-
-ProjectionLUTArguments.spec_type = ProjectionLUTSpec

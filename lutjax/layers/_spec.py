@@ -1,14 +1,13 @@
 """Layers without a library: arguments, variables, checks and casts.
 
 A layer is two classes, side by side in `_tables.py`, `_images.py`, `_projection.py`, `_logic.py` or `_logic_images.py`. ``LUTArguments`` is a dataclass: its fields are the
-constructor's arguments and its docstring is the documentation, in every library. ``LUTSpec`` adds the variables and the
-forward pass, and holds no arrays. A library's ``LUT`` inherits the arguments and has a spec: it stores the variables
+constructor's arguments and its docstring is the documentation, which ``python docs/signatures.py`` writes into the ``LUT`` of every library. ``LUTSpec`` adds the variables and the
+forward pass, and holds no arrays. A library's ``LUT`` has a spec: it stores the variables
 that the spec names in the library's own way, and hands them back as a mapping from name to array.
 """
 
 import dataclasses
 import functools
-import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -63,8 +62,6 @@ class Variable:
 
 class Arguments:
     """Base of the arguments of layers."""
-
-    spec_type: ClassVar[type["Spec"]]
 
 
 # Specs are values: not frozen, as a dataclass cannot be whose base is not, yet nobody changes one.
@@ -294,18 +291,3 @@ def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple
         return dataclasses.replace(v, derive=lambda before: jnp.asarray(given[v.name], v.dtype))
 
     return spec, tuple(variable(v) for v in spec.variables())
-
-
-def adds_arguments(cls: type) -> bool:
-    """Return whether a class has arguments of its own: not a base of layers, nor a class that a user derived from one."""
-    return "spec_type" in vars(cls.__bases__[-1])
-
-
-def document(cls: Any, note: str, example: str) -> None:
-    """Write the documentation of a layer: that of its arguments, a note on the library, and an example.
-
-    The example is the layer's own, or else one of the library: a template that the spec fills in.
-    """
-    arguments, own = (inspect.cleandoc(c.__doc__ or "") for c in (cls.__bases__[-1], cls))
-    filled = example.format(cls.__name__, *cls.spec_type.example)
-    cls.__doc__ = "\n\n".join((arguments, note, own.partition("\n")[2].strip() or filled))

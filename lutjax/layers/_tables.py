@@ -271,9 +271,6 @@ class LUTSpec(LUTArguments, _TableSpec):
         return self._run(lutjax.lut, x, weights, arrays["anchors"])
 
 
-LUTArguments.spec_type = LUTSpec
-
-
 @dataclasses.dataclass(eq=False)
 class SparseLUTArguments(LUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
@@ -285,7 +282,8 @@ class SparseLUTArguments(LUTArguments):
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
-        implementation, anchors, groups: as in `LUT`. With groups, targets are ids of the outputs of a group.
+        implementation, anchors: as in `LUT`.
+      groups: as in `LUT`; targets are ids of the outputs of a group.
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
         ``"layer"``.
@@ -407,9 +405,6 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
         return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], arrays["targets"], self.n_outputs)
 
 
-SparseLUTArguments.spec_type = SparseLUTSpec
-
-
 @dataclasses.dataclass(eq=False)
 class LUTAttentionArguments(_TableArguments):
     """Layer of concatenated look-up-table attention: one row per pair of positions.
@@ -427,8 +422,10 @@ class LUTAttentionArguments(_TableArguments):
       cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
 
     Args:
-      in_features, out_features, n_detectors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation,
-        anchors: as in `LUT`. Positions are cast and stored like tables.
+      in_features, out_features, n_detectors, epsilon: as in `LUT`.
+      dtype: as in `LUT`. It is that of positions, too.
+      param_dtype: as in `LUT`. It is that of positions, too.
+      weights_init, accumulate, implementation, anchors: as in `LUT`.
       n_anchors: anchor pairs of each detector; query and key are detected alike.
       n_positions: largest distance that has a position: the longest sequence is one longer.
       n_position_bits: positional bits; 0 for no positions, and then any length is legal.
@@ -438,7 +435,8 @@ class LUTAttentionArguments(_TableArguments):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
         those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
-      n_targets, targets_per, targets: as in `SparseLUT`, for rows that reach only some of the outputs. By default they reach all.
+      n_targets: as in `SparseLUT`. By default rows reach all outputs.
+      targets_per, targets: as in `SparseLUT`.
 
     Raises:
       ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
@@ -752,9 +750,6 @@ class LUTAttentionSpec(_SequenceSpec):
         return lutjax.lookup_attention(weights, query, key, position, **options)
 
 
-LUTAttentionArguments.spec_type = LUTAttentionSpec
-
-
 @dataclasses.dataclass(eq=False)
 class LUTPairAttentionArguments(LUTAttentionArguments):
     """Layer of look-up-table attention that detects each pair of positions as one vector.
@@ -826,6 +821,3 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         segments = places.pop("query_segments")
         return self._run_op(arrays, queries["cached_x"], keys=keys["cached_x"], segments=segments, **places)
-
-
-LUTPairAttentionArguments.spec_type = LUTPairAttentionSpec

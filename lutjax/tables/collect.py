@@ -1,6 +1,6 @@
 """Gradients of a loss, with those of tables in factors. Needs only jax, and works for any functional model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,28 +8,36 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from lutjax import _compat
+from lutjax._arguments import shown
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.tables.gradient import TableGradient, seal
 from lutjax.tables.update import of_parts
-from lutjax.tables.watch import TableUseError, Watch
+from lutjax.tables.watch import Read, TableUseError, Watch
 
-__all__ = ["IsTable", "Split", "TableUseError", "is_factored", "is_table", "microbatched", "value_and_grad"]
+__all__ = ["Chosen", "Split", "TableUseError", "chosen", "is_factored", "microbatched", "value_and_grad"]
 
-IsTable = Callable[[str, Any], bool]
+Chosen = Collection[str] | Callable[[str, Any], bool]
+"""Which parameters are tables: their names, or a function of name and array. A name is the keys from the root, joined by ``/``."""
 
 
-def is_table(name: str, array: Any) -> bool:
-    """The default choice of tables: arrays ``[detectors, rows, outputs]`` called ``weights``, as layers call them.
+def chosen(where: str, tables: Any) -> Any:
+    """Return which parameters are tables, as `Split` takes it: a function, or the names as a set.
 
-    Args:
-      name: keys from the root of the parameters, joined by ``/``.
-      array: the parameter, or its shape and dtype.
+    Raises:
+      TypeError: it is something else.
     """
-    return name.rpartition("/")[2] == "weights" and len(array.shape) == 3
+    if callable(tables):
+        return tables
+    if isinstance(tables, str) or not isinstance(tables, Collection) or isinstance(tables, Mapping):
+        raise TypeError(
+            f"{where}: tables is {shown(tables)}; expected names of parameters, as from lutjax.layers.nnx.tables_of(model), or a "
+            "function of name and array."
+        )
+    return frozenset(tables)
 
 
 def value_and_grad(
-    loss: Callable[..., Any], *, tables: IsTable = is_table, has_aux: bool = False
+    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """`jax.value_and_grad`, with the gradients of tables in factors.
 
@@ -38,7 +46,9 @@ def value_and_grad(
         `has_aux` a scalar and a pytree. Each table has to reach exactly one `lutjax.lookup`, `sparse_lookup`,
         `lookup_attention` or `lut_pair_attention` (or one of their compositions), at the level of the loss itself:
         not inside a `jax.jit`, `vmap`, `scan` or `checkpoint` within it. Transform the whole step instead.
-      tables: which parameters are tables, by name and array; see `is_table`.
+      tables: which parameters are tables: names, keys from the root joined by ``/``, as `lutjax.layers.linen.tables_of` finds
+        them; or a function of name and array. By default those that the loss itself looks up: a table that reaches its op in
+        another way, cast for example, then has a dense gradient.
       has_aux: as in jax.
 
     Returns:
@@ -47,8 +57,9 @@ def value_and_grad(
       its own part of the batch.
 
     Raises:
-      TableUseError: a table is looked up twice, not at all (it is frozen, or was cast or copied before), or used in
-        another way. Nothing has been computed then.
+      TableUseError: a table is looked up twice, or used in another way; or one of `tables` is not looked up at all (it is
+        frozen, or was cast or copied before). Nothing has been computed then.
+      ValueError: `tables` has a name that no parameter has.
 
     Source: docs/semantics.md, section 8.
 
@@ -64,24 +75,38 @@ def value_and_grad(
       ('TableGradient', (3, 5), (5,))
     """
 
-    def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        split = Split(params, tables)
+    if tables is not None:
+        tables = chosen("value_and_grad", tables)
 
-        def watched(watch_taps: Any, others: Any, guards: Any) -> tuple[Any, Watch]:
+    def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        def look(params: Any, watch: Watch) -> Any:
+            with _table_reads.reported_to(watch):
+                return loss(params, *args, **kwargs)
+
+        found = dict[str, Read]()
+
+        def abstract(params: Any) -> None:
+            split = Split(params, (lambda name, array: True) if tables is None else tables)
+            watch = Watch(split.tables, None)
+            look(split.join(split.others, split.tables), watch)
+            found.update(watch.look_ups)
+
+        jax.eval_shape(abstract, params)
+        split = Split(params, frozenset(found) if tables is None else tables)
+        split.check_look_ups(found)
+        guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
+        taps = {name: _zeros(found[name]) for name in split.tables}
+
+        def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
             guarded = {
                 name: _guard(name)(table, guard)
                 for (name, table), guard in zip(split.tables.items(), guards, strict=True)
             }
-            watch = Watch(guarded, watch_taps)
-            with _table_reads.reported_to(watch):
-                return loss(split.join(others, guarded), *args, **kwargs), watch
-
-        guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
-        taps = split.taps(lambda others: watched(None, others, guards)[1])
-
-        def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
-            result, watch = watched(taps, others, guards)
-            split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
+            watch = Watch(guarded, taps)
+            result = look(split.join(others, guarded), watch)
+            split.check_look_ups(
+                watch.look_ups
+            )  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
             return value, (aux, {name: read.call for name, read in watch.look_ups.items()}, watch.factors)
 
@@ -108,12 +133,21 @@ def value_and_grad(
 class Split:
     """Parameters as tables, by name, and the rest, a list."""
 
-    def __init__(self, params: Any, is_table: IsTable):
+    def __init__(self, params: Any, tables: Any):
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(params)
         named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
-        self._names = [name if is_table(name, leaf) else None for name, leaf in named]
-        self.tables = {name: jnp.asarray(leaf) for name, leaf in named if is_table(name, leaf)}
-        self.others = [leaf for name, leaf in named if name not in self.tables]
+        if not callable(tables):
+            unknown = sorted(tables - {name for name, _ in named})
+            if unknown:
+                raise ValueError(f"tables has {unknown}; the parameters are {[name for name, _ in named]}.")
+        self._names = [
+            name if (tables(name, leaf) if callable(tables) else name in tables) else None
+            for name, leaf in named
+        ]
+        self.tables = {
+            n: jnp.asarray(leaf) for n, (_, leaf) in zip(self._names, named, strict=True) if n is not None
+        }
+        self.others = [leaf for n, (_, leaf) in zip(self._names, named, strict=True) if n is None]
 
     def join(self, others: list[Any], tables: Mapping[str, Any]) -> Any:
         rest = iter(others)
@@ -145,10 +179,10 @@ class Split:
                 others.append(gradient)
         return others, of_tables
 
-    def check_look_ups(self, watch: Watch) -> None:
+    def check_look_ups(self, look_ups: Mapping[str, Any]) -> None:
         """Raise TableUseError if a table was not looked up."""
         for name in self.tables:
-            if name not in watch.look_ups:
+            if name not in look_ups:
                 raise TableUseError(
                     f"the table {name} is not looked up by the loss. Either it is frozen or not used: then "
                     "leave it out of `tables` or of the parameters. Or another array reaches the op: a cast, an "
@@ -156,23 +190,11 @@ class Split:
                     "`variable[...]`), and so does a jit, scan or checkpoint within the loss."
                 )
 
-    def taps(self, look: Callable[[list[Any]], Watch]) -> dict[str, tuple[Any, Any]]:
-        """Return zeros for the look-up of each table. Their shapes are found in an abstract evaluation of the loss."""
-        found: dict[str, Any] = {}
 
-        def abstract(others: list[Any]) -> None:
-            watch = look(others)
-            self.check_look_ups(watch)
-            found.update({name: watch.look_ups[name] for name in self.tables})
-
-        jax.eval_shape(abstract, self.others)
-        return {
-            name: (
-                _meshes.zeros_of(read.output),
-                _compat.cast_varying(jnp.zeros((), jnp.float32), _compat.varying_axes_of(read.output)),
-            )
-            for name, read in found.items()
-        }
+def _zeros(read: Read) -> tuple[jax.Array, jax.Array]:
+    """Return the taps of a look-up."""
+    scalar = _compat.cast_varying(jnp.zeros((), jnp.float32), _compat.varying_axes_of(read.output))
+    return _meshes.zeros_of(read.output), scalar
 
 
 def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:

@@ -32,18 +32,19 @@ class TrainState(struct.PyTreeNode):
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from lutjax.layers.linen import LUT
+      >>> from lutjax.layers.linen import LUT, tables_of
       >>> from lutjax.training import tables
       >>> from lutjax.training.linen import TrainState
       >>> model = LUT(8, 5, n_detectors=4, n_anchors=10)
-      >>> others = model.init(jax.random.key(0), jnp.ones((3, 8)))
+      >>> example = jax.random.key(0), jnp.ones((3, 8))
+      >>> others = model.init(*example)
       >>> params = others.pop("params")
-      >>> tx = tables.Optimizer(tables.RowAdagrad(), rate=0.1)
+      >>> tx = tables.Optimizer(tables.RowAdagrad(), rate=0.1, tables=tables_of(model.init, *example))
       >>> state = TrainState.create(apply_fn=model.apply, params=params, others=others, tx=tx)
       >>> def step(state, x):
       ...     def loss(params):
       ...         return ((state.apply_fn({"params": params, **state.others}, x) - 1) ** 2).mean()
-      ...     value, gradients = tables.value_and_grad(loss)(state.params)
+      ...     value, gradients = tables.value_and_grad(loss, tables=state.tx.tables)(state.params)
       ...     return state.apply_gradients(grads=gradients), value
       >>> step = jax.jit(step, donate_argnums=0)
       >>> for _ in range(3):

@@ -180,17 +180,16 @@ class Run(ModelRun[LanguageModel]):
         self.config, self.training = model, training
         rate = training.rate()
         rest = optimizers.optimizer(training.optimizer, rate, weight_decay=training.weight_decay)
+        structure = structure_of(model)
         if training.table_optimizer == SAME:
-            self._optimizer = tables.Optimizer(
-                tables.SGD(), rate, rest=rest, tables=lambda name, array: False
-            )
+            self._optimizer = tables.Optimizer(tables.SGD(), rate, rest=rest, tables=())
         else:
             rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
             self._optimizer = tables.Optimizer(
-                rule(weight_decay=training.table_weight_decay), rate, rest=rest
+                rule(weight_decay=training.table_weight_decay), rate, rest=rest, tables=structure.tables
             )
         samples = training.batch_size // training.microbatches
-        super().__init__(structure_of(model), self._optimizer.init, training.seed, samples)
+        super().__init__(structure, self._optimizer.init, training.seed, samples)
         if training.select_every and validation is None:
             raise ValueError(
                 f"select_every is {training.select_every}; give the validation part to select on."
@@ -218,7 +217,7 @@ class Run(ModelRun[LanguageModel]):
 
     def _shardings(self, mesh: Mesh) -> State:
         where = super()._shardings(mesh)
-        specs = self._optimizer.specs(self.structure.abstract()[0], mesh)
+        specs = self._optimizer.specs(self.structure.abstract()[0], mesh, tables=self.structure.tables)
         of_optimizer = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         if self.training.select_every:
             of_optimizer = where.optimizer._replace(optimizer=of_optimizer)
@@ -277,12 +276,15 @@ class Run(ModelRun[LanguageModel]):
             total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
-                objective += training.total_variation * parameters.cell_total_variation(params)
+                objective += training.total_variation * parameters.cell_total_variation(
+                    params, self.structure.tables
+                )
             return objective, (mean, arrays(model)[1])
 
-        value_and_grad = (
-            jax.value_and_grad if training.table_gradient == "dense" else tables.value_and_grad
-        )(loss_of, has_aux=True)
+        if training.table_gradient == "dense":
+            value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+        else:
+            value_and_grad = tables.value_and_grad(loss_of, tables=self.structure.tables, has_aux=True)
         if training.microbatches > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)

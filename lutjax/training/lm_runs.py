@@ -79,7 +79,7 @@ def language_model(
                 f"mesh has {meshes.DATA}={n_data}; one text is generated at a time, so there is nothing to divide over {meshes.DATA}: "
                 f"give {meshes.DETECTORS} alone."
             )
-        chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh)
+        chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables)
     if record.quantised or not record.training.select_every:
         return models.load(folder, step, structure, chosen)
     nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken

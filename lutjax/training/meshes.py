@@ -6,7 +6,7 @@ A mesh has two axes. Over `DATA` the samples of a batch are divided, and over `l
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from lutjax import sharding
 from lutjax.sharding import DETECTORS as DETECTORS
 from lutjax.tables.collect import is_factored
 from lutjax.tables.gradient import seal
-from lutjax.training import hosts, parameters
+from lutjax.training import hosts
 
 DATA = "data"
 """Name of the mesh axis over which the samples of a batch are divided."""
@@ -51,7 +51,12 @@ def parse(text: str) -> dict[str, int]:
 
 
 def choose(
-    params: Any, devices: Sequence[jax.Device], batch_size: int, asked: Mapping[str, int] | None = None
+    params: Any,
+    devices: Sequence[jax.Device],
+    batch_size: int,
+    asked: Mapping[str, int] | None = None,
+    *,
+    tables: Collection[str] = (),
 ) -> Mesh | None:
     """Return the mesh for a model; None where one device computes all.
 
@@ -64,6 +69,7 @@ def choose(
       devices: those of all processes.
       batch_size: samples that are computed together.
       asked: numbers of devices by axis, as `parse` returns them; those of an axis that is missing are 1.
+      tables: names of the parameters that are tables.
 
     Raises:
       ValueError: there are fewer devices than are asked for, or the batch or the detectors of a layer cannot be divided evenly; or several
@@ -73,13 +79,13 @@ def choose(
     n_processes = len({device.process_index for device in devices})
     if asked is not None:
         wanted = {name: asked.get(name, 1) for name in AXES}
-        _check(params, devices, batch_size, wanted, n_processes, _written(asked))
+        _check(params, devices, batch_size, wanted, n_processes, _written(asked), tables)
     else:
         # Fake devices of a CPU share its cores, and there are no rules by which kernels for TPUs are divided. Every process takes part, though.
         kind = devices[0].device_kind
         gpus = [d for d in devices if d.platform == "gpu" and d.device_kind == kind]
         devices = gpus or (devices if n_processes > 1 else devices[:1])
-        wanted = _best(params, devices, batch_size, n_processes)
+        wanted = _best(params, devices, batch_size, n_processes, tables)
     n_data, n_detectors = wanted.values()
     if n_data * n_detectors == 1:
         return None
@@ -93,6 +99,7 @@ def _check(
     wanted: Mapping[str, int],
     n_processes: int,
     mesh: str,
+    tables: Collection[str],
 ) -> None:
     """Refuse axes that a model, its batch or the devices do not allow. `mesh`: the axes as they were asked for."""
     n_devices = wanted[DATA] * wanted[DETECTORS]
@@ -110,20 +117,21 @@ def _check(
             f"mesh is {mesh}, and a batch of {batch_size} that is computed as one cannot be divided evenly by {wanted[DATA]}: "
             "give data a divisor of it, or another batch_size."
         )
-    sharding.specs(params, _abstract(wanted[DETECTORS]))
+    sharding.specs(params, _abstract(wanted[DETECTORS]), tables=tables)
 
 
-def _best(params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int) -> dict[str, int]:
+def _best(
+    params: Any, devices: Sequence[jax.Device], batch_size: int, n_processes: int, tables: Collection[str]
+) -> dict[str, int]:
     """Return axes with as many devices as can be used, and among these most for detectors."""
     per_host = min(Counter(map(_host, devices)).values())
-    has_tables = "table" in jax.tree.leaves(parameters.kinds(params))
 
     def fits(n_detectors: int) -> bool:
         try:
-            sharding.specs(params, _abstract(n_detectors))
+            sharding.specs(params, _abstract(n_detectors), tables=tables)
         except ValueError:
             return False
-        return n_detectors == 1 or has_tables
+        return n_detectors == 1 or bool(tables)
 
     by_detector = [n for n in range(1, per_host + 1) if fits(n)]
     found = [
@@ -179,9 +187,9 @@ def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
     """Return where each array of a model or of its optimiser lies; see `lutjax.sharding.specs`."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
 
 
 def placed(shapes: Any, where: Any) -> Any:

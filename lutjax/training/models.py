@@ -1,5 +1,6 @@
 """Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -53,6 +54,15 @@ class Structure(Generic[M]):
     def abstract(self) -> tuple[Any, Any]:
         """Shapes and dtypes of `State.params` and `State.others`."""
         return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
+
+    @functools.cached_property
+    def tables(self) -> frozenset[str]:
+        """Names of the parameters that are tables."""
+        return frozenset(
+            "/".join(map(str, path))
+            for path, v in nnx.to_flat_state(self._params)
+            if isinstance(v, layers.Tables)
+        )
 
     def n_parameters(self) -> int:
         """Return the number of trained parameters."""
@@ -109,7 +119,9 @@ class ModelRun(Generic[M]):
         Raises:
           ValueError: the model, the batch or the devices do not allow it.
         """
-        self.mesh = meshes.choose(self.structure.abstract()[0], jax.devices(), self._samples, asked)
+        self.mesh = meshes.choose(
+            self.structure.abstract()[0], jax.devices(), self._samples, asked, tables=self.structure.tables
+        )
         if self.mesh is not None:
             self._place(self.mesh)
 
@@ -154,7 +166,7 @@ class ModelRun(Generic[M]):
     def _shardings(self, mesh: Mesh) -> State:
         """Return where the arrays of the state lie on a mesh."""
         state = jax.eval_shape(self._first_state, *self.structure.abstract())
-        found: State = meshes.shardings(state, mesh)
+        found: State = meshes.shardings(state, mesh, self.structure.tables)
         return found
 
     def _first_state(self, params: Any, others: Any) -> State:
@@ -188,7 +200,7 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     """
     abstract = structure.abstract()
     if mesh is not None:
-        abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh))
+        abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh, structure.tables))
     return structure.model(*_restore_model(folder, step, structure, abstract))
 
 

@@ -1,12 +1,14 @@
 """Training tables of Flax NNX models: `lutjax.training.tables` with modules in place of parameters."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from lutjax._extras import needed_by
-from lutjax.tables.collect import IsTable, is_table
+from lutjax.layers.nnx import tables_of
+from lutjax.tables.collect import Chosen
 from lutjax.training import tables
 
 with needed_by(__name__):
@@ -17,7 +19,7 @@ __all__ = ["Optimizer", "value_and_grad"]
 
 
 def value_and_grad(
-    loss: Callable[..., Any], *, tables: IsTable = is_table, has_aux: bool = False
+    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """`lutjax.training.tables.value_and_grad` of a loss of a module.
 
@@ -27,7 +29,8 @@ def value_and_grad(
     Args:
       loss: a function of an `nnx.Module` and of anything else that is no module; returns a scalar, or with `has_aux` a
         scalar and a pytree.
-      tables: which of the parameters are tables, by their path in the module joined by ``/``, and array.
+      tables: which of the parameters are tables: their names, the paths in the module joined by ``/``, or a function of name and
+        array. By default those of which the layers say so: all `lutjax.layers.nnx.Tables`.
       has_aux: as in jax.
 
     Returns:
@@ -61,7 +64,8 @@ def value_and_grad(
             value, aux = result if has_aux else (result, None)
             return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
 
-        gradient = _value_and_grad(pure, tables=tables, has_aux=True)
+        wanted = tables_of(model) if tables is None else tables
+        gradient = _value_and_grad(pure, tables=wanted, has_aux=True)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
         nnx.update(model, filled(others, changed))
         return ((value, aux) if has_aux else value), gradients
@@ -77,10 +81,10 @@ class Optimizer(nnx.Module):
 
     Args:
       model: whose `nnx.Param` are trained.
-      tx: how they move.
+      tx: how they move. If it does not name the tables, the layers say which they are: all `lutjax.layers.nnx.Tables`.
 
     Attributes:
-      tx: as given.
+      tx: as given, with the names of the tables.
       state: an `OptimizerState` of `nnx.optimizer.OptState` variables.
 
     Raises:
@@ -106,8 +110,8 @@ class Optimizer(nnx.Module):
     """
 
     def __init__(self, model: nnx.Module, tx: tables.Optimizer):
-        self.tx = tx
-        self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, tx.init(_arrays(model))))
+        self.tx = tx if tx.tables is not None else dataclasses.replace(tx, tables=tables_of(model))
+        self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, self.tx.init(_arrays(model))))
 
     def update(self, model: nnx.Module, gradients: Any) -> None:
         """Moves the module's parameters by one step.

@@ -8,31 +8,36 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 import lutjax
+from lutjax.tables.collect import Chosen, chosen
 
 __all__ = ["cell_total_variation", "decayed", "kind_of", "kinds"]
 
 _BIASES = ("bias", "scale", "offset", "b")
 
 
-def kind_of(name: str, array: Any) -> str:
+def kind_of(name: str, array: Any, tables: Chosen) -> str:
     """Return the kind of a parameter: ``"table"``, ``"scalar"``, ``"matrix"`` or ``"vector"``.
 
-    A table is called ``weights`` and has three axes. A scalar, as reads of tables have, has no axis, or is called ``log_...``. A
-    vector has one axis, or is called ``bias``, ``..._bias``, ``scale``, ``offset`` or ``b``. All else is a matrix. The names tell kinds
-    apart also where blocks are stacked for a scan, with one axis more.
+    Which parameters are tables, their layers say. A scalar, as reads of tables have, has no axis, or is called ``log_...``. A
+    vector has one axis, or is called ``bias``, ``..._bias``, ``scale``, ``offset`` or ``b``. All else is a matrix. So kinds are the same
+    where blocks are stacked for a scan, with one axis more.
 
     Args:
       name: keys from the root of the parameters, joined by ``/``.
       array: the parameter, or its shape and dtype.
+      tables: names of the tables, as `tables_of` of `lutjax.layers.nnx`, `linen` and `haiku` finds them, or a function of name and array.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from lutjax.training import parameters
-      >>> parameters.kind_of("block/weights", jnp.zeros((8, 16, 4)))
+      >>> parameters.kind_of("block/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
       'table'
+      >>> parameters.kind_of("mine/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
+      'matrix'
     """
+    tables = chosen("kind_of", tables)
     last, rank = name.rpartition("/")[2], len(array.shape)
-    if last == "weights" and rank >= 3:
+    if tables(name, array) if callable(tables) else name in tables:
         return "table"
     if rank == 0 or last.startswith("log_"):
         return "scalar"
@@ -41,50 +46,53 @@ def kind_of(name: str, array: Any) -> str:
     return "matrix"
 
 
-def kinds(params: Any) -> Any:
+def kinds(params: Any, tables: Chosen) -> Any:
     """Return the kind of each parameter, see `kind_of`, for ``optax.multi_transform``.
 
     Args:
       params: a pytree of arrays, of any library; of Flax NNX also an `nnx.State`.
+      tables: as for `kind_of`.
 
     Example:
-      >>> import jax.numpy as jnp, optax
+      >>> import functools, jax.numpy as jnp, optax
       >>> from lutjax.training import parameters
       >>> params = {"weights": jnp.zeros((8, 16, 4)), "log_tau": jnp.zeros(()), "kernel": jnp.zeros((4, 4))}
-      >>> parameters.kinds(params)
+      >>> kinds = functools.partial(parameters.kinds, tables={"weights"})
+      >>> kinds(params)
       {'kernel': 'matrix', 'log_tau': 'scalar', 'weights': 'table'}
       >>> optimizer = optax.multi_transform(
-      ...     {"table": optax.adam(1e-2), "matrix": optax.adamw(1e-3), "scalar": optax.adam(1e-3)}, parameters.kinds
+      ...     {"table": optax.adam(1e-2), "matrix": optax.adamw(1e-3), "scalar": optax.adam(1e-3)}, kinds
       ... )
       >>> state = optimizer.init(params)
     """
-    return jax.tree_util.tree_map_with_path(lambda path, array: kind_of(_name(path), array), params)
+    return jax.tree_util.tree_map_with_path(lambda path, array: kind_of(_name(path), array, tables), params)
 
 
-def decayed(params: Any) -> Any:
+def decayed(params: Any, tables: Chosen) -> Any:
     """Return for each parameter whether weight decay is for it: for matrices, not for tables, scalars, biases and norms.
 
     Args:
-      params: as for `kinds`.
+      params, tables: as for `kinds`.
 
     Example:
-      >>> import jax.numpy as jnp, optax
+      >>> import functools, jax.numpy as jnp, optax
       >>> from lutjax.training import parameters
-      >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=parameters.decayed)
-      >>> parameters.decayed({"weights": jnp.zeros((8, 16, 4)), "kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)})
+      >>> mask = functools.partial(parameters.decayed, tables={"weights"})
+      >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=mask)
+      >>> mask({"weights": jnp.zeros((8, 16, 4)), "kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)})
       {'bias': False, 'kernel': True, 'weights': False}
     """
-    return jax.tree.map(lambda kind: kind == "matrix", kinds(params))
+    return jax.tree.map(lambda kind: kind == "matrix", kinds(params, tables))
 
 
-def cell_total_variation(params: Any) -> Float[jax.Array, ""]:
+def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     """Return the mean of `lutjax.cell_total_variation` over the layers of a model that have tables.
 
     Its gradient is of the shape of the tables, so it is for `jax.grad`. `lutjax.training.tables.value_and_grad` refuses it for
     the tables whose gradient is in factors.
 
     Args:
-      params: as for `kinds`. Blocks that are stacked for a scan count one by one.
+      params, tables: as for `kinds`. Blocks that are stacked for a scan count one by one.
 
     Returns:
       ``[]``; 0 if there are no tables.
@@ -93,19 +101,19 @@ def cell_total_variation(params: Any) -> Float[jax.Array, ""]:
       >>> import jax.numpy as jnp
       >>> from lutjax.training import parameters
       >>> params = {"a": {"weights": jnp.array([[[1.0], [3.0]]])}, "b": {"weights": jnp.zeros((1, 2, 1))}}
-      >>> parameters.cell_total_variation(params)
+      >>> parameters.cell_total_variation(params, tables={"a/weights", "b/weights"})
       Array(2., dtype=float32)
     """
-    tables = [
+    found = [
         array
         for path, array in jax.tree_util.tree_leaves_with_path(params)
-        if kind_of(_name(path), array) == "table"
+        if kind_of(_name(path), array, tables) == "table"
     ]
-    layers = [math.prod(table.shape[:-3]) for table in tables]
+    layers = [math.prod(table.shape[:-3]) for table in found]
     each = [
         # The mean of stacked layers is that of a layer with all their tables.
         n * lutjax.cell_total_variation(table.reshape(-1, *table.shape[-2:]))
-        for n, table in zip(layers, tables, strict=True)
+        for n, table in zip(layers, found, strict=True)
     ]
     mean: jax.Array = sum(each, jnp.float32(0)) / max(sum(layers), 1)
     return mean

@@ -8,7 +8,7 @@ optax for such gradients, which optax itself refuses.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +21,11 @@ from lutjax._arguments import shown
 from lutjax._extras import needed_by
 from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.tables.collect import (
-    IsTable,
+    Chosen,
     Split,
     TableUseError,
+    chosen,
     is_factored,
-    is_table,
     microbatched,
     value_and_grad,
 )
@@ -49,7 +49,6 @@ __all__ = [
     "TableUseError",
     "clip_by_global_norm",
     "global_norm",
-    "is_table",
     "microbatched",
     "normalised",
     "scaled",
@@ -88,7 +87,8 @@ class Optimizer:
         alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
       rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
         ``[T or 1, R or 1, O or 1]`` (of `lutjax.sparse_lookup` ``[T or 1, R or 1, K or 1]``).
-      tables: which parameters are tables, as for `value_and_grad`.
+      tables: which parameters are tables: their names, as `lutjax.layers.linen.tables_of` finds them, or a function of name and
+        array. `lutjax.training.nnx.Optimizer` asks the layers of its model, so there it may be left out.
 
     Source: docs/semantics.md, section 8.
 
@@ -99,7 +99,7 @@ class Optimizer:
       >>> params = {"weights": jnp.zeros((4, 2**10, 5)), "bias": jnp.zeros(5)}
       >>> def loss(params, x):
       ...     return jnp.mean((lutjax.lut(x, params["weights"], anchors) + params["bias"] - 1) ** 2)
-      >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3))
+      >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
       >>> @jax.jit
       ... def step(params, state, x):
       ...     value, gradients = tables.value_and_grad(loss)(params, x)
@@ -116,7 +116,7 @@ class Optimizer:
     _: dataclasses.KW_ONLY
     rest: optax.GradientTransformation | None = None
     rates: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    tables: IsTable = is_table
+    tables: Chosen | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, RowRule):
@@ -128,6 +128,8 @@ class Optimizer:
             raise TypeError(f"Optimizer: rate is {shown(self.rate)}; expected a number or a schedule.")
         if isinstance(self.rate, float) and self.rate != self.rate:
             raise ValueError("Optimizer: rate is nan; expected a number or a schedule.")
+        if self.tables is not None:
+            object.__setattr__(self, "tables", chosen("Optimizer", self.tables))
         if self.rest is not None and not hasattr(self.rest, "update"):
             raise TypeError(
                 f"Optimizer: rest is {shown(self.rest)}; expected an optimiser of optax, such as optax.sgd(0.1)."
@@ -148,13 +150,22 @@ class Optimizer:
     def _rest(self) -> optax.GradientTransformation:
         return optax.sgd(self.rate) if self.rest is None else self.rest
 
+    def _split(self, params: Any) -> Split:
+        if self.tables is None:
+            raise ValueError(
+                "Optimizer: nothing says which parameters are tables. Give tables=, their names: those of lutjax.layers.linen.tables_of("
+                "model.init, key, x), of haiku.tables_of or nnx.tables_of, or {'hidden/weights'}, say, of parameters of your own."
+            )
+        return Split(params, self.tables)
+
     def init(self, params: Any) -> OptimizerState:
         """The state before the first step.
 
         Raises:
-          ValueError: `rates` names a table that is not there, or has factors of a wrong shape.
+          ValueError: nothing says which parameters are tables; or `tables` or `rates` names one that is not there, or `rates` has
+            factors of a wrong shape.
         """
-        split = Split(params, self.tables)
+        split = self._split(params)
         unknown = sorted(set(self.rates) - set(split.tables))
         if unknown:
             raise ValueError(
@@ -169,7 +180,14 @@ class Optimizer:
         dtype = accumulator(table.dtype)
         return of_edges("Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype)
 
-    def specs(self, params: Any, mesh: Mesh | AbstractMesh, *, axis: str | None = None) -> OptimizerState:
+    def specs(
+        self,
+        params: Any,
+        mesh: Mesh | AbstractMesh,
+        *,
+        axis: str | None = None,
+        tables: Collection[str] | None = None,
+    ) -> OptimizerState:
         """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
 
         What is kept for a parameter lies as `lutjax.sharding.specs` says of that parameter; of the state of an optax optimiser
@@ -177,27 +195,32 @@ class Optimizer:
 
         Args:
           params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
+          tables: names of the tables, also of those that `rest` moves; by default those of the optimiser.
 
         Raises:
-          ValueError: as `lutjax.sharding.specs`.
+          ValueError: as `init`, or as `lutjax.sharding.specs`.
 
         Example:
           >>> import jax.numpy as jnp, optax
           >>> from jax.sharding import AbstractMesh
           >>> from lutjax.training import tables
-          >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3))
+          >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
           >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
           >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
           >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
           ((None, 'detectors', None), ('detectors', None, None))
         """
         state = jax.eval_shape(self.init, params)
+        specs = functools.partial(
+            sharding.specs, mesh=mesh, axis=axis, tables=state.rows if tables is None else tables
+        )
         named = jax.tree_util.tree_leaves_with_path(params)
-        is_other = [
-            not self.tables(jax.tree_util.keystr(path, simple=True, separator="/"), a) for path, a in named
+        every = zip(named, jax.tree.leaves(specs(params)), strict=True)
+        others = [
+            (array, spec)
+            for (path, array), spec in every
+            if jax.tree_util.keystr(path, simple=True, separator="/") not in state.rows
         ]
-        every = zip(is_other, named, jax.tree.leaves(sharding.specs(params, mesh, axis=axis)), strict=True)
-        others = [(array, spec) for other, (_, array), spec in every if other]
 
         def per_parameter(part: Any) -> bool:
             return isinstance(part, list) and len(part) == len(others)
@@ -220,7 +243,7 @@ class Optimizer:
         step: Any = PartitionSpec()
         return OptimizerState(
             step,
-            sharding.specs(state.rows, mesh, axis=axis),
+            specs(state.rows),
             jax.tree.map(of_part, state.rest, is_leaf=per_parameter),
         )
 
@@ -236,7 +259,7 @@ class Optimizer:
           ValueError, TypeError: the gradients or the state are those of another model or rule. Nothing has been
             changed then.
         """
-        split = Split(params, self.tables)
+        split = self._split(params)
         others, of_tables = split.gradients(gradients)
         if set(state.rows) != set(split.tables):
             raise ValueError(

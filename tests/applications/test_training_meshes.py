@@ -40,8 +40,12 @@ def devices(n: int, platform: str = "gpu", hosts: int = 1) -> list[Any]:
     return [Device(i, i % hosts, platform) for i in reversed(range(n))]
 
 
-def chosen(*args: Any, **options: Any) -> dict[str, int] | None:
-    mesh = meshes.choose(*args, **options)
+def names(params: Any) -> list[str]:
+    return [f"{i}/weights" for i in params if i != "layers"]
+
+
+def chosen(params: Any, *args: Any, **options: Any) -> dict[str, int] | None:
+    mesh = meshes.choose(params, *args, **options, tables=names(params))
     return None if mesh is None else dict(mesh.shape)
 
 
@@ -76,13 +80,13 @@ def test_default_among_devices() -> None:
     others = [*devices(2), Device(9, device_kind="T4")]
     assert chosen(params, others, 32) == {"data": 1, "detectors": 2}
     # Detectors within a host, samples over hosts.
-    found = meshes.choose(params, devices(8, hosts=2), 32)
+    found = meshes.choose(params, devices(8, hosts=2), 32, tables=names(params))
     assert found is not None
     assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
     with pytest.raises(
         ValueError, match=r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"
     ):
-        meshes.choose(params, devices(8, hosts=2), 3)
+        meshes.choose(params, devices(8, hosts=2), 3, tables=names(params))
 
 
 @pytest.mark.usefixtures("without_typechecking")
@@ -100,7 +104,7 @@ def test_a_mesh_that_is_asked_for() -> None:
         ({"detectors": 3}, 32, r"0/weights has shape \[8, 16, 4\], and its 8 detectors .* by the 3 devices"),
     ):
         with pytest.raises(ValueError, match=message):
-            meshes.choose(params, cpus * 4 if len(cpus) < 8 else cpus, batch, asked)
+            meshes.choose(params, cpus * 4 if len(cpus) < 8 else cpus, batch, asked, tables=names(params))
     with pytest.raises(
         ValueError, match=r"mesh is data=2, so 2 devices; there are 8 \(H100\), all of which take part"
     ):
@@ -125,14 +129,19 @@ def test_specs_of_the_state_of_an_optimizer() -> None:
         "unembed": {"weights": jnp.zeros((8, 16, 5))},
     }
     weights, positions = P("detectors", None, None), P(None, "detectors", None)
-    rule = tables.Optimizer(tables.RowAdagrad(), 0.1, rest=optax.chain(optax.clip(1.0), optax.adam(1e-3)))
+    rule = tables.Optimizer(
+        tables.RowAdagrad(),
+        0.1,
+        rest=optax.chain(optax.clip(1.0), optax.adam(1e-3)),
+        tables={"unembed/weights"},
+    )
     state = rule.specs(params, mesh)
     assert state.rows == {"unembed/weights": {"sum_of_squares": weights}}
     moments = state.rest[1][0]
     assert moments.mu == moments.nu == [positions, P()]
     assert moments.count == P()
-    everything = tables.Optimizer(tables.SGD(), 0.1, rest=optax.adamw(1e-3), tables=lambda name, array: False)
-    assert everything.specs(params, mesh).rest[0].mu == [positions, P(), weights]
+    everything = tables.Optimizer(tables.SGD(), 0.1, rest=optax.adamw(1e-3), tables=())
+    assert everything.specs(params, mesh, tables={"unembed/weights"}).rest[0].mu == [positions, P(), weights]
     assert jax.tree.structure(everything.specs(params, mesh)) == jax.tree.structure(
         jax.eval_shape(everything.init, params)
     )

@@ -89,7 +89,7 @@ def test_batches_of_any_size(name):
 
 @pytest.mark.parametrize("rule", [slow(tables.SGD()), tables.RowAdagrad()], ids=str)
 def test_a_step_of_batches_of_any_size(rule):
-    optimizer = tables.Optimizer(rule, 0.5)
+    optimizer = tables.Optimizer(rule, 0.5, tables={"weights"})
 
     def step(x, weights):
         params = {"weights": weights}

@@ -1,8 +1,10 @@
 """The layers of the three libraries: the same variables, outputs, gradients and decoding."""
 
+import ast
 import dataclasses
 import functools
 import inspect
+import pathlib
 import re
 import subprocess
 import sys
@@ -535,7 +537,10 @@ def test_linen_has_the_options_of_the_spec(layer):
     assert issubclass(getattr(linen, layer), flax.linen.Module)
 
 
-@pytest.mark.parametrize("layer", linen.__all__)
+LAYERS = [name for name in linen.__all__ if name != "tables_of"]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_constructors_are_the_same(layer):
     """Names, order, kinds, defaults and annotations of arguments are those of the spec in every library."""
     spec_type = spec_type_of(layer)
@@ -554,6 +559,65 @@ def test_constructors_are_the_same(layer):
     assert ("rngs" in inspect.signature(getattr(lutjax_nnx, layer)).parameters) == (
         layer not in ("GroupSum", "Thermometer")
     )
+
+
+@pytest.mark.parametrize(
+    "library", [lutjax_nnx, linen, lutjax_haiku], ids=lambda module: module.__name__.rpartition(".")[2]
+)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_source_says_what_an_editor_shows(layer, library):
+    """Arguments, their types and defaults, and the documentation of each: all in the source of the class, nothing made at import."""
+    cls = getattr(library, layer)
+    tree = ast.parse(pathlib.Path(inspect.getfile(cls)).read_text(encoding="utf-8"))
+    node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == layer)
+    assert ast.get_docstring(node) == inspect.getdoc(cls)
+    assert {"Args:", "Raises:", "Example:"} <= set(inspect.getdoc(cls).split("\n"))
+    want = [p for p in inspect.signature(cls).parameters.values() if p.name != "parent"]
+    if library is linen:  # a dataclass, to which Linen adds a name
+        want.pop([p.name for p in want].index("name"))
+        found = [n for n in node.body if isinstance(n, ast.AnnAssign) and n.target.id != "_"]
+        names, annotations = [n.target.id for n in found], [n.annotation for n in found]
+        defaults = [n.value for n in found]
+    else:
+        init = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+        places, named = init.args.args[1:], init.args.kwonlyargs
+        names, annotations = ([getattr(a, name) for a in (*places, *named)] for name in ("arg", "annotation"))
+        missing = [None] * (len(places) - len(init.args.defaults))
+        defaults = [*missing, *init.args.defaults, *init.args.kw_defaults]
+    assert names == [p.name for p in want]
+    assert all(annotations)
+    assert [d is not None for d in defaults] == [p.default is not p.empty for p in want]
+    section = inspect.getdoc(cls).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    told = {name for entry in re.findall(r"(?m)^  (\w[\w, ]*):", section) for name in entry.split(", ")}
+    assert told - {"name"} == set(names) - {"name"}
+    assert not re.search(r"(?m)^  [\w, ]+: as in `[A-Z]", section)  # an editor shows one class
+
+
+@pytest.mark.parametrize(
+    "library", [lutjax_nnx, linen, lutjax_haiku], ids=lambda module: module.__name__.rpartition(".")[2]
+)
+def test_layers_have_few_ancestors(library):
+    for layer in LAYERS:
+        ancestors = [
+            c.__name__ for c in getattr(library, layer).__mro__[1:] if c.__module__.startswith("lutjax.")
+        ]
+        assert 1 <= len(ancestors) <= 3, (layer, ancestors)
+
+
+def test_layers_are_those_of_their_arguments(monkeypatch):
+    """Each library has the documentation and the constructors that docs/signatures.py writes."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "docs")
+    import signatures
+
+    for path in signatures.FILES:
+        text = path.read_text(encoding="utf-8")
+        assert signatures.written(text, path.parent.name) == text, (
+            f"python docs/signatures.py writes {path.name}"
+        )
+    outdated = text.replace("temperature: float | int = 1.0", "temperature: float = 1.0", 1)
+    assert outdated != text == signatures.written(outdated, "haiku")
+    outdated = text.replace("\n      deterministic: whether calls give bits.", "", 1)
+    assert outdated != text == signatures.written(outdated, "haiku")
 
 
 CALLS = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import called_weights, slow
 from every_layer import CASES
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -132,7 +132,7 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
     """A step in microbatches, clipped, and with a penalty on neighbouring rows of the other table."""
-    optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1)
+    optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, tables=called_weights)
 
     def step(params, state, x):
         def loss(params, x):
@@ -140,7 +140,7 @@ def test_a_step_of_a_table_optimizer(layout, mesh):
             y = lutjax.lut(x, params["weights"], ANCHORS) + lutjax.lut(x, params["dense"], ANCHORS)
             return jnp.mean(y**2) + penalty
 
-        value_and_grad = tables.microbatched(tables.value_and_grad(loss), 2)
+        value_and_grad = tables.microbatched(tables.value_and_grad(loss, tables=called_weights), 2)
         value, gradients = value_and_grad(params, x)
         gradients = tables.clip_by_global_norm(gradients, 0.01)
         return *optimizer.apply(params, gradients, state), value
@@ -269,7 +269,7 @@ def test_a_step_of_a_model(name, kind):
     """Parameters and state lie as `sharding.specs` says, before and after, and the batch by samples."""
     model, inputs = model_and_inputs(name)
     graph, params, others = split(model)
-    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, rest=optax.sgd(0.1))
+    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, rest=optax.sgd(0.1), tables=called_weights)
 
     def step(params, state, inputs):
         def loss(params):

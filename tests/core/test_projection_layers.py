@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import called_weights, slow
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -160,7 +160,7 @@ def test_wrong_calls():
 
 # ------------------------------------------------------------------------------------- kinds of variables
 def test_kinds_of_parameters():
-    """NNX knows kinds by type; the names tell them apart in every library, and in blocks that are stacked."""
+    """Layers say which parameters are tables, and names tell the others apart, also in blocks that are stacked."""
     case = CASES["default"]
     layer, arrays = nnx_layer(case), by_kind(case, variables_of(case))["params"]
     assert set(nnx.to_pure_dict(nnx.state(layer, layers.Tables))) == {"weights"}
@@ -170,11 +170,11 @@ def test_kinds_of_parameters():
     want |= dict.fromkeys(reads.Confidence().initial(), "scalar") | {"weights": "table"}
     stacked = jax.tree.map(lambda a: jnp.stack([a, a]), arrays)
     for params in (arrays, {"block": {"layer": arrays}}, stacked):
-        assert parameters.kinds(params) in (want, {"block": {"layer": want}})
+        assert parameters.kinds(params, called_weights) in (want, {"block": {"layer": want}})
     state = nnx.state(layer, nnx.Param)
-    assert nnx.to_pure_dict(parameters.kinds(state)) == want
+    assert nnx.to_pure_dict(parameters.kinds(state, layers.tables_of(layer))) == want
     norms = {"norm": {"scale": jnp.ones(3), "bias": jnp.ones(3)}, "out": {"kernel": jnp.ones((3, 3))}}
-    assert parameters.decayed(norms) == {"norm": {"scale": False, "bias": False}, "out": {"kernel": True}}
+    assert parameters.decayed(norms, ()) == {"norm": {"scale": False, "bias": False}, "out": {"kernel": True}}
 
 
 @pytest.mark.thorough
@@ -182,7 +182,11 @@ def test_weight_decay_leaves_tables_alone():
     layer = nnx_layer(CASES["default"], variables_of(CASES["default"]))
     before = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
     optimizer = nnx.Optimizer(
-        layer, optax.adamw(0.5, weight_decay=0.5, mask=parameters.decayed), wrt=nnx.Param
+        layer,
+        optax.adamw(
+            0.5, weight_decay=0.5, mask=functools.partial(parameters.decayed, tables=layers.tables_of(layer))
+        ),
+        wrt=nnx.Param,
     )
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
         optimizer.update(layer, jax.tree.map(jnp.zeros_like, nnx.state(layer, nnx.Param)))
@@ -196,11 +200,13 @@ def test_cell_total_variation_of_a_model():
     weights = [jax.random.normal(jax.random.key(i), (2, 4, 3)) for i in range(3)]
     one, two, three = map(lutjax.cell_total_variation, weights)
     trees = {"nested": {"weights": weights[0]}, "blocks": {"weights": jnp.stack(weights[1:])}}
-    assert_close("trees", parameters.cell_total_variation(trees), (one + two + three) / 3)
+    assert_close("trees", parameters.cell_total_variation(trees, called_weights), (one + two + three) / 3)
     layer = nnx_layer(CASES["default"])
     want = lutjax.cell_total_variation(layer.weights[...])
-    np.testing.assert_array_equal(parameters.cell_total_variation(nnx.state(layer, nnx.Param)), want)
-    assert parameters.cell_total_variation({"kernel": jnp.ones((2, 2))}) == 0
+    np.testing.assert_array_equal(
+        parameters.cell_total_variation(nnx.state(layer, nnx.Param), layers.tables_of(layer)), want
+    )
+    assert parameters.cell_total_variation({"kernel": jnp.ones((2, 2))}, ()) == 0
 
 
 # ------------------------------------------------------------------------------------- dropout
@@ -298,7 +304,9 @@ def test_factored_gradients_are_those_of_dense_ones(dtype):
     @nnx.jit
     def dense_step(model, x):
         loss, gradients = nnx.value_and_grad(loss_of)(model, x)
-        rates = jax.tree.map(lambda kind: 0.5 if kind == "table" else 0.25, parameters.kinds(gradients))
+        rates = jax.tree.map(
+            lambda kind: 0.5 if kind == "table" else 0.25, parameters.kinds(gradients, {"tables/weights"})
+        )
         params = nnx.state(model, nnx.Param)
         nnx.update(model, jax.tree.map(lambda p, rate, g: p - rate * g, params, rates, gradients))
         return loss

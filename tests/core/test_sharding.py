@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import called_weights, slow
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
@@ -138,7 +138,7 @@ def step_of(op, axes=(), dense=False):
     Args:
       axes: names of the mesh axes of the samples and of the detectors, inside a shard_map.
     """
-    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1))
+    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1), tables=called_weights)
 
     def step(params, state, others, x):
         def loss(params, x):
@@ -518,7 +518,7 @@ def test_plain_jit_with_the_specs_of_a_model():
     graph, params, others = nnx.split(LUTTransformer(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
     params = nnx.to_pure_dict(params)
     params = jax.tree.map(lambda a: normal(*a.shape), params)
-    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1))
+    optimizer = tables.Optimizer(RULE, 0.1, rest=optax.sgd(0.1), tables=called_weights)
     tokens = jax.random.randint(jax.random.key(1), (BATCH, 4), 0, 16)
 
     def step(params, state, tokens):
@@ -567,7 +567,9 @@ def test_specs_of_every_kind_of_array():
     assert sharding.specs(params, MESH) == expected
     state = optax.adam(1e-3).init(params)
     assert sharding.specs(state, MESH)[0].mu == expected
-    rows = tables.Optimizer(tables.RowAdam(b1=0.9), 0.1).init({"lut": {"weights": jnp.zeros((8, 16, 4))}})
+    rows = tables.Optimizer(tables.RowAdam(b1=0.9), 0.1, tables=called_weights).init(
+        {"lut": {"weights": jnp.zeros((8, 16, 4))}}
+    )
     assert all(spec == P(on, other, other) for spec in jax.tree.leaves(sharding.specs(rows.rows, MESH)))
     everywhere = sharding.specs(params, AbstractMesh((8,), ("data",)))
     assert all(spec == P() for spec in jax.tree.leaves(everywhere))
@@ -597,7 +599,7 @@ def test_what_cannot_be_divided_is_named():
     ],
 )
 def test_devices_that_would_diverge(tracked, message):
-    optimizer = tables.Optimizer(tables.SGD(), 0.1)
+    optimizer = tables.Optimizer(tables.SGD(), 0.1, tables=called_weights)
     params = {"weights": OPS["lookup"][0]["weights"]}
 
     def step(gather, params, x):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import called_weights, slow
 from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -98,7 +98,9 @@ def assert_trees_equal(actual, expected):
 @pytest.mark.fast("SGD*", "RowAdagrad*")
 @pytest.mark.parametrize("rule", [r if r in KINDS else slow(r) for r in RULES], ids=str)
 def test_steps_equal_those_with_dense_gradients(rule):
-    optimizer = tables.Optimizer(rule, 0.05, rest=optax.adam(1e-2), rates={"sparse/weights": 0.5})
+    optimizer = tables.Optimizer(
+        rule, 0.05, rest=optax.adam(1e-2), rates={"sparse/weights": 0.5}, tables=called_weights
+    )
     step = jax.jit(optimizer.apply)
     actual = expected = (small_model(), optimizer.init(small_model()))
     for number, batch in enumerate(BATCHES):
@@ -123,7 +125,10 @@ def test_sgd_with_a_schedule_and_rates_of_tables_is_exact():
     params = {"scaled": {"weights": jnp.ones((4, 32, 3))}, "weights": jnp.zeros((4, 32, 3))}
     x = normal(0, 5, INPUTS)
     optimizer = tables.Optimizer(
-        tables.SGD(), lambda step: jnp.float32(0.5) / (1 + step.astype(jnp.float32)), rates={"weights": 2.0}
+        tables.SGD(),
+        lambda step: jnp.float32(0.5) / (1 + step.astype(jnp.float32)),
+        rates={"weights": 2.0},
+        tables=called_weights,
     )
     step = jax.jit(lambda p, s: optimizer.apply(p, tables.value_and_grad(linear)(p, x)[1], s))
     state = optimizer.init(params)
@@ -159,7 +164,9 @@ def test_outside_of_jit_too():
 
 def test_the_number_of_steps_ends_where_int32_does():
     """A schedule then has the rate of the last step that is counted, and not that of a step before the first."""
-    optimizer = tables.Optimizer(tables.SGD(), lambda step: jnp.where(step < 0, jnp.nan, 0.5))
+    optimizer = tables.Optimizer(
+        tables.SGD(), lambda step: jnp.where(step < 0, jnp.nan, 0.5), tables={"weights"}
+    )
     params, last = {"weights": jnp.ones((1, 2, 3))}, 2**31 - 1
     state = optimizer.init(params)._replace(step=jnp.int32(last - 1))
     for _ in range(2):
@@ -177,7 +184,7 @@ def test_weight_decay_is_of_rows_that_were_looked_up_and_once_for_each_step():
         params
     )
     for rule in (tables.SGD(weight_decay=0.5), tables.RowAdam(weight_decay=0.5)):
-        optimizer = tables.Optimizer(rule, 0.5)
+        optimizer = tables.Optimizer(rule, 0.5, tables={"weights"})
         state = optimizer.init(params)
         once, state = optimizer.apply(params, gradients, state)
         np.testing.assert_array_equal(once["weights"], np.where(hit, 0.75, 1.0))
@@ -196,7 +203,7 @@ def test_microbatches_equal_the_whole_batch():
         assert_close(f"{of}: aux", aux_of_parts, aux.reshape(4, -1))
         assert_trees_close(of, to_dense(gradients), whole)
         # One step, whose rows are moved by the sum over all parts.
-        optimizer = tables.Optimizer(tables.RowMomentum(weight_decay=0.5), 0.05)
+        optimizer = tables.Optimizer(tables.RowMomentum(weight_decay=0.5), 0.05, tables=called_weights)
         state = optimizer.init(params)
         step = jax.jit(optimizer.apply)
         assert_trees_close(of, step(params, gradients, state), step(params, whole, state))
@@ -212,7 +219,7 @@ def test_dtypes_of_tables(dtype):
             y = lutjax.lut(x, params["weights"], POINTWISE).astype(jnp.float32) + params["bias"][None]
             return jnp.mean(y**2)
 
-        optimizer = tables.Optimizer(tables.RowAdagrad(weight_decay=0.25), 0.125)
+        optimizer = tables.Optimizer(tables.RowAdagrad(weight_decay=0.25), 0.125, tables={"weights"})
         state = optimizer.init(params)
         assert state.rows["weights"]["sum_of_squares"].dtype == np.dtype(
             "float64" if dtype == "float64" else "float32"
@@ -462,7 +469,7 @@ def test_cotangents_are_kept_bit_for_bit(dtype):
 
 # ------------------------------------------------------------------------------------- fixed point
 FINE = FixedPoint(2.0**24)  # totals of more bits than a float32 has: sums of floats would show their order
-RULE = tables.Optimizer(tables.SGD(), 0.5)
+RULE = tables.Optimizer(tables.SGD(), 0.5, tables=called_weights)
 
 
 @functools.partial(jax.jit, static_argnames=("dense", "accumulate"))
@@ -563,13 +570,18 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
     ids=str,
 )
 def test_a_step_copies_no_table(rule, form):
-    temporary = temporary_bytes(tables.Optimizer(rule, 0.1), tables.value_and_grad, form=form)
+    temporary = temporary_bytes(
+        tables.Optimizer(rule, 0.1, tables=called_weights), tables.value_and_grad, form=form
+    )
     assert temporary < LARGE_BYTES / 20
 
 
 def test_a_dense_step_needs_the_memory_of_the_tables():
     """Show that the test above can fail."""
-    assert temporary_bytes(tables.Optimizer(tables.SGD(), 0.1), jax.value_and_grad) >= LARGE_BYTES
+    assert (
+        temporary_bytes(tables.Optimizer(tables.SGD(), 0.1, tables=called_weights), jax.value_and_grad)
+        >= LARGE_BYTES
+    )
 
 
 # ------------------------------------------------------------------------------------- errors
@@ -610,14 +622,19 @@ LOSSES = {
 def test_losses_without_a_factored_gradient(name):
     loss, message = LOSSES[name]
     with pytest.raises(tables.TableUseError, match=message):
-        jax.eval_shape(tables.value_and_grad(loss), TABLE)
-    # As the message says, such a table can have a dense gradient.
-    value_and_grad = tables.value_and_grad(loss, tables=lambda name, array: False)
-    assert jax.eval_shape(value_and_grad, TABLE)[1]["weights"].shape == (4, 32, 3)
+        jax.eval_shape(tables.value_and_grad(loss, tables={"weights"}), TABLE)
+    # As the message says, such a table can have a dense gradient. It has one by default where the loss looks up another array.
+    dense = tables.value_and_grad(loss, tables=())
+    assert jax.eval_shape(dense, TABLE)[1]["weights"].shape == (4, 32, 3)
+    if message is NOT_LOOKED_UP:
+        assert jax.eval_shape(tables.value_and_grad(loss), TABLE)[1]["weights"].dtype == jnp.float32
+    else:
+        with pytest.raises(tables.TableUseError, match=message):
+            jax.eval_shape(tables.value_and_grad(loss), TABLE)
 
 
 def test_states_and_gradients_of_others_are_refused():
-    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1)
+    optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, tables={"weights"})
     params = {**TABLE, "bias": jnp.zeros(3)}
     _, gradients = tables.value_and_grad(lambda p: look_up(p["weights"]) + jnp.sum(p["bias"]))(params)
     state = optimizer.init(params)
@@ -638,9 +655,11 @@ def test_states_and_gradients_of_others_are_refused():
     with pytest.raises(TypeError, match="not a table has a factored gradient"):
         optimizer.apply(params, {"bias": gradients["weights"], "weights": gradients["weights"]}, state)
     with pytest.raises(ValueError, match=r"rates names \['bias'\]; the tables are \['weights'\]"):
-        tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}).init(params)
+        tables.Optimizer(tables.SGD(), 0.1, rates={"bias": 1.0}, tables={"weights"}).init(params)
     with pytest.raises(ValueError, match=r"rates names \['weights'\]; the tables are none"):
-        tables.Optimizer(tables.SGD(), 0.1, rates={"weights": 1.0}).init({"bias": params["bias"]})
+        tables.Optimizer(tables.SGD(), 0.1, rates={"weights": 1.0}, tables=called_weights).init(
+            {"bias": params["bias"]}
+        )
     with pytest.raises(TypeError, match=r"normalised: a gradient is a TableGradient"):
         tables.normalised().update(gradients, None)
     with pytest.raises(ValueError, match=r"gradient belongs to a table float32\[4, 32, 3\]"):
@@ -719,6 +738,14 @@ def test_normalised_gradients():
         (
             lambda: tables.Optimizer(tables.SGD(), 0.1, rest="sgd"),
             "rest is 'sgd'; expected an optimiser of optax",
+        ),
+        (
+            lambda: tables.Optimizer(tables.SGD(), 0.1, tables="weights"),
+            "Optimizer: tables is 'weights'; expected names of parameters",
+        ),
+        (
+            lambda: tables.value_and_grad(look_up, tables=True),
+            "value_and_grad: tables is True; expected names of parameters",
         ),
         (lambda: tables.clip_by_global_norm({}, "1"), "max_norm is '1'; expected a number"),
         (lambda: tables.microbatched(lambda *_: None, 0), "count is 0; it must be at least 1"),

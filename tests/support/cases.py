@@ -17,6 +17,11 @@ _WITHOUT = {"pallas": ("float64",), "native": ("float16", "float64")}
 """Dtypes that no kernel of a platform has."""
 
 
+def called_weights(name, array):
+    """Return whether a parameter is a table: in tests without layers, which would say it."""
+    return name.rpartition("/")[2] == "weights"
+
+
 def slow(*values):
     """The values of a case of `pytest.mark.parametrize` that runs with ``-m slow`` only."""
     return pytest.param(*values, marks=pytest.mark.slow)

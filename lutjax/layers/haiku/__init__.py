@@ -37,6 +37,7 @@ Example:
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.haiku"):
+    from lutjax.layers._declared import tables_of
     from lutjax.layers.haiku._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.haiku._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
     from lutjax.layers.haiku._projection import ProjectionLUT
@@ -44,5 +45,5 @@ with needed_by("lutjax.layers.haiku"):
 
 __all__ = [
     "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
-    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
+    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip

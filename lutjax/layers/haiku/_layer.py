@@ -1,8 +1,8 @@
 """Base of the layers of Haiku: a spec, and its variables as parameters and state."""
 
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import haiku as hk
 import jax
@@ -10,38 +10,33 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._declared import declare
 
-_NOTE = """In Haiku a trained variable is a parameter; the others are state, which no optimiser of parameters sees, so a
-layer needs `haiku.transform_with_state`: see `lutjax.layers.haiku`."""
+if TYPE_CHECKING:
+    from haiku._src.module import ModuleMetaclass
 
-_EXAMPLE = """Example:
-  >>> import haiku as hk, jax, jax.numpy as jnp
-  >>> from lutjax.layers.haiku import {0}
-  >>> f = hk.transform_with_state(lambda x: {0}({1})(x))
-  >>> params, state = f.init(jax.random.key(0), jnp.ones({2}))
-  >>> y, state = f.apply(params, state, None, jnp.ones({2}))
-  >>> y.shape
-  {3}"""
+    T = TypeVar("T")
+
+    class _Module(ModuleMetaclass):
+        """Metaclass by which calls of a class make what it says: Haiku's own declares that they make anything."""
+
+        def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T: ...
+
+else:
+    _Module = type(hk.Module)
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Layer(hk.Module):
+class Layer(hk.Module, metaclass=_Module):
     """Base of layers: a spec, its variables as parameters and state of the same names, and its sizes as attributes."""
-
-    _: dataclasses.KW_ONLY
-    name: str | None = None
 
     spec_type: ClassVar[type[_spec.Spec]]
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if _spec.adds_arguments(cls):
-            _spec.document(cls, _NOTE, _EXAMPLE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__(self.name)
-        self._options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
+    def _make(self, arguments: Mapping[str, Any]) -> None:
+        """Make the spec of the arguments of the constructor, and attributes of them."""
+        self._options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
         self.spec, _ = _spec.build(self.spec_type, self._options)
+        for name, value in self._options.items():
+            setattr(self, name, value)
         for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
 
@@ -57,9 +52,11 @@ class Layer(hk.Module):
                 raise _spec.missing(self.spec.layer, v.name)
             return v.make(hk.next_rng_key, arrays)
 
-        for v in _spec.build(self.spec_type, self._options)[
-            1
-        ]:  # functions that draw, which cannot be pickled
+        _, variables = _spec.build(
+            self.spec_type, self._options
+        )  # functions that draw, which cannot be pickled
+        declare((self.module_name,), variables)
+        for v in variables:
             arrays[v.name] = array(v)
         return arrays
 

@@ -1,13 +1,19 @@
 """Differentiable logic for Haiku; `lutjax.layers._logic` has the arguments of the layers."""
 
-import dataclasses
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
 from lutjax.layers import _logic, _logic_images
+from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
+from lutjax.layers._spec import Initializer
 from lutjax.layers.haiku._layer import Layer, Switched
+from lutjax.wiring._names import Wiring
+from lutjax.wiring._sizes import Size
 
 
 class _Wired(Switched):
@@ -51,9 +57,56 @@ class _Wired(Switched):
         return inputs, any_input
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class LogicGates(_Wired, _logic.LogicGatesArguments):
-    """Layer of differentiable logic gates of two inputs.
+class LogicGates(_Wired):
+    """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
+
+    With ``deterministic=True`` (an argument of the layer and of each call) every gate is the one with the largest logit:
+    bits in, bits out.
+
+    Variables:
+      logits: trained, ``[out_features, 16]``.
+      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Wiring ``"full"`` has none.
+      readers: int32 ``[in_features, fan-out]``: which places in `wires` read each input, for the gradient. Left out
+        where it is not known how often inputs are read, where scores choose, and where a few inputs of explicit wires are read by so many gates that
+        the list would be mostly empty.
+      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
+
+    Args:
+      in_features: inputs, numbers from 0 to 1 or bits.
+      out_features: gates, with one output each.
+      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+        layer reads the mixture of all candidates.
+      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+        of the same inputs.
+      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+        read one input twice.
+      deterministic: whether calls run the hard network.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
+
+    Source: docs/logic.md, sections 1 and 4.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -66,20 +119,434 @@ class LogicGates(_Wired, _logic.LogicGatesArguments):
       (32, 40)
     """
 
+    spec_type = _logic.LogicGatesSpec
 
-@dataclasses.dataclass(eq=False, repr=False)
-class SoftLUT(_Wired, _logic.SoftLUTArguments):
-    """Layer of tables over inputs between 0 and 1."""
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        estimator: str = "soft",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: str | tuple[str, ...] | None = None,
+        wires: Any = None,
+        deterministic: bool = False,
+        wiring: str | Wiring = "balanced",
+        candidates: int = 8,
+        scores_init: Initializer = GAUSSIAN,
+        logits_init: Initializer = RESIDUAL,
+        name: str | None = None,
+    ) -> None:
+        """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
+
+        Args:
+          in_features: inputs, numbers from 0 to 1 or bits.
+          out_features: gates, with one output each.
+          wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+            input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+            of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+            `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+            network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+            of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+            layer reads the mixture of all candidates.
+          candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+          scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+          logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+            input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+          estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+            the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+            `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+            of the same inputs.
+          temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+            another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+          feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+          implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+          wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+            read one input twice.
+          deterministic: whether calls run the hard network.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
+        """
+        super().__init__(name)
+        self._make(locals())
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class BinaryLUT(_Wired, _logic.BinaryLUTArguments):
-    """Layer of tables addressed by the signs of inputs."""
+class SoftLUT(_Wired):
+    """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
+
+    With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
+
+    Variables:
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+
+    Args:
+      in_features: inputs, numbers from 0 to 1 or bits.
+      out_features: tables, with one output each.
+      n_inputs: inputs of each table, 1 to 8.
+      parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
+        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where inputs are
+        bits this is the "warp" parametrisation of other libraries, which take the sigmoid after the interpolation. ``"raw"``:
+        numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients that lead back pass.
+      table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
+        input is 1, and 0.1 elsewhere.
+      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+        of the same inputs. ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
+      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+        layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
+      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+        read one input twice.
+      deterministic: whether calls run the hard network.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not an input.
+
+    Source: docs/logic.md, sections 3 and 4.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import SoftLUT
+      >>> f = hk.transform_with_state(lambda x: SoftLUT(16, 40, n_inputs=3)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 16)))
+      >>> y.shape
+      (32, 40)
+    """
+
+    spec_type = _logic.SoftLUTSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        estimator: str = "soft",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: str | tuple[str, ...] | None = None,
+        wires: Any = None,
+        deterministic: bool = False,
+        wiring: str | Wiring = "balanced",
+        candidates: int = 8,
+        scores_init: Initializer = GAUSSIAN,
+        n_inputs: int = 4,
+        parametrisation: str = "light",
+        table_init: Initializer | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
+
+        Args:
+          in_features: inputs, numbers from 0 to 1 or bits.
+          out_features: tables, with one output each.
+          n_inputs: inputs of each table, 1 to 8.
+          parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
+            coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where inputs are
+            bits this is the "warp" parametrisation of other libraries, which take the sigmoid after the interpolation. ``"raw"``:
+            numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients that lead back pass.
+          table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
+            input is 1, and 0.1 elsewhere.
+          estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+            the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+            `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+            of the same inputs. ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
+          wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+            input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+            of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+            `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+            network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+            of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+            layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
+          candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+          scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+          temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+            another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+          feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+          implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+          wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+            read one input twice.
+          deterministic: whether calls run the hard network.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, or a wire is not an input.
+        """
+        super().__init__(name)
+        self._make(locals())
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class LogicConv(_Wired, _logic_images.LogicConvArguments):
-    """Layer that convolves an image with trees of gates."""
+class BinaryLUT(_Wired):
+    """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
+
+    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
+    ``value > 0`` of the addressed slot; slot and inputs receive their gradients, the extended finite difference, as if
+    there were no threshold: in training this is the hard network already. With ``estimator="soft"`` outputs are the
+    values themselves, for the last layer before a sum of groups, or before another layer of this kind, which looks at
+    the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
+
+    With ``deterministic=True`` the outputs are the bits, whatever the estimator.
+
+    Variables:
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+
+    Args:
+      in_features: inputs.
+      out_features: tables, with one output each.
+      n_inputs: inputs of each table, 1 to 8.
+      table_init: draws the tables; uniform(-1, 1) by default.
+      estimator: ``"straight_through"`` or ``"soft"``.
+      temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
+      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+        layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
+      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+        read one input twice.
+      deterministic: whether calls run the hard network.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not an input.
+
+    Source: docs/logic.md, section 3.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import BinaryLUT
+      >>> f = hk.transform_with_state(lambda x: BinaryLUT(16, 40, n_inputs=3)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 16)))
+      >>> y.shape
+      (32, 40)
+    """
+
+    spec_type = _logic.BinaryLUTSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        estimator: str = "straight_through",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: str | tuple[str, ...] | None = None,
+        wires: Any = None,
+        deterministic: bool = False,
+        wiring: str | Wiring = "balanced",
+        candidates: int = 8,
+        scores_init: Initializer = GAUSSIAN,
+        n_inputs: int = 4,
+        table_init: Initializer = uniform_table,
+        name: str | None = None,
+    ) -> None:
+        """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
+
+        Args:
+          in_features: inputs.
+          out_features: tables, with one output each.
+          n_inputs: inputs of each table, 1 to 8.
+          table_init: draws the tables; uniform(-1, 1) by default.
+          estimator: ``"straight_through"`` or ``"soft"``.
+          temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
+          wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+            input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+            of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+            `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+            network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+            of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+            layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
+          candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+          scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+          feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+          implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+          wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
+            read one input twice.
+          deterministic: whether calls run the hard network.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, or a wire is not an input.
+        """
+        super().__init__(name)
+        self._make(locals())
+
+
+class LogicConv(_Wired):
+    """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
+
+    A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
+    at each place of the window. The output is the largest of ``pool`` places, for bits their or, and its gradient goes to the
+    first of the largest. Gates read the image itself: windows are not copied.
+
+    Variables:
+      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has ``n_inputs**(depth - 1) + ... + 1`` nodes.
+      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, where nodes are tables.
+      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: the leaves, ids in the window in the order row, column, channel.
+      readers: int32 ``[channels, most readers]``: ``lutjax.readers(wires % channels, channels)``. Absent if it would be mostly empty.
+
+    Args:
+      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
+        ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
+      n_kernels: trees, and channels of the output.
+      kernel: height and width of a window, or one number for both.
+      depth: levels of gates.
+      stride: from one window to the next, in rows and in columns.
+      padding: rows and columns of zeros around the image; less than `kernel`.
+      pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
+      pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
+      channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
+      n_inputs: inputs of a node, 2 to 8.
+      parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
+        nodes are tables, as in `SoftLUT`.
+      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+        input with probability 0.9.
+      table_init: draws the tables; by default `lutjax.layers.initializers.residual_table`.
+      wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
+      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+        of the same inputs.
+      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      deterministic: whether calls run the hard network.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is not in the window.
+
+    Source: docs/logic.md, section 8.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LogicConv
+      >>> f = hk.transform_with_state(lambda x: LogicConv((8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8, 8, 3)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 8, 8, 3)))
+      >>> y.shape
+      (32, 4, 4, 16)
+    """
+
+    spec_type = _logic_images.LogicConvSpec
+
+    def __init__(
+        self,
+        in_shape: tuple[int, int, int],
+        n_kernels: int,
+        *,
+        estimator: str = "soft",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: str | tuple[str, ...] | None = None,
+        wires: Any = None,
+        deterministic: bool = False,
+        kernel: Size = 3,
+        depth: int = 3,
+        stride: Size = 1,
+        padding: Size = 0,
+        pool: Size = 1,
+        pool_padding: Size = 0,
+        channels_per_kernel: int | None = None,
+        n_inputs: int = 2,
+        parametrisation: str = "gates",
+        logits_init: Initializer = RESIDUAL,
+        table_init: Initializer | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
+
+        Args:
+          in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
+            ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
+          n_kernels: trees, and channels of the output.
+          kernel: height and width of a window, or one number for both.
+          depth: levels of gates.
+          stride: from one window to the next, in rows and in columns.
+          padding: rows and columns of zeros around the image; less than `kernel`.
+          pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
+          pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
+          channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
+          n_inputs: inputs of a node, 2 to 8.
+          parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
+            nodes are tables, as in `SoftLUT`.
+          logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+            input with probability 0.9.
+          table_init: draws the tables; by default `lutjax.layers.initializers.residual_table`.
+          wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
+          estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+            the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+            `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+            of the same inputs.
+          temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+            another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+          feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+          implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+          deterministic: whether calls run the hard network.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, or a wire is not in the window.
+        """
+        super().__init__(name)
+        self._make(locals())
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
         """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
@@ -94,9 +561,58 @@ class LogicConv(_Wired, _logic_images.LogicConvArguments):
         return y
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class GroupSum(Layer, _logic.GroupSumArguments):
-    """Layer that sums groups of features over a temperature."""
+class GroupSum(Layer):
+    """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
+
+    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
+
+    Args:
+      k: groups, and outputs; it divides the features.
+      tau: the sums are divided by it.
+      feature_axis: -1, or 0 where features come first.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible; in a call, `k` does not divide the features.
+
+    Source: docs/logic.md, section 4.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import GroupSum
+      >>> f = hk.transform_with_state(lambda x: GroupSum(2, tau=2.0)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 6)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 6)))
+      >>> y.shape
+      (32, 2)
+    """
+
+    spec_type = _logic.GroupSumSpec
+
+    def __init__(
+        self,
+        k: int,
+        tau: float | int = 1.0,
+        *,
+        feature_axis: int = -1,
+        name: str | None = None,
+    ) -> None:
+        """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
+
+        Args:
+          k: groups, and outputs; it divides the features.
+          tau: the sums are divided by it.
+          feature_axis: -1, or 0 where features come first.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible; in a call, `k` does not divide the features.
+        """
+        super().__init__(name)
+        self._make(locals())
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
@@ -104,9 +620,39 @@ class GroupSum(Layer, _logic.GroupSumArguments):
         return y
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Thermometer(Switched, _logic.ThermometerArguments):
-    """Layer that turns numbers into bits.
+class Thermometer(Switched):
+    """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
+
+    Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
+    with ``feature_axis=0`` the first axis. NaN gives bits of 0.
+
+    Variables:
+      thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
+      widths: ``[in_features]``, not trained; only where they are given.
+
+    Args:
+      in_features: numbers.
+      n_thresholds: thresholds, and bits, of each.
+      learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
+      gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
+        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
+        ``deterministic=True``.
+      temperature: width of that sigmoid, in units of `x`.
+      widths: ``[in_features]``, positive factors of `temperature`, where features have different units.
+      feature_axis: -1, or 0 where features come first.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of the thresholds.
+      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
+      deterministic: whether calls give bits.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
+
+    Source: docs/logic.md, section 4.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp, lutjax
@@ -117,3 +663,45 @@ class Thermometer(Switched, _logic.ThermometerArguments):
       >>> print(f.apply(params, state, None, jnp.array([[1.5]]))[0])
       [[1. 0.]]
     """
+
+    spec_type = _logic.ThermometerSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        n_thresholds: int,
+        *,
+        learnable: bool = False,
+        gradient: str = "straight_through",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        thresholds: Any = None,
+        widths: Any = None,
+        deterministic: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
+
+        Args:
+          in_features: numbers.
+          n_thresholds: thresholds, and bits, of each.
+          learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
+          gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
+            sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
+            ``deterministic=True``.
+          temperature: width of that sigmoid, in units of `x`.
+          widths: ``[in_features]``, positive factors of `temperature`, where features have different units.
+          feature_axis: -1, or 0 where features come first.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of the thresholds.
+          thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
+          deterministic: whether calls give bits.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
+        """
+        super().__init__(name)
+        self._make(locals())

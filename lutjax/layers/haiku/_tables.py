@@ -1,22 +1,202 @@
 """Look-up tables for Haiku; `lutjax.layers._tables` has their arguments."""
 
-import dataclasses
 from typing import Any
 
 import haiku as hk
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+import lutjax
 from lutjax.layers import _tables
+from lutjax.layers._spec import Initializer
+from lutjax.layers._tables import uniform_positions
 from lutjax.layers.haiku._layer import Layer
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class LUT(Layer, _tables.LUTArguments):
-    """Layer of fully connected look-up tables."""
+class LUT(Layer):
+    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
+
+    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
+    the output is the sum of these rows. There is no bias: a constant input selects rows too.
+
+    With `groups` inputs, detectors and outputs fall into groups that follow each other: the detectors of a group read its inputs and
+    add to its outputs.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first; with `groups`
+        ``[..., out_features / groups]``.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      groups: number of groups; anchors are ids of the inputs of a group.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
+
+    Source: docs/semantics.md, section 3.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LUT
+      >>> f = hk.transform_with_state(lambda x: LUT(8, 4, n_detectors=16, n_anchors=6)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 8)))
+      >>> y.shape
+      (32, 4)
+    """
+
+    spec_type = _tables.LUTSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        n_detectors: int,
+        n_anchors: int,
+        epsilon: float | int = 0.0,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        anchors: Any = None,
+        groups: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
+
+        Args:
+          in_features: inputs.
+          out_features: outputs.
+          n_detectors: detectors, each with one table.
+          n_anchors: anchor pairs of each detector.
+          epsilon: half-width of the dead zone of a comparison.
+          dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+          param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+          weights_init: draws the tables, as in `jax.nn.initializers`.
+          accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+          implementation: which implementation runs the op; see `lutjax.lut`.
+          anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+          groups: number of groups; anchors are ids of the inputs of a group.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
+        """
+        super().__init__(name)
+        self._make(locals())
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class SparseLUT(Layer, _tables.SparseLUTArguments):
-    """Layer of look-up tables whose rows reach only some of the outputs."""
+class SparseLUT(Layer):
+    """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      groups: number of groups; anchors are ids of the inputs of a group. Targets are ids of the outputs of a group.
+      n_targets: outputs that each row reaches, drawn without replacement.
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+        whole ``"layer"``.
+      targets: explicit targets, instead of `n_targets`.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+
+    Source: docs/semantics.md, section 4.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import SparseLUT
+      >>> f = hk.transform_with_state(lambda x: SparseLUT(8, 100, n_detectors=16, n_anchors=3, n_targets=5)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 8)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 8)))
+      >>> y.shape
+      (32, 100)
+    """
+
+    spec_type = _tables.SparseLUTSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        n_detectors: int,
+        n_anchors: int,
+        epsilon: float | int = 0.0,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        anchors: Any = None,
+        groups: int | None = None,
+        n_targets: int | None = None,
+        targets_per: str = "row",
+        targets: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+
+        Args:
+          in_features: inputs.
+          out_features: outputs.
+          n_detectors: detectors, each with one table.
+          n_anchors: anchor pairs of each detector.
+          epsilon: half-width of the dead zone of a comparison.
+          dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+          param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+          weights_init: draws the tables, as in `jax.nn.initializers`.
+          accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+          implementation: which implementation runs the op; see `lutjax.lut`.
+          anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+          groups: number of groups; anchors are ids of the inputs of a group. Targets are ids of the outputs of a group.
+          n_targets: outputs that each row reaches, drawn without replacement.
+          targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+            whole ``"layer"``.
+          targets: explicit targets, instead of `n_targets`.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+        """
+        super().__init__(name)
+        self._make(locals())
 
 
 class _Attention(Layer):
@@ -37,9 +217,55 @@ class _Attention(Layer):
         return y
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class LUTAttention(_Attention, _tables.LUTAttentionArguments):
-    """Layer of concatenated look-up-table attention.
+class LUTAttention(_Attention):
+    """Layer of concatenated look-up-table attention: one row per pair of positions.
+
+    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
+    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
+    causal layer outputs 0. There are no heads: use more detectors.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, zeros at first.
+      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+        It is that of positions, too.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64. It is that of positions, too.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      n_anchors: anchor pairs of each detector; query and key are detected alike.
+      n_positions: largest distance that has a position: the longest sequence is one longer.
+      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+      shared_positions: whether all detectors read the same positions, or each its own.
+      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+      window: number of positions before it that a query sees; all of them if not given.
+      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
+        after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+        whole ``"layer"``.
+      targets: explicit targets, instead of `n_targets`.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+
+    Source: docs/semantics.md, section 5.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -54,7 +280,192 @@ class LUTAttention(_Attention, _tables.LUTAttentionArguments):
       ((4, 3, 8), 3)
     """
 
+    spec_type = _tables.LUTAttentionSpec
 
-@dataclasses.dataclass(eq=False, repr=False)
-class LUTPairAttention(_Attention, _tables.LUTPairAttentionArguments):
-    """Layer of look-up-table attention that detects each pair of positions as one vector."""
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        n_detectors: int,
+        n_anchors: int,
+        epsilon: float | int = 0.0,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        anchors: Any = None,
+        n_positions: int = 0,
+        n_position_bits: int = 0,
+        shared_positions: bool = True,
+        positions_init: Initializer = uniform_positions,
+        window: int | None = None,
+        causal: bool = True,
+        decode: bool = False,
+        n_targets: int | None = None,
+        targets_per: str = "row",
+        targets: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Layer of concatenated look-up-table attention: one row per pair of positions.
+
+        Args:
+          in_features: inputs.
+          out_features: outputs.
+          n_detectors: detectors, each with one table.
+          epsilon: half-width of the dead zone of a comparison.
+          dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+            It is that of positions, too.
+          param_dtype: dtype of the tables: float32, bfloat16, float16 or float64. It is that of positions, too.
+          weights_init: draws the tables, as in `jax.nn.initializers`.
+          accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+          implementation: which implementation runs the op; see `lutjax.lut`.
+          anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+          n_anchors: anchor pairs of each detector; query and key are detected alike.
+          n_positions: largest distance that has a position: the longest sequence is one longer.
+          n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+          shared_positions: whether all detectors read the same positions, or each its own.
+          positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+          window: number of positions before it that a query sees; all of them if not given.
+          causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
+            after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+          decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+          n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
+          targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+            whole ``"layer"``.
+          targets: explicit targets, instead of `n_targets`.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+        """
+        super().__init__(name)
+        self._make(locals())
+
+
+class LUTPairAttention(_Attention):
+    """Layer of look-up-table attention that detects each pair of positions as one vector.
+
+    Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, one
+    part after the other or interleaved. A query attends to the positions strictly before it, or with ``causal=False`` to
+    all, where "earlier" is then the key and "later" the query; outputs are sums.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, zeros at first.
+      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
+      cached_x, cache_index: the latest inputs, only for decoding.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      n_positions: largest distance that has a position: the longest sequence is one longer.
+      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+      shared_positions: whether all detectors read the same positions, or each its own.
+      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+      window: number of positions before it that a query sees; all of them if not given.
+      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
+        after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+        whole ``"layer"``.
+      targets: explicit targets, instead of `n_targets`.
+      interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
+        in_features``, or one part after the other.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, or an anchor is not a place in the joint vector.
+
+    Source: docs/semantics.md, section 6.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LUTPairAttention
+      >>> f = hk.transform_with_state(lambda x: LUTPairAttention(8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((4, 32, 8)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((4, 32, 8)))
+      >>> y.shape
+      (4, 32, 6)
+    """
+
+    spec_type = _tables.LUTPairAttentionSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        n_detectors: int,
+        n_anchors: int,
+        epsilon: float | int = 0.0,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None,
+        implementation: str | tuple[str, ...] | None = None,
+        anchors: Any = None,
+        n_positions: int = 0,
+        n_position_bits: int = 0,
+        shared_positions: bool = True,
+        positions_init: Initializer = uniform_positions,
+        window: int | None = None,
+        causal: bool = True,
+        decode: bool = False,
+        n_targets: int | None = None,
+        targets_per: str = "row",
+        targets: Any = None,
+        interleave: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Layer of look-up-table attention that detects each pair of positions as one vector.
+
+        Args:
+          in_features: inputs.
+          out_features: outputs.
+          n_detectors: detectors, each with one table.
+          n_anchors: anchor pairs of each detector.
+          epsilon: half-width of the dead zone of a comparison.
+          dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+          param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+          weights_init: draws the tables, as in `jax.nn.initializers`.
+          accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+          implementation: which implementation runs the op; see `lutjax.lut`.
+          anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+          n_positions: largest distance that has a position: the longest sequence is one longer.
+          n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+          shared_positions: whether all detectors read the same positions, or each its own.
+          positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+          window: number of positions before it that a query sees; all of them if not given.
+          causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
+            after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+          decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+          n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
+          targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
+            whole ``"layer"``.
+          targets: explicit targets, instead of `n_targets`.
+          interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
+            in_features``, or one part after the other.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, or an anchor is not a place in the joint vector.
+        """
+        super().__init__(name)
+        self._make(locals())

@@ -35,6 +35,7 @@ A model of several layers has one subtree for each in every collection: ``variab
 from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.linen"):
+    from lutjax.layers._declared import tables_of
     from lutjax.layers.linen._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
     from lutjax.layers.linen._projection import ProjectionLUT
@@ -42,5 +43,5 @@ with needed_by("lutjax.layers.linen"):
 
 __all__ = [
     "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
-    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT",
+    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip

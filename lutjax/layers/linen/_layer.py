@@ -9,29 +9,13 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
-
-_NOTE = """In Flax Linen a trained variable is in the collection ``params``; the others are in collections of their own,
-``anchors``, ``targets``, ``wires`` (with ``readers``), ``thresholds`` and ``cache``, which `apply` needs and no optimiser
-sees: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use."""
-
-_EXAMPLE = """Example:
-  >>> import jax, jax.numpy as jnp
-  >>> from lutjax.layers.linen import {0}
-  >>> layer = {0}({1})
-  >>> variables = layer.init(jax.random.key(0), jnp.ones({2}))
-  >>> layer.apply(variables, jnp.ones({2})).shape
-  {3}"""
+from lutjax.layers._declared import declare
 
 
 class Layer(nn.Module):
     """Base of layers, whose fields are the arguments of their spec."""
 
     spec_type: ClassVar[type[_spec.Spec]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if _spec.adds_arguments(cls):
-            _spec.document(cls, _NOTE, _EXAMPLE)
 
     def _build(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
         options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}
@@ -40,6 +24,7 @@ class Layer(nn.Module):
     def _bound(self) -> tuple[Any, dict[str, jax.Array]]:
         """Return the spec and the arrays of its variables, which `init` makes."""
         spec, variables = self._build()
+        declare(self.path, variables)
         arrays: dict[str, jax.Array] = {}
 
         def array(v: _spec.Variable) -> Any:

@@ -19,6 +19,7 @@ with needed_by("lutjax.layers.nnx"):
         Thresholds,
         Wires,
         check,
+        tables_of,
     )
     from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
     from lutjax.layers.nnx._projection import ProjectionLUT, quantised
@@ -27,5 +28,5 @@ with needed_by("lutjax.layers.nnx"):
 __all__ = [
     "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
     "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
-    "Wires", "check", "quantised",
+    "Wires", "check", "quantised", "tables_of",
 ]  # fmt: skip

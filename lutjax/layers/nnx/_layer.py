@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -55,22 +56,6 @@ _VARIABLES = {
 }
 
 
-_NOTE = """In Flax NNX a variable is an attribute of the layer: an `nnx.Param` if it is trained (tables are `Tables`), and
-otherwise an `Anchors`, `Targets`, `Wires` or `Thresholds`, which are saved with the model, and which an optimiser of `nnx.Param`
-leaves alone. The stream ``params`` of `rngs` draws variables.
-
-Restore all variables: ids of another seed exist, too, so a call cannot notice that the trained ones alone were restored, and its
-outputs are wrong. ``lutjax.layers.nnx.check(model, state)`` refuses such a state."""
-
-_EXAMPLE = """Example:
-  >>> import jax.numpy as jnp
-  >>> from flax import nnx
-  >>> from lutjax.layers.nnx import {0}
-  >>> layer = {0}({1}, rngs=nnx.Rngs(0))
-  >>> layer(jnp.ones({2})).shape
-  {3}"""
-
-
 def _attribute(name: str) -> property:
     return property(lambda layer: getattr(layer.spec, name))
 
@@ -97,15 +82,16 @@ class Layer(nnx.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if _spec.adds_arguments(cls):
-            _spec.document(cls, _NOTE, _EXAMPLE)
+        if "spec_type" in vars(cls):
             for name in _spec.sizes(cls.spec_type):
                 setattr(cls, name, _attribute(name))
 
-    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
+    def _make(self, arguments: Mapping[str, Any]) -> None:
+        """Make the spec and the variables of the arguments of the constructor."""
+        rngs = arguments.get("rngs")
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
-        options = {name: self.__dict__.pop(name) for name in _spec.arguments(self.spec_type)}
+        options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
         self._declared, variables = _spec.build(self.spec_type, options)
         arrays: dict[str, Any] = {}
         for v in variables:
@@ -125,8 +111,6 @@ class Layer(nnx.Module):
         declared, old = self.__dict__.get("_declared"), self.__dict__.get(name)
         if isinstance(old, nnx.Variable) and not isinstance(value, nnx.Variable):
             self._set_array(name, old, value)
-        elif declared is None and name in _spec.arguments(self.spec_type):
-            self.__dict__[name] = value  # in the constructor; __post_init__ makes the spec of it
         elif declared is not None and name in _spec.sizes(self.spec_type):
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
@@ -185,16 +169,16 @@ class Layer(nnx.Module):
         self.spec.check(self._arrays())
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Drawn(Layer):
-    """Base of layers whose variables are drawn."""
-
-    _: dataclasses.KW_ONLY
-    rngs: dataclasses.InitVar[nnx.Rngs]
-
-
 class Switched(Layer):
-    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
+    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it.
+
+    A fork of the stream of their spec, ``gates`` or ``dropout``, draws the noise of those that have some.
+    """
+
+    def _make(self, arguments: Mapping[str, Any]) -> None:
+        super()._make(arguments)
+        rngs = arguments.get("rngs")
+        self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
     def __call__(
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
@@ -226,12 +210,8 @@ class Switched(Layer):
             self.deterministic = deterministic
 
 
-class Random(Switched, Drawn):
-    """Base of layers with noise, which a fork of the stream of their spec draws: ``gates`` or ``dropout``."""
-
-    def __post_init__(self, rngs: nnx.Rngs | None = None) -> None:
-        super().__post_init__(rngs)
-        self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
+class Random(Switched):
+    """Base of layers whose calls may draw their noise from another stream."""
 
     def __call__(
         self,
@@ -250,16 +230,20 @@ class Random(Switched, Drawn):
         return self._run(x, deterministic, rngs)
 
 
-class Scored(Random):
-    """Base of layers of scored tables, which have a form of integers."""
+def tables_of(model: nnx.Module) -> frozenset[str]:
+    """Return the names of the parameters of a model that are tables: those in `Tables`, whatever they are called.
 
-    def _quantise(self) -> None:
-        """Replace the tables by tables of integers."""
-        spec, arrays = self.spec.quantise(self.weights.get_value())
-        self._declared = spec
-        self.rngs = nnx.data(None)  # there is no dropout
-        for name, array in arrays.items():
-            setattr(self, name, Quantised(array))
+    A name is the path in the module, joined by ``/``. It is what the option `tables` of `lutjax.training.tables`,
+    `lutjax.training.parameters` and `lutjax.sharding` takes.
+
+    Example:
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT, tables_of
+      >>> rngs = nnx.Rngs(0)
+      >>> tables_of(nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs), nnx.Linear(5, 2, rngs=rngs)))
+      frozenset({'layers/0/weights'})
+    """
+    return frozenset("/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables)))
 
 
 def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> None:

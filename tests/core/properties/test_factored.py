@@ -240,7 +240,7 @@ def test_nnx_moves_what_functions_move(rule, dtype, donated):
         )
 
     arrays = nnx.to_pure_dict(params)
-    of_functions = tables.Optimizer(rule, RATE)
+    of_functions = tables.Optimizer(rule, RATE, tables=nnx_layers.tables_of(model))
     value, gradients = jax.jit(tables.value_and_grad(loss))(arrays)
     moved, _ = of_functions.apply(arrays, gradients, of_functions.init(arrays))
     tolerance = 2e-5 if dtype == "float32" else 2**-6

@@ -1,0 +1,65 @@
+"""Tables as the layers of a model declare them while they run: for libraries whose parameters are plain arrays."""
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+
+from lutjax.layers._spec import Variable
+
+__all__ = ["declare", "tables_of"]
+
+_found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared", default=None)
+
+
+def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
+    """Tell whoever asks of the variables of the layer at a path in the parameters."""
+    found = _found.get()
+    if found is not None:
+        found.extend(("/".join((*path, v.name)), v.kind) for v in variables)
+
+
+def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[str]:
+    """Return the names of the parameters that are tables, as the layers of a model say while `init` makes them.
+
+    A name is the path in the parameters, joined by ``/``, as in ``"first/weights"``. It is what the option `tables` of
+    `lutjax.training.tables`, `lutjax.training.parameters` and `lutjax.sharding` takes.
+
+    Args:
+      init: ``init`` of a Flax Linen module or of a transformed function of Haiku.
+      args, kwargs: of `init`: arrays, or their shapes and dtypes. Nothing is computed.
+
+    Raises:
+      ValueError: `init` runs no layer of lutjax.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen
+      >>> from lutjax.layers.linen import LUT, tables_of
+      >>> model = linen.Sequential([LUT(8, 5, n_detectors=4, n_anchors=3), linen.Dense(2)])
+      >>> tables_of(model.init, jax.random.key(0), jnp.ones((3, 8)))
+      frozenset({'layers_0/weights'})
+    """
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+
+    def run(given: list[Any]) -> Any:
+        rest = iter(given)
+        args, kwargs = jax.tree.unflatten(
+            structure, [next(rest) if array else leaf for leaf, array in zip(leaves, arrays, strict=True)]
+        )
+        return init(*args, **kwargs)
+
+    found: list[tuple[str, str]] = []
+    token = _found.set(found)
+    try:
+        with jax.disable_jit():  # a function that was compiled before would say nothing
+            jax.eval_shape(run, [leaf for leaf, array in zip(leaves, arrays, strict=True) if array])
+    finally:
+        _found.reset(token)
+    if not found:
+        raise ValueError(
+            "tables_of: init runs no layer of lutjax that has variables; give the init of the model."
+        )
+    return frozenset(name for name, kind in found if kind == "tables")
