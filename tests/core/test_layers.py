@@ -20,6 +20,7 @@ import optax
 import pytest
 from cases import slow
 from flax import nnx
+from folders import DOCS
 from layer_libraries import (
     Case,
     assert_drawn,
@@ -606,7 +607,7 @@ def test_layers_have_few_ancestors(library):
 
 def test_layers_are_those_of_their_arguments(monkeypatch):
     """Each library has the documentation and the constructors that docs/signatures.py writes."""
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "docs")
+    monkeypatch.syspath_prepend(DOCS)
     import signatures
 
     for path in signatures.FILES:
