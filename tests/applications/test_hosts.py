@@ -460,4 +460,4 @@ def test_tables_are_divided_within_a_host(hosts_of: list, wanted: dict) -> None:
         for i, (process, host) in enumerate(hosts_of)
     ]
     params = {"weights": jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)}
-    assert meshes._best(params, devices, 4, n_processes=2) == wanted
+    assert meshes._best(params, devices, 4, n_processes=2, tables={"weights"}) == wanted

@@ -1,6 +1,7 @@
 """Everything that the package has is a member of the properties: ops, layers and reads, with each of their arguments."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import pkgutil
@@ -98,7 +99,7 @@ def test_every_read():
     drawn = [read for _, read in members.READS.values()]
     assert {type(read) for read in drawn} == every, "reads that are no members: see properties/members.py"
     for kind in every:
-        for field in kind.__dataclass_fields__.values():
+        for field in dataclasses.fields(kind):
             found = {getattr(read, field.name) for read in drawn if type(read) is kind}
             assert len(found) > 1, f"{kind.__name__}: {field.name} is always {found}"
     for op in ("scored_lut", "conv_lut", "ProjectionLUT", "SpatialLUT", "WindowLUT", "ConvLUT"):
