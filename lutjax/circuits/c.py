@@ -1,6 +1,5 @@
 """Circuits as C99: a program that evaluates a word of samples at a time, as functions or as a table that a loop reads."""
 
-import functools
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax.circuits import _about, _names, _operations
+from lutjax.circuits._formulas import formula
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
@@ -240,46 +240,13 @@ def _type(port: Port) -> str:
 
 
 # ------------------------------------------------------------------------------------- operations as C
-@functools.cache
-def _expressions() -> dict[int, str]:
-    """Return for each table of a, b and c that is not constant a shortest expression."""
-    shortest = {0b10101010: "a", 0b11001100: "b", 0b11110000: "c"}
-    by_length = [list(shortest)]
-    while len(shortest) < 254:
-        new: dict[int, str] = {}
-        length = len(by_length)
-        for i in range(length):
-            for p in by_length[i]:
-                left = _within(shortest[p])
-                found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
-                for q in by_length[length - 1 - i]:
-                    right = _within(shortest[q])
-                    found += [
-                        (p & q, f"{left} & {right}"),
-                        (p | q, f"{left} | {right}"),
-                        (p ^ q, f"{left} ^ {right}"),
-                        (p & ~q, f"{left} & ~{right}"),
-                    ]
-                for table, text in found:
-                    if 0 < table < 255 and table not in shortest:
-                        new.setdefault(table, text)
-        shortest |= new
-        by_length.append(list(new))
-    return shortest
-
-
-def _within(text: str) -> str:
-    return text if len(text) == 1 else f"({text})"
-
-
 def _macros(program: Operations) -> str:
     """Return a macro for each operation that is used: ``F3_E8(a, b, c)`` is that of the table 0xE8 over three."""
     lines = []
     for n, table in sorted(
         {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
     ):
-        text = _expressions()[table * 0x11 if n == 2 else table]
-        text = re.sub("[abc]", lambda match: f"({match[0]})", text)
+        text = formula(table, n).format("(a)", "(b)", "(c)")
         lines.append(f"#define {_macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
     return "\n".join(lines)
 

@@ -5,7 +5,6 @@ the same ports (``std_logic`` and ``std_logic_vector``). A second language would
 Yosys reads it.
 """
 
-import functools
 import json
 import re
 from collections.abc import Sequence
@@ -15,23 +14,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from lutjax.circuits import _about, _names, _netlists, truth
+from lutjax.circuits._formulas import formula
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
-_OPERATORS = {  # of tables that read both of two inputs
-    0b0001: "~({0} | {1})",
-    0b0010: "{0} & ~{1}",
-    0b0100: "~{0} & {1}",
-    0b0110: "{0} ^ {1}",
-    0b0111: "~({0} & {1})",
-    0b1000: "{0} & {1}",
-    0b1001: "~({0} ^ {1})",
-    0b1011: "{0} | ~{1}",
-    0b1101: "~{0} | {1}",
-    0b1110: "{0} | {1}",
-}
-_PAIRS = ((0, 0), (1, 0), (0, 1), (1, 1))
 
 
 def latency(circuit: Circuit, registers: int) -> int:
@@ -99,8 +86,10 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
             [at(node, stages[first + g]) for node in nodes] if registers else [now[node] for node in nodes]
         )
         n = len(reads)
-        if n <= 3 or table in (0, truth.FULL[n]):
-            value = _expression(table, n).format(*reads)
+        if table in (0, truth.FULL[n]):
+            value = f"1'b{table & 1}"
+        elif n <= 3:
+            value = formula(table, n).format(*reads)
         else:
             called = f"{function}{n}_{table:x}"
             functions[n, table] = called
@@ -378,48 +367,6 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
         lines.append(f"// {json.dumps(facts, ensure_ascii=True)}")
     lines += [f"// {line}" for line in _about.names(circuit.about, circuit.inputs)]
     return lines
-
-
-@functools.cache
-def _expression(table: int, n: int) -> str:
-    """Operators of a table of at most 3 inputs, or of a constant one, over the fields {0}, {1} and {2}."""
-    read = truth.support(table, n)
-    if not read:
-        return "1'b1" if table else "1'b0"
-    if len(read) == 1:
-        return f"{'~' if table & 1 else ''}{{{read[0]}}}"
-    if len(read) == 2:
-        address = [sum(bit << i for bit, i in zip(bits, read, strict=True)) for bits in _PAIRS]
-        return _OPERATORS[sum((table >> a & 1) << k for k, a in enumerate(address))].format(
-            *(f"{{{i}}}" for i in read)
-        )
-    if table in (0b10010110, 0b01101001):
-        return "{0} ^ {1} ^ {2}" if table & 1 == 0 else "~({0} ^ {1} ^ {2})"
-    return min((_choice(table, i) for i in range(3)), key=len)
-
-
-def _choice(table: int, i: int) -> str:
-    """Operators of a table of 3 inputs, all of which it reads, by the value of one."""
-    width, mask = 1 << i, truth.LOW[3][i]
-    halves = table & mask, table >> width & mask
-    low, high = (half | half << width for half in halves)
-    a, b = (f"({e})" if " " in e else e for e in (_expression(half, 3) for half in (low, high)))
-    x = f"{{{i}}}"
-    if low == 0:
-        return f"{x} & {b}"
-    if high == 0:
-        return f"~{x} & {a}"
-    if low == 255:
-        return f"~{x} | {b}"
-    if high == 255:
-        return f"{x} | {a}"
-    if low ^ high == 255:
-        return f"{x} ^ {a}"
-    if low & ~high == 0:
-        return f"{a} | ({x} & {b})"
-    if high & ~low == 0:
-        return f"{b} | (~{x} & {a})"
-    return f"({x} & {b}) | (~{x} & {a})"
 
 
 def _function(name: str, n: int, table: int) -> str:
