@@ -6,10 +6,11 @@ four or five. Larger tables are taken apart, and small gates that nothing else r
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, alive
 
 XOR3, MAJORITY = 0b10010110, 0b11101000
 AND, XOR = 0b1000, 0b0110
@@ -253,11 +254,7 @@ def _composed(
 
     The first n - 1 of the m are the other inputs of `outer`; `positions` are the inputs of `inner`.
     """
-    others = range(n - 1)
-    low = truth.expand(truth.cofactor(outer, n, i, 0), n - 1, others, m)
-    high = truth.expand(truth.cofactor(outer, n, i, 1), n - 1, others, m)
-    chosen = truth.expand(inner, len(positions), positions, m)
-    table = low & ~chosen | high & chosen
+    table = truth.compose(outer, n, i, inner, positions, m)
     read = truth.support(table, m)
     for k in reversed(range(m)):
         if k not in read:
@@ -303,15 +300,9 @@ def _absorb(program: Operations, readers: int) -> None:
 
 def _alive(program: Operations) -> Operations:
     """Return the operations that outputs read."""
-    first = program.first
-    used = bytearray(first + len(program))
-    for k in program.literals:
-        used[k >> 1] = 1
-    for g in range(len(program) - 1, -1, -1):
-        if used[first + g]:
-            for n in program.fanins[g]:
-                used[n] = 1
-    kept = [g for g in range(len(program)) if used[first + g]]
+    kept = list(
+        itertools.compress(range(len(program)), alive(program.first, program.fanins, program.literals))
+    )
     return program if len(kept) == len(program) else _renumbered(program, kept)
 
 

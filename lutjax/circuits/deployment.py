@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 from lutjax._version import __version__
 from lutjax.circuits import _names, aiger, blif, c, dot, netlist_json, page, statistics, verilog
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._files import digest_of, entries, replacing
@@ -419,11 +420,6 @@ def manifest_of(
             for name, (format, content) in sorted(files.items())
         },
     }
-
-
-def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
-    """Return ports as JSON."""
-    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
 
 
 def check_place(folder: Path) -> bool:

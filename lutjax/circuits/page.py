@@ -1,6 +1,7 @@
 """A circuit as one HTML file that runs it."""
 
 import base64
+import dataclasses
 import html
 import importlib.resources
 import json
@@ -91,8 +92,8 @@ def write(
             )
     data: dict[str, Any] = {
         "kind": kind,
-        "inputs": [_port(port) for port in circuit.inputs],
-        "outputs": [_port(port) for port in circuit.outputs],
+        "inputs": interface(circuit.inputs),
+        "outputs": interface(circuit.outputs),
         "literals": list(circuit.literals),
         "parts": [list(part) for part in circuit.parts],
         "about": dict(circuit.about),
@@ -192,7 +193,7 @@ def _from_data(data: Any) -> Circuit:
 
 
 def _port_of(fields: Fields, found: Any) -> Port:
-    """Return the port of an entry of `_port`."""
+    """Return the port of an entry of `interface`."""
     bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
     return Port(
         fields.field(found, "name", str),
@@ -282,15 +283,9 @@ def _template(name: str) -> str:
     return importlib.resources.files("lutjax.circuits").joinpath("templates", name).read_text("utf-8").strip()
 
 
-def _port(port: Port) -> dict[str, Any]:
-    form = port.format
-    return {
-        "name": port.name,
-        "count": port.count,
-        "bits": form.bits,
-        "fraction": form.fraction,
-        "signed": form.signed,
-    }
+def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
+    """Return ports as JSON."""
+    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:
