@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names, aiger, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits import _names, _templates, aiger, blif, c, dot, netlist_json, page, statistics, verilog
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
@@ -353,45 +353,10 @@ def _few(parts: Sequence[Any]) -> list[Any]:
     return [part for part in parts if part in most]
 
 
-_MAKEFILE = """\
-# make checks all for which the tools are found; make c and make verilog check one format.
-CC ?= cc
-CFLAGS ?= -O2
-
-all:%ALL%
-%RULES%
-clean:
-\trm -rf build
-
-.PHONY: all clean%ALL%
-"""
-_RULES = {
-    "c": """
-c:
-\t@mkdir -p build
-\t$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -o build/%NAME%_test %NAME%_test.c %NAME%.c
-\t./build/%NAME%_test
-""",
-    "verilog": """
-verilog:
-\t@if command -v iverilog > /dev/null; then set -e; mkdir -p build; \\
-\t  iverilog -g2005 -o build/%NAME%.vvp %NAME%.v %NAME%_testbench.v; \\
-\t  vvp build/%NAME%.vvp | tee build/verilog.log; grep -q ^PASS build/verilog.log; \\
-\telse echo "verilog: skipped, as iverilog is not found"; fi
-
-# Cells of a synthesis by yosys, in look-up tables of 6 inputs.
-synth:
-\tyosys -p "read_verilog %NAME%.v; synth -top %NAME% -lut 6; stat"
-""",
-}
-
-
 def _makefile(name: str, formats: set[str]) -> str:
-    rules = {target: rule for target, rule in _RULES.items() if target in formats}
-    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace(
-        "%ALL%", "".join(f" {t}" for t in rules)
-    )
-    return text.replace("%NAME%", name)
+    targets = [target for target in ("c", "verilog") if target in formats]
+    rules = "".join("\n" + _templates.filled(f"{target}.mk", name=name) for target in targets)
+    return _templates.filled("Makefile", all="".join(f" {target}" for target in targets), rules=rules)
 
 
 def manifest_of(

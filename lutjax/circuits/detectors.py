@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from lutjax.circuits import _names
+from lutjax.circuits import _names, _templates
 from lutjax.values import _quantised
 
 _INT32 = np.iinfo(np.int32)
@@ -193,25 +193,14 @@ class IntegerLUT:
         }
 
     def _header(self, name: str) -> str:
-        guard = f"{name.upper()}_H"
-        return "\n".join(
-            [
-                f"/* Look-up layer of {len(self.values)} detectors: an output stands for y / 2**{name.upper()}_FRACTION. */",
-                f"#ifndef {guard}",
-                f"#define {guard}",
-                "",
-                "#include <stdint.h>",
-                "",
-                f"#define {name.upper()}_INPUTS {self.in_features}",
-                f"#define {name.upper()}_OUTPUTS {self.out_features}",
-                f"#define {name.upper()}_FRACTION {self.fraction}",
-                "",
-                *("#ifdef __cplusplus", 'extern "C"', "#endif"),
-                f"void {name}(const int32_t x[{name.upper()}_INPUTS], int32_t y[{name.upper()}_OUTPUTS]);",
-                "",
-                "#endif",
-                "",
-            ]
+        return _templates.filled(
+            "layer.h",
+            name=name,
+            NAME=name.upper(),
+            detectors=len(self.values),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            fraction=self.fraction,
         )
 
     def _source(self, name: str) -> str:

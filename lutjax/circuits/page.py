@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import html
-import importlib.resources
 import json
 import math
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits import truth
+from lutjax.circuits import _templates, truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
@@ -113,13 +112,13 @@ def write(
         "gates": _gates(kind, circuit),
         # Inside of a script element only "<" could end it or begin a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "body": _template(f"{kind}.html"),
-        "script": _template(f"{kind}.js"),
+        "body": _templates.text(f"{kind}.html").strip(),
+        "script": _templates.text(f"{kind}.js").strip(),
     }
     return re.sub(
         r"{{([\w.]+)}}",
-        lambda m: text[m[1]] if m[1] in text else _template(m[1]),
-        _template("page.html"),
+        lambda m: text[m[1]] if m[1] in text else _templates.text(m[1]).strip(),
+        _templates.text("page.html").strip(),
     )
 
 
@@ -277,10 +276,6 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
     if at > len(data):
         raise ValueError(f"gates end in the table of gate {len(fanins) - 1}.")
     return tuple(fanins), tuple(tables)
-
-
-def _template(name: str) -> str:
-    return importlib.resources.files("lutjax.circuits").joinpath("templates", name).read_text("utf-8").strip()
 
 
 def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:

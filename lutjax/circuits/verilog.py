@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from lutjax.circuits import _about, _names, _netlists, truth
+from lutjax.circuits import _about, _names, _netlists, _templates, truth
 from lutjax.circuits._formulas import formula
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
@@ -195,107 +195,33 @@ def testbench(
         for port in ports:
             connections.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
             start += port.n_bits
-    head = f"""\
-// {n} samples for the module {name}; prints one line, PASS or FAIL
-`timescale 1ns / 1ps
-`default_nettype none
-module {name}_testbench;
-  reg [{n_in - 1}:0] samples [0:{n - 1}];
-  reg [{n_out - 1}:0] answers [0:{n - 1}];
-  reg [{n_in - 1}:0] inputs;
-  wire [{n_out - 1}:0] outputs;
-  reg [{n_out - 1}:0] found;
-  integer got, wrong, first;
-"""
-    fields = {
-        "%MODULE%": name,
-        "%CONNECTIONS%": ", ".join(connections),
-        "%N%": str(n),
-        "%LATENCY%": str(latency(circuit, registers)),
-        "%TOP%": str(latency(circuit, registers) - 1),
-        "%UNKNOWN%": f"{{{n_in}{{1'bx}}}}",
-    }
-    body = _PIPELINE if registers else _COMBINATIONAL
-    for field, value in fields.items():
-        body = body.replace(field, value)
+    cycles = latency(circuit, registers)
+    body = _templates.filled(
+        "pipeline.v" if registers else "combinational.v",
+        module=name,
+        connections=", ".join(connections),
+        n=n,
+        latency=cycles,
+        top=cycles - 1,
+        unknown=f"{{{n_in}{{1'bx}}}}",
+    )
     loads = [
         f"    samples[{k}] = {n_in}'h{sample}; answers[{k}] = {n_out}'h{answer};"
         for k, (sample, answer) in enumerate(zip(*rows, strict=True))
     ]
-    return "\n".join(
-        [head + body, "  task load; begin", *loads, "  end endtask", "endmodule", "`default_nettype wire", ""]
+    return _templates.filled(
+        "testbench.v",
+        module=name,
+        n=n,
+        last=n - 1,
+        in_top=n_in - 1,
+        out_top=n_out - 1,
+        body=body.rstrip(),
+        loads="\n".join(loads),
     )
 
 
 testbench.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
-
-_COMBINATIONAL = """\
-  %MODULE% dut (%CONNECTIONS%);
-  initial begin
-    load;
-    wrong = 0;
-    for (got = 0; got < %N%; got = got + 1) begin
-      inputs = samples[got];
-      #1;
-      if (outputs !== answers[got]) begin
-        if (wrong == 0) begin first = got; found = outputs; end
-        wrong = wrong + 1;
-      end
-      #1;
-    end
-    if (wrong == 0) $display("PASS: %N% samples");
-    else $display("FAIL: %0d of %N% samples have a wrong answer, first sample %0d: %h instead of %h",
-                  wrong, first, found, answers[first]);
-    $finish;
-  end"""
-
-_PIPELINE = """\
-  reg clk, reset, valid_in;
-  wire valid_out;
-  reg [%TOP%:0] valid;  // what valid_out must be, now and in the next cycles
-  reg [15:0] random;
-  integer cycle, sent, wrong_valid;
-  %MODULE% dut (%CONNECTIONS%);
-  initial clk = 0;
-  always #5 clk = ~clk;
-  task drive(input send, input clear); begin
-    valid_in = send;
-    reset = clear;
-    inputs = send ? samples[sent % %N%] : %UNKNOWN%;
-    if (send && !clear) sent = sent + 1;
-    valid = clear ? 0 : (valid << 1) | send;
-    @(negedge clk);
-    if (valid_out !== valid[%TOP%]) wrong_valid = wrong_valid + 1;
-    if (valid_out === 1'b1) begin
-      if (outputs !== answers[got % %N%]) begin
-        if (wrong == 0) begin first = got % %N%; found = outputs; end
-        wrong = wrong + 1;
-      end
-      got = got + 1;
-    end
-  end endtask
-  initial begin
-    load;
-    wrong = 0; wrong_valid = 0; sent = 0; got = 0; random = 1;
-    @(negedge clk);
-    drive(1, 1);
-    drive(1, 1);
-    while (sent < %N%) drive(1, 0);
-    while (sent < 2 * %N%) begin
-      random = {random[14:0], random[15] ^ random[13] ^ random[12] ^ random[10]};
-      drive(random[0], 0);
-    end
-    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
-    if (got != 2 * %N%) wrong_valid = wrong_valid + 1;
-    for (cycle = 1; cycle < %LATENCY%; cycle = cycle + 1) drive(1, 0);
-    drive(1, 1);
-    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
-    if (wrong == 0 && wrong_valid == 0) $display("PASS: %N% samples, latency %LATENCY%, without and with gaps");
-    else if (wrong == 0) $display("FAIL: valid_out is wrong in %0d cycles", wrong_valid);
-    else $display("FAIL: %0d of %0d answers are wrong, first sample %0d: %h instead of %h; valid_out is wrong in %0d cycles",
-                  wrong, got, first, found, answers[first], wrong_valid);
-    $finish;
-  end"""
 
 
 def _check_registers(caller: str, registers: int) -> None:
