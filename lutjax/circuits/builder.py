@@ -147,7 +147,7 @@ class Builder:
         for i, literal in enumerate(literals):
             if literal & 1:
                 table = truth.negate(table, n, i)
-        return self._normal(*_reduced([literal >> 1 for literal in literals], table))
+        return self._normal(*reduced([literal >> 1 for literal in literals], table))
 
     def _two(self, a: int, b: int, table: int) -> Literal:
         """Literal of a table that reads two nodes a < b."""
@@ -200,7 +200,7 @@ class Builder:
                     new, new_table = composed(
                         new, new_table, gate, fanins[gate - first], self._tables[gate - first]
                     )
-                new, new_table = _reduced(new, new_table)
+                new, new_table = reduced(new, new_table)
                 if len(new) <= n:
                     nodes, table, again = new, new_table, True
                     break
@@ -320,7 +320,7 @@ class Builder:
                 new, table = composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
                 for node in (*nodes, *fanins[inner]):
                     readers[node] -= 1
-                nodes, table = _sorted(*_reduced(new, table))
+                nodes, table = _sorted(*reduced(new, table))
                 for node in nodes:
                     readers[node] += 1
                 fanins[gate], tables[gate] = nodes, table
@@ -350,7 +350,7 @@ class Builder:
             for gate in sorted(readers[inner]):
                 before = fanins[gate]
                 new = composed(before, tables[gate], first + inner, own, tables[inner])
-                fanins[gate], tables[gate] = _sorted(*_reduced(*new))
+                fanins[gate], tables[gate] = _sorted(*reduced(*new))
                 for node in {*before, *own}:
                     if node >= first:
                         readers[node - first].discard(gate)
@@ -409,8 +409,8 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     return builder.circuit(circuit.about)
 
 
-def _reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
-    """The different nodes that a table reads, and the table over them."""
+def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
+    """Return the different nodes that a table reads, and the table over them."""
     nodes = list(nodes)
     if len(set(nodes)) < len(nodes):
         for i in range(len(nodes) - 1, -1, -1):
