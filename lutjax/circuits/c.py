@@ -178,41 +178,30 @@ def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- words of the header
-def _described(port: Port) -> str:
-    f = port.format
-    kind = ("" if f.signed else "u") + (f"fixed{f.bits}.{f.fraction}" if f.fraction else f"int{f.bits}")
-    return f"{port.name}, {port.count} of {kind}" if f.bits > 1 else f"{port.name}, {port.count} bits"
-
-
 def _summary(circuit: Circuit) -> list[str]:
-    lines, at = [], 0
+    lines = []
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
         at = 0
         for port in ports:
+            kind = str(port.format) if port.format.bits > 1 else "bits"
+            of = "of " if port.format.bits > 1 else ""
             lines.append(
-                f"{what} {_described(port)}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
+                f"{what} {port.name}, {port.count} {of}{kind}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
             )
             at += port.n_bits
     return lines
 
 
 def _numbers(circuit: Circuit) -> list[str]:
-    lines = [
-        f"input_{port.name} has {port.count} numbers of each sample; {_kept(port)}" for port in circuit.inputs
-    ]
+    lines = []
+    for port in circuit.inputs:
+        which = f"their lowest {port.format.bits}" if port.format.bits < _width(port) else "all"
+        lines.append(f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read.")
     lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
     for port in (*circuit.inputs, *circuit.outputs):
         if port.format.fraction:
             lines.append(f"A number of {port.name} stands for itself over {2**port.format.fraction}.")
     return lines
-
-
-def _kept(port: Port) -> str:
-    return (
-        f"their lowest {port.format.bits} bits are read."
-        if port.format.bits < _width(port)
-        else "all bits are read."
-    )
 
 
 def _width(port: Port) -> int:

@@ -230,42 +230,22 @@ def _verilog(request: Request) -> dict[str, str]:
     }
 
 
-def _blif(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.blif": blif.write(request.circuit, request.options.name)}
-
-
-def _aiger(request: Request) -> dict[str, bytes]:
-    name, circuit = request.options.name, request.circuit
-    return {f"{name}.aig": aiger.write(circuit), f"{name}.aag": aiger.write(circuit, binary=False)}
-
-
-def _netlist(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.json": netlist_json.write(request.circuit)}
-
-
-def _c(request: Request) -> dict[str, str]:
-    circuit, name = request.circuit, request.options.name
-    test = c.c_test(circuit, *as_called(circuit.inputs, request.vectors.inputs), name=name)
-    return {**c.write(circuit, name), f"{name}_test.c": test}
-
-
-def _html(request: Request) -> dict[str, str]:
-    options = dict(request.page)
-    return {f"{request.options.name}.html": page.write(options.pop("circuit", request.circuit), **options)}
-
-
-def _dot(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.dot": dot.write(request.circuit, request.options.name)}
-
-
 FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "verilog": _verilog,
-    "blif": _blif,
-    "aiger": _aiger,
-    "json": _netlist,
-    "c": _c,
-    "html": _html,
-    "dot": _dot,
+    "blif": lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
+    "aiger": lambda r: {
+        f"{r.options.name}.aig": aiger.write(r.circuit),
+        f"{r.options.name}.aag": aiger.write(r.circuit, binary=False),
+    },
+    "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
+    "c": lambda r: {
+        **c.write(r.circuit, r.options.name),
+        f"{r.options.name}_test.c": c.c_test(
+            r.circuit, *as_called(r.circuit.inputs, r.vectors.inputs), name=r.options.name
+        ),
+    },
+    "html": lambda r: {f"{r.options.name}.html": page.write(**{"circuit": r.circuit, **r.page})},
+    "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
 """For each format the function that returns its files by their names."""
 
@@ -332,7 +312,8 @@ def facts_of(request: Request) -> dict[str, Any]:
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return lines about a circuit and its files."""
     stats = statistics.of(circuit, lut6=False)
-    parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
+    most = sorted(stats.parts, key=lambda part: -part.gates)[:8]
+    parts = ", ".join(f"{part.name} {part.gates:,}" for part in stats.parts if part in most)
     return [
         f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
         *sizes(files),
@@ -343,14 +324,6 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return a line for each file."""
     width = max(map(len, files))
     return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
-
-
-def _few(parts: Sequence[Any]) -> list[Any]:
-    """Return parts, of more than eight those with the most gates."""
-    if len(parts) <= 8:
-        return list(parts)
-    most = sorted(parts, key=lambda part: -part.gates)[:8]
-    return [part for part in parts if part in most]
 
 
 def _makefile(name: str, formats: set[str]) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 
 from lutjax.circuits import _about, _names, _netlists, _templates, truth
 from lutjax.circuits._formulas import formula
@@ -329,13 +328,7 @@ def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
     bits = []
     for port, given in zip(ports, numbers, strict=True):
         codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
-        bits.append(
-            (codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)).reshape(
-                len(codes), port.n_bits
-            )
-        )
-    return [_digits(row) for row in np.concatenate(bits, axis=1).astype(bool)]
-
-
-def _digits(bits: Bool[np.ndarray, "bits"]) -> str:
-    return np.packbits(bits, bitorder="little").tobytes()[::-1].hex().lstrip("0") or "0"
+        of_each = codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)
+        bits.append(of_each.reshape(len(codes), port.n_bits))
+    octets = np.packbits(np.concatenate(bits, axis=1).astype(bool), axis=1, bitorder="little")[:, ::-1]
+    return [row.tobytes().hex().lstrip("0") or "0" for row in octets]
