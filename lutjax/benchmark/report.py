@@ -112,7 +112,12 @@ def plot(machine: Machine, results: Iterable[Result], path: Path) -> None:
         places = [k for k, (r, _) in enumerate(shown) if r.measurement.implementation == name]
         axes.barh(places, [shown[k][1] for k in places], color=f"C{number}", label=name)
         # In a column at the right, so that no number can be taken for that of a mark.
-        text = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7, "color": f"C{number}"}
+        text: dict[str, Any] = {
+            "transform": axes.get_yaxis_transform(),
+            "va": "center",
+            "fontsize": 7,
+            "color": f"C{number}",
+        }
         for k in places:
             axes.text(1.01, k, duration(shown[k][1]), **text)
     if shown:

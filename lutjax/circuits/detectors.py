@@ -222,7 +222,9 @@ class IntegerLUT:
             arrays += array("int32_t", "targets", self.targets)
             of_tables, of_rows, _ = self.targets.shape
             table, of_row = "(uint32_t)t" if of_tables > 1 else "0", "row" if of_rows > 1 else "0"
-            place = f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
+            place = (
+                f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
+            )
             added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
         return _templates.filled(
             "layer.c",

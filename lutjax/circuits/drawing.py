@@ -44,15 +44,15 @@ def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = N
             "draw: dot is not on the path; install Graphviz (on Debian and Ubuntu `apt install graphviz`), or show the circuit by "
             "`circuits.page`, which needs a browser alone."
         )
-    of_file = isinstance(target, str | Path)
-    text = dot.write(circuit, title=title if of_file else None)
-    kind = Path(target).suffix[1:].lower() if of_file else "png"
+    path = Path(target) if isinstance(target, str | Path) else None
+    text = dot.write(circuit, title=title if path else None)
+    kind = path.suffix[1:].lower() if path else "png"
     done = subprocess.run(
         [program, f"-T{kind or 'png'}"], input=text.encode(), capture_output=True, check=False
     )
     if done.returncode:
         raise ValueError(f"draw: Graphviz says: {in_a_line(done.stderr.decode(errors='replace'))}")
-    if of_file:
+    if isinstance(target, str | Path):
         Path(target).write_bytes(done.stdout)
         return
     with needed_by(__name__):

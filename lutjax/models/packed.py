@@ -25,11 +25,13 @@ _IN_4_BITS, _IN_8_BITS = 15, 17
 
 
 class Packed:
-    """Base of packed networks, which have `first_bits` and, of a network and words of these bits, ``_last_words``."""
+    """Base of packed networks, which have `first_bits` and, of words of these bits, ``_last_words``."""
 
     config: Any
     first_bits: Callable[..., jax.Array]
-    _last_words: Callable[[Any, jax.Array], jax.Array]
+
+    def _last_words(self, words: jax.Array) -> jax.Array:
+        raise NotImplementedError
 
     def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
         """Return the votes for each class that samples, as a call takes them, get: int32 ``[B, n_classes]``."""
