@@ -1,6 +1,5 @@
 """A training step of the published language model as a function that can be measured."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from lutjax.benchmark.shapes import DENSE, IN_PLACE, LanguageModel, OfOp
 from lutjax.models import LUTTransformerConfig
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
-from lutjax.training.presets import PRESETS
+from lutjax.training.presets import PRESETS, make
 
 
 class Step:
@@ -34,7 +33,7 @@ class Step:
             "table_gradient": table_gradient,
         }
         text = np.random.default_rng(0).integers(0, 256, 2**20).astype(np.uint8)
-        self.run = Run(_of(LUTTransformerConfig, values), _of(TrainingConfig, values), text)
+        self.run = Run(make(LUTTransformerConfig, values), make(TrainingConfig, values), text)
         self._text = jnp.asarray(text)
 
     @property
@@ -83,8 +82,3 @@ def bytes_moved(shape: LanguageModel, row: str, itemsize: int) -> int:
 
 TABLE_GRADIENTS = {IN_PLACE: "factored", DENSE: "dense"}
 """Form of the tables' gradients, by row."""
-
-
-def _of(config: type, values: dict[str, Any]) -> Any:
-    names = {field.name for field in dataclasses.fields(config)}
-    return config(**{name: value for name, value in values.items() if name in names})

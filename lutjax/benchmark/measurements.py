@@ -179,7 +179,12 @@ def given(case: Case) -> tuple[Any, Any]:
     found: list[tuple[Any, Any]] = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        found.append(jax.tree.map(_outline, (args, options)))
+        found.append(
+            jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a,
+                (args, options),
+            )
+        )
         return _function(case)(*args, **options)
 
     jax.eval_shape(
@@ -187,10 +192,6 @@ def given(case: Case) -> tuple[Any, Any]:
     )
     ((args, options),) = found
     return args, options
-
-
-def _outline(a: Any) -> Any:
-    return jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a
 
 
 @functools.cache

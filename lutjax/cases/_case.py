@@ -54,6 +54,24 @@ class Size(dict[str, int]):
         return bool(self.tags & {Tag.BENCH, Tag.TUNE})
 
 
+def sizes_by(*names: str) -> Callable[..., Size]:
+    """Return a function that makes a size of numbers in the order of these names, of tags, and of further numbers by name.
+
+    Example:
+      >>> from lutjax.cases import Tag
+      >>> from lutjax.cases._case import sizes_by
+      >>> sizes_by("batch", "outputs")(2, 3, Tag.FAST, keys=5)
+      {'batch': 2, 'outputs': 3, 'keys': 5}
+    """
+
+    def size(*given: int | Tag, **others: int) -> Size:
+        numbers = (value for value in given if not isinstance(value, Tag))
+        tags = (value for value in given if isinstance(value, Tag))
+        return Size(*tags, **dict(zip(names, numbers, strict=True)), **others)
+
+    return size
+
+
 @dataclasses.dataclass(frozen=True)
 class Axes:
     """Axes of an array: that of the batch and that of the detectors; None if it has none."""

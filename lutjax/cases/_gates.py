@@ -103,14 +103,22 @@ def _fan_out(s: Sizes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class GateTraffic:
-    """Bytes of gates on inputs that come from a cache where they are read again."""
+    """Bytes of gates on inputs that come from a cache where they are read again.
 
-    sizes: Sizes
-    parameter: Parameter
+    Attributes:
+      inputs, outputs, parameters: numbers of each; parameters are float32.
+      wires, readers: ids of each.
+    """
+
+    inputs: int
+    outputs: int
+    parameters: int
+    wires: int
+    readers: int
 
     def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the parameters, which are float32."""
-        return math.prod(self.parameter.shape(self.sizes["gates"], self.sizes.get("bits", 2))) * 4
+        """Bytes of the parameters."""
+        return self.parameters * 4
 
     def bytes_moved(self, row: str, itemsize: int) -> int:
         """Bytes that have to move for a row.
@@ -121,11 +129,22 @@ class GateTraffic:
         Args:
           itemsize: bytes of a number in inputs and outputs.
         """
-        s = self.sizes
-        inputs, outputs = (n * s["batch"] * itemsize for n in (s["inputs"], s["gates"]))
-        wires = s["gates"] * s.get("bits", 2) * ID_BYTES
+        inputs, outputs, wires = self.inputs * itemsize, self.outputs * itemsize, self.wires * ID_BYTES
         forward = inputs + outputs + wires + self.table_bytes(itemsize)
         if row == FORWARD:
             return forward
-        readers = s["inputs"] * _fan_out(s) * ID_BYTES
-        return forward + 2 * inputs + outputs + wires + readers + 2 * self.table_bytes(itemsize)
+        return (
+            forward + 2 * inputs + outputs + wires + self.readers * ID_BYTES + 2 * self.table_bytes(itemsize)
+        )
+
+
+def traffic(s: Sizes, parameter: Parameter) -> GateTraffic:
+    """Return the bytes that `measured` has to move."""
+    bits, n_inputs, n_gates = s.get("bits", 2), s["inputs"], s["gates"]
+    return GateTraffic(
+        inputs=n_inputs * s["batch"],
+        outputs=n_gates * s["batch"],
+        parameters=math.prod(parameter.shape(n_gates, bits)),
+        wires=n_gates * bits,
+        readers=n_inputs * _fan_out(s),
+    )

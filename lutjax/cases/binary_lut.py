@@ -27,4 +27,4 @@ def measured(draw: Draw, s: Sizes) -> Case:
 
 def traffic(s: Sizes) -> _gates.GateTraffic:
     """Return the bytes that `measured` has to move."""
-    return _gates.GateTraffic(s, _gates.TABLE)
+    return _gates.traffic(s, _gates.TABLE)

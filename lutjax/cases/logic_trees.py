@@ -1,13 +1,13 @@
 """Cases of `lutjax.ops.logic_trees`."""
 
-import dataclasses
 import math
 
 import jax.numpy as jnp
 
 import lutjax
-from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
-from lutjax.cases._traffic import FORWARD, ID_BYTES, Kind
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Sizes, Tag, sizes_by
+from lutjax.cases._gates import GateTraffic
+from lutjax.cases._traffic import Kind
 from lutjax.ops.logic_trees import Places
 
 TREES = Kind(
@@ -18,50 +18,21 @@ TREES = Kind(
 KINDS = (TREES,)
 
 # Sizes of rows; where those of columns differ, they have names of their own.
+_size = sizes_by("batch", "height", "channels", "trees", "leaves")
 SIZES = {
-    "one": Size(Tag.SLOW, batch=1, height=1, channels=1, trees=1, leaves=2),
-    "split": Size(Tag.FAST, batch=4, height=2, channels=2, trees=4, leaves=4, kernel=2, padding=1),
-    "pools": Size(
-        Tag.DTYPES,
-        batch=5,
-        height=4,
-        width=5,
-        channels=2,
-        trees=3,
-        leaves=4,
-        kernel=3,
-        padding=1,
-        pool=2,
-        pool_width=1,
-        readers=1,
+    "one": _size(1, 1, 1, 1, 2, Tag.SLOW),
+    "split": _size(4, 2, 2, 4, 4, Tag.FAST, kernel=2, padding=1),
+    "pools": _size(5, 4, 2, 3, 4, Tag.DTYPES, width=5, kernel=3, padding=1, pool=2, pool_width=1, readers=1),
+    "apart": _size(
+        37, 7, 1, 2, 2, Tag.SLOW, width=9, kernel=2, kernel_width=3, stride=3, stride_width=2, pool_width=2
     ),
-    "apart": Size(
-        Tag.SLOW,
-        batch=37,
-        height=7,
-        width=9,
-        channels=1,
-        trees=2,
-        leaves=2,
-        kernel=2,
-        kernel_width=3,
-        stride=3,
-        stride_width=2,
-        pool_width=2,
-    ),
-    "around": Size(
-        Tag.SLOW, batch=3, height=5, width=3, channels=3, trees=2, leaves=4, kernel=2, pool=3, around=1
-    ),
-    "deep": Size(
-        Tag.SLOW, batch=2, height=3, width=5, channels=1, trees=2, leaves=16, kernel=2, pool=2, readers=1
-    ),
-    "uneven_pools": Size(
-        Tag.SLOW, batch=3, height=6, channels=1, trees=2, leaves=2, kernel=2, pool=2, pool_width=3, readers=1
-    ),
-    "empty_batch": Size(batch=0, height=3, channels=2, trees=3, leaves=2, kernel=2, readers=1),
-    "no_trees": Size(Tag.SLOW, batch=3, height=3, channels=2, trees=0, leaves=2, kernel=2),
+    "around": _size(3, 5, 3, 2, 4, Tag.SLOW, width=3, kernel=2, pool=3, around=1),
+    "deep": _size(2, 3, 1, 2, 16, Tag.SLOW, width=5, kernel=2, pool=2, readers=1),
+    "uneven_pools": _size(3, 6, 1, 2, 2, Tag.SLOW, kernel=2, pool=2, pool_width=3, readers=1),
+    "empty_batch": _size(0, 3, 2, 3, 2, kernel=2, readers=1),
+    "no_trees": _size(3, 3, 2, 0, 2, Tag.SLOW, kernel=2),
     "trees": TREES.size(128, 16, 32, 128, 8, tags=(Tag.BENCH,)),
-}
+}  # fmt: skip
 
 
 def places_of(s: Sizes) -> Places:
@@ -120,36 +91,13 @@ def _fan_out(s: Sizes) -> int:
     return values * -(-s["trees"] * s["leaves"] // (values * s["channels"]))
 
 
-@dataclasses.dataclass(frozen=True)
-class TreeTraffic:
-    """Bytes of trees on an image that comes from a cache where it is read again."""
-
-    sizes: Sizes
-
-    def table_bytes(self, itemsize: int) -> int:
-        """Bytes of the coefficients, which are float32."""
-        return 4 * self.sizes["trees"] * (self.sizes["leaves"] - 1) * 4
-
-    def bytes_moved(self, row: str, itemsize: int) -> int:
-        """Bytes that have to move for a row.
-
-        Forward reads the image and writes the outputs. Backward reads the image and the outputs' cotangent, and
-        writes that of the image.
-
-        Args:
-          itemsize: bytes of a number in inputs and outputs.
-        """
-        s, places = self.sizes, places_of(self.sizes)
-        inputs = math.prod(places.image) * s["channels"] * s["batch"] * itemsize
-        outputs = math.prod(places.groups) * s["trees"] * s["batch"] * itemsize
-        leaves = s["trees"] * s["leaves"] * ID_BYTES
-        forward = inputs + outputs + leaves + self.table_bytes(itemsize)
-        if row == FORWARD:
-            return forward
-        readers = s["channels"] * _fan_out(s) * ID_BYTES
-        return forward + 2 * inputs + outputs + leaves + readers + 2 * self.table_bytes(itemsize)
-
-
-def traffic(s: Sizes) -> TreeTraffic:
+def traffic(s: Sizes) -> GateTraffic:
     """Return the bytes that `measured` has to move."""
-    return TreeTraffic(s)
+    places = places_of(s)
+    return GateTraffic(
+        inputs=math.prod(places.image) * s["channels"] * s["batch"],
+        outputs=math.prod(places.groups) * s["trees"] * s["batch"],
+        parameters=4 * s["trees"] * (s["leaves"] - 1),
+        wires=s["trees"] * s["leaves"],
+        readers=s["channels"] * _fan_out(s),
+    )

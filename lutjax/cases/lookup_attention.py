@@ -1,7 +1,7 @@
 """Cases of `lutjax.lookup_attention`; measured together with the detections in front, as `lutjax.lut_attention`."""
 
 from lutjax.cases import _sequences
-from lutjax.cases._case import Axes, Case, Detections, Draw, Size, Sizes, Tag
+from lutjax.cases._case import Axes, Case, Detections, Draw, Sizes, Tag, sizes_by
 from lutjax.cases._lookups import LEAST, WORDS, too_many_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 
@@ -20,58 +20,29 @@ SEQUENCE = Kind(
 )
 KINDS = (SEQUENCE,)
 
+_size = sizes_by("batch", "queries", "detectors", "bits", "position_bits", "outputs")
 SIZES = {
-    "one": Size(batch=1, queries=1, detectors=1, bits=1, position_bits=1, outputs=1),
-    "two": Size(batch=1, queries=2, detectors=1, bits=1, position_bits=1, outputs=1),
-    "split": Size(Tag.FAST, batch=2, queries=5, detectors=2, bits=2, position_bits=1, outputs=3, segments=2),
-    "primes": Size(batch=3, queries=7, detectors=5, bits=2, position_bits=3, outputs=11),
-    "no_positions": Size(Tag.SLOW, batch=2, queries=6, detectors=3, bits=2, position_bits=0, outputs=4),
-    "no_bits": Size(batch=2, queries=5, detectors=2, bits=0, position_bits=2, outputs=3),
-    "ties": Size(Tag.DTYPES, batch=2, queries=9, detectors=4, bits=3, position_bits=2, outputs=3),
-    "empty_batch": Size(batch=0, queries=4, detectors=2, bits=1, position_bits=1, outputs=3),
-    "empty_sequence": Size(batch=2, queries=0, detectors=2, bits=1, position_bits=1, outputs=3),
-    "shared_positions": Size(batch=2, queries=7, detectors=3, bits=2, position_bits=2, outputs=5, shared=1),
-    "capacity": Size(
-        Tag.SLOW, batch=2, queries=5, detectors=3, bits=1, position_bits=2, outputs=3, distances=9
-    ),
-    "window": Size(Tag.SLOW, batch=2, queries=11, detectors=3, bits=2, position_bits=2, outputs=3, window=3),
-    "segments": Size(batch=3, queries=13, detectors=3, bits=2, position_bits=1, outputs=3, segments=4),
-    "cross": Size(
-        batch=2,
-        queries=5,
-        keys=8,
-        detectors=3,
-        bits=2,
-        key_bits=3,
-        position_bits=2,
-        outputs=3,
-        query_start=4,
-        key_start=1,
-    ),
-    "few_keys": Size(Tag.SLOW, batch=2, queries=7, keys=3, detectors=3, bits=2, position_bits=2, outputs=3),
-    "decode": Size(
-        batch=3, queries=1, keys=9, detectors=3, bits=2, position_bits=2, outputs=3, query_start=9
-    ),
-    "every_key": Size(batch=2, queries=4, keys=3, detectors=3, bits=2, position_bits=2, outputs=3, causal=0),
-    "tiles": Size(
-        Tag.DTYPES, Tag.SLOW, batch=2, queries=101, detectors=3, bits=2, position_bits=2, outputs=5
-    ),
-    "tiles_window": Size(
-        Tag.SLOW, batch=1, queries=131, detectors=2, bits=2, position_bits=2, outputs=3, window=37
-    ),
-    "tiles_cross": Size(
-        Tag.SLOW,
-        batch=2,
-        queries=67,
-        keys=45,
-        detectors=2,
-        bits=1,
-        position_bits=1,
-        outputs=3,
-        query_start=3,
-        key_start=40,
-        window=20,
-        segments=3,
+    "one": _size(1, 1, 1, 1, 1, 1),
+    "two": _size(1, 2, 1, 1, 1, 1),
+    "split": _size(2, 5, 2, 2, 1, 3, Tag.FAST, segments=2),
+    "primes": _size(3, 7, 5, 2, 3, 11),
+    "no_positions": _size(2, 6, 3, 2, 0, 4, Tag.SLOW),
+    "no_bits": _size(2, 5, 2, 0, 2, 3),
+    "ties": _size(2, 9, 4, 3, 2, 3, Tag.DTYPES),
+    "empty_batch": _size(0, 4, 2, 1, 1, 3),
+    "empty_sequence": _size(2, 0, 2, 1, 1, 3),
+    "shared_positions": _size(2, 7, 3, 2, 2, 5, shared=1),
+    "capacity": _size(2, 5, 3, 1, 2, 3, Tag.SLOW, distances=9),
+    "window": _size(2, 11, 3, 2, 2, 3, Tag.SLOW, window=3),
+    "segments": _size(3, 13, 3, 2, 1, 3, segments=4),
+    "cross": _size(2, 5, 3, 2, 2, 3, keys=8, key_bits=3, query_start=4, key_start=1),
+    "few_keys": _size(2, 7, 3, 2, 2, 3, Tag.SLOW, keys=3),
+    "decode": _size(3, 1, 3, 2, 2, 3, keys=9, query_start=9),
+    "every_key": _size(2, 4, 3, 2, 2, 3, keys=3, causal=0),
+    "tiles": _size(2, 101, 3, 2, 2, 5, Tag.DTYPES, Tag.SLOW),
+    "tiles_window": _size(1, 131, 2, 2, 2, 3, Tag.SLOW, window=37),
+    "tiles_cross": _size(
+        2, 67, 2, 1, 1, 3, Tag.SLOW, keys=45, query_start=3, key_start=40, window=20, segments=3
     ),
     # Longer and longer sequences side by side.
     "seq-4x32": SEQUENCE.size(4, 32, 32, 64, 6, 4, tags=(Tag.BENCH, Tag.TUNE, Tag.CPU)),
@@ -81,7 +52,7 @@ SIZES = {
     "seq-4x1024-window": SEQUENCE.size(4, 1024, 32, 64, 6, 4, 256),
     "seq-1x4096": SEQUENCE.size(1, 4096, 32, 64, 6, 4),
     "seq-1x4096-window": SEQUENCE.size(1, 4096, 32, 64, 6, 4, 256),
-}
+}  # fmt: skip
 
 
 def case(draw: Draw, s: Sizes) -> Case:

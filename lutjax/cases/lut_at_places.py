@@ -4,7 +4,7 @@ import math
 
 import jax
 
-from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Sizes, Tag, sizes_by
 from lutjax.cases._lookups import WORDS, address_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 from lutjax.ops.lut_at_places import Windows
@@ -20,103 +20,28 @@ KINDS = (CONVOLUTION,)
 SLOW = True
 
 # Sizes of rows; where those of columns differ, they have names of their own. Dead zones are in quarters.
+_size = sizes_by("batch", "height", "channels", "detectors", "bits", "outputs")
 SIZES = {
-    "one": Size(Tag.SLOW, batch=1, height=1, channels=1, detectors=1, bits=1, outputs=1),
-    "split": Size(
-        Tag.FAST,
-        Tag.DTYPES,
-        batch=4,
-        height=1,
-        channels=2,
-        detectors=4,
-        bits=2,
-        outputs=3,
-        kernel=2,
-        padding=1,
+    "one": _size(1, 1, 1, 1, 1, 1, Tag.SLOW),
+    "split": _size(4, 1, 2, 4, 2, 3, Tag.FAST, Tag.DTYPES, kernel=2, padding=1),
+    "apart": _size(  # strides beyond the window, channels of each group
+        2, 5, 4, 4, 3, 3,
+        width=10, of_group=2, groups=2, kernel=2, kernel_width=3, stride=3, stride_width=4, padding=1, padding_width=2, dead_zone=2,
     ),
-    "apart": Size(  # strides beyond the window, channels of each group
-        batch=2,
-        height=5,
-        width=10,
-        channels=4,
-        of_group=2,
-        detectors=4,
-        bits=3,
-        outputs=3,
-        groups=2,
-        kernel=2,
-        kernel_width=3,
-        stride=3,
-        stride_width=4,
-        padding=1,
-        padding_width=2,
-        dead_zone=2,
+    "whole": _size(5, 1, 7, 6, 3, 4, Tag.SLOW, groups=2),
+    "padded": _size(3, 4, 2, 3, 2, 5, Tag.SLOW, width=3, kernel=3, kernel_width=2, padding=1),
+    "wide": _size(
+        2, 5, 3, 4, 1, 2, Tag.SLOW,
+        width=6, kernel=5, kernel_width=3, stride_width=2, padding=4, padding_width=0,
     ),
-    "whole": Size(Tag.SLOW, batch=5, height=1, channels=7, detectors=6, bits=3, outputs=4, groups=2),
-    "padded": Size(
-        Tag.SLOW,
-        batch=3,
-        height=4,
-        width=3,
-        channels=2,
-        detectors=3,
-        bits=2,
-        outputs=5,
-        kernel=3,
-        kernel_width=2,
-        padding=1,
-    ),
-    "wide": Size(
-        Tag.SLOW,
-        batch=2,
-        height=5,
-        width=6,
-        channels=3,
-        detectors=4,
-        bits=1,
-        outputs=2,
-        kernel=5,
-        kernel_width=3,
-        stride_width=2,
-        padding=4,
-        padding_width=0,
-    ),
-    "many_outputs": Size(
-        Tag.SLOW,
-        batch=2,
-        height=4,
-        width=3,
-        channels=2,
-        detectors=2,
-        bits=2,
-        outputs=70,
-        groups=2,
-        kernel=2,
-        padding=1,
-    ),
-    "targets": Size(
-        Tag.SLOW, batch=6, height=1, channels=7, detectors=6, bits=2, outputs=3, groups=3, reached=4
-    ),
-    "targets_of_places": Size(
-        Tag.SLOW,
-        batch=3,
-        height=3,
-        channels=4,
-        of_group=2,
-        detectors=10,
-        bits=2,
-        outputs=3,
-        groups=2,
-        reached=5,
-        kernel=2,
-    ),
-    "primes": Size(
-        Tag.SLOW, batch=13, height=3, channels=1, detectors=5, bits=3, outputs=7, kernel=2, padding=1
-    ),
-    "empty_batch": Size(Tag.SLOW, batch=0, height=3, channels=1, detectors=2, bits=2, outputs=2, kernel=2),
-    "no_detectors": Size(Tag.SLOW, batch=3, height=3, channels=2, detectors=0, bits=2, outputs=3, kernel=2),
+    "many_outputs": _size(2, 4, 2, 2, 2, 70, Tag.SLOW, width=3, groups=2, kernel=2, padding=1),
+    "targets": _size(6, 1, 7, 6, 2, 3, Tag.SLOW, groups=3, reached=4),
+    "targets_of_places": _size(3, 3, 4, 10, 2, 3, Tag.SLOW, of_group=2, groups=2, reached=5, kernel=2),
+    "primes": _size(13, 3, 1, 5, 3, 7, Tag.SLOW, kernel=2, padding=1),
+    "empty_batch": _size(0, 3, 1, 2, 2, 2, Tag.SLOW, kernel=2),
+    "no_detectors": _size(3, 3, 2, 0, 2, 3, Tag.SLOW, kernel=2),
     "conv_lut": CONVOLUTION.size(64, 32, 16, 64, 16, 6),
-}
+}  # fmt: skip
 
 
 def windows_of(s: Sizes) -> Windows:

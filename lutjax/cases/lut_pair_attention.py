@@ -1,7 +1,7 @@
 """Cases of `lutjax.lut_pair_attention`, which detects every pair anew."""
 
 from lutjax.cases import _sequences
-from lutjax.cases._case import Axes, Case, Draw, Size, Sizes, Tag
+from lutjax.cases._case import Axes, Case, Draw, Sizes, Tag, sizes_by
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 
@@ -26,63 +26,27 @@ INTERLEAVED = Kind(
 )
 KINDS = (PAIR, INTERLEAVED)
 
+_size = sizes_by("batch", "queries", "inputs", "detectors", "bits", "position_bits", "outputs")
 SIZES = {
-    "one": Size(batch=1, queries=1, inputs=2, detectors=1, bits=1, position_bits=0, outputs=1),
-    "two": Size(batch=1, queries=2, inputs=2, detectors=1, bits=2, position_bits=1, outputs=1),
-    "split": Size(
-        Tag.FAST, Tag.DTYPES, batch=2, queries=3, inputs=3, detectors=2, bits=2, position_bits=1, outputs=3
-    ),
-    "primes": Size(batch=3, queries=7, inputs=5, detectors=5, bits=3, position_bits=3, outputs=11),
-    "no_positions": Size(
-        Tag.SLOW, batch=2, queries=6, inputs=4, detectors=3, bits=2, position_bits=0, outputs=4
-    ),
-    "no_bits": Size(Tag.SLOW, batch=2, queries=4, inputs=3, detectors=2, bits=0, position_bits=1, outputs=3),
-    "ties": Size(
-        Tag.DTYPES, Tag.SLOW, batch=2, queries=9, inputs=3, detectors=4, bits=4, position_bits=2, outputs=3
-    ),
-    "interleaved": Size(
-        batch=2, queries=6, inputs=4, detectors=3, bits=4, position_bits=4, outputs=3, interleave=1
-    ),
-    "empty_batch": Size(batch=0, queries=4, inputs=3, detectors=2, bits=1, position_bits=1, outputs=3),
-    "empty_sequence": Size(batch=2, queries=0, inputs=3, detectors=2, bits=1, position_bits=1, outputs=3),
-    "shared_positions": Size(
-        Tag.SLOW, batch=2, queries=7, inputs=3, detectors=3, bits=2, position_bits=4, outputs=5, shared=1
-    ),
-    "window_segments": Size(
-        Tag.SLOW,
-        batch=2,
-        queries=11,
-        inputs=3,
-        detectors=3,
-        bits=2,
-        position_bits=2,
-        outputs=3,
-        window=4,
-        segments=3,
-    ),
-    "cross": Size(
-        Tag.SLOW,
-        batch=2,
-        queries=5,
-        keys=8,
-        inputs=3,
-        detectors=3,
-        bits=2,
-        position_bits=2,
-        outputs=3,
-        query_start=4,
-        key_start=1,
-    ),
-    "few_keys": Size(batch=2, queries=7, keys=3, inputs=3, detectors=3, bits=2, position_bits=2, outputs=3),
-    "every_key": Size(
-        batch=2, queries=4, keys=3, inputs=3, detectors=3, bits=2, position_bits=2, outputs=3, causal=0
-    ),
-    "tiles": Size(
-        Tag.DTYPES, Tag.SLOW, batch=2, queries=101, inputs=3, detectors=2, bits=2, position_bits=2, outputs=3
-    ),
+    "one": _size(1, 1, 2, 1, 1, 0, 1),
+    "two": _size(1, 2, 2, 1, 2, 1, 1),
+    "split": _size(2, 3, 3, 2, 2, 1, 3, Tag.FAST, Tag.DTYPES),
+    "primes": _size(3, 7, 5, 5, 3, 3, 11),
+    "no_positions": _size(2, 6, 4, 3, 2, 0, 4, Tag.SLOW),
+    "no_bits": _size(2, 4, 3, 2, 0, 1, 3, Tag.SLOW),
+    "ties": _size(2, 9, 3, 4, 4, 2, 3, Tag.DTYPES, Tag.SLOW),
+    "interleaved": _size(2, 6, 4, 3, 4, 4, 3, interleave=1),
+    "empty_batch": _size(0, 4, 3, 2, 1, 1, 3),
+    "empty_sequence": _size(2, 0, 3, 2, 1, 1, 3),
+    "shared_positions": _size(2, 7, 3, 3, 2, 4, 5, Tag.SLOW, shared=1),
+    "window_segments": _size(2, 11, 3, 3, 2, 2, 3, Tag.SLOW, window=4, segments=3),
+    "cross": _size(2, 5, 3, 3, 2, 2, 3, Tag.SLOW, keys=8, query_start=4, key_start=1),
+    "few_keys": _size(2, 7, 3, 3, 2, 2, 3, keys=3),
+    "every_key": _size(2, 4, 3, 3, 2, 2, 3, keys=3, causal=0),
+    "tiles": _size(2, 101, 3, 2, 2, 2, 3, Tag.DTYPES, Tag.SLOW),
     "pair": PAIR.size(32, 32, 32, 64, 6, 4),
     "pair-interleaved": INTERLEAVED.size(32, 32, 32, 64, 6, 32),
-}
+}  # fmt: skip
 
 
 def case(draw: Draw, s: Sizes) -> Case:

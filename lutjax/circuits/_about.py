@@ -54,7 +54,7 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
     ):
         raise ValueError(
             f"Circuit: about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
-            "The output ports have " + _ports(outputs) + "."
+            f"The output ports have {', '.join(f'{port.count} x {port.format}' for port in outputs) or 'none'}."
         )
     classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
@@ -90,10 +90,6 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
         )
 
 
-def _ports(ports: Any) -> str:
-    return ", ".join(f"{port.count} x {port.format}" for port in ports) or "none"
-
-
 def _is_whole(value: Any, least: int, most: int = 1 << 53) -> bool:
     return type(value) is int and least <= value <= most
 
@@ -117,8 +113,8 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_list_of_whole(value, 1) and len(value) == 2,
         "height and width, two whole numbers of at least 1",
     ),
-    "classes": (lambda value: _is_list_of_texts(value), "a list of texts"),
-    "input_names": (lambda value: _is_list_of_texts(value), "a list of texts"),
+    "classes": (_is_list_of_texts, "a list of texts"),
+    "input_names": (_is_list_of_texts, "a list of texts"),
     "channels": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
     "periodic": (lambda value: isinstance(value, bool), "true or false"),
     "start": (lambda value: value in STARTS, f"one of {', '.join(STARTS)}"),

@@ -1,7 +1,7 @@
 """Circuits as operations of at most three inputs, in an order and with places for their values: what programs are made of.
 
 A processor with three-operand logic (AVX-512) has one instruction for each table of three inputs, and others need at most
-four or five. Larger tables are taken apart, and small gates that nothing else reads move into their readers.
+four or five. Larger tables are taken apart.
 """
 
 import dataclasses
@@ -9,10 +9,9 @@ import functools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
+from lutjax.circuits.arithmetic import popcount
+from lutjax.circuits.builder import ZERO, Builder, Literal, reduced
 from lutjax.circuits.circuit import Circuit
-
-XOR3, MAJORITY = 0b10010110, 0b11101000
-AND, XOR = 0b1000, 0b0110
 
 
 @dataclasses.dataclass
@@ -49,104 +48,41 @@ class Operations:
 
 
 def operations(circuit: Circuit) -> Operations:
-    """Return the operations of a circuit that its outputs read."""
-    made = _Lowering(circuit.n_inputs)
-    literal = [2 * n for n in range(circuit.first_gate)]  # of the value of each node of the circuit
+    """Return the operations of a circuit that its outputs read: those of a `Builder` that gets no larger tables."""
+    builder, n = Builder(merge=3), circuit.n_inputs
+    literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
-        literal.append(made.gate([literal[n] for n in nodes], table))
-    outputs = [literal[k >> 1] ^ (k & 1) for k in circuit.literals]
-    program = _alive(Operations(circuit.n_inputs, made.fanins, made.tables, outputs))
-    _absorb(program, readers=2)
-    return _alive(program)
+        literals.append(_gate(builder, [literals[node] for node in nodes], table))
+    if circuit.literals:
+        builder.output("y", [[literals[k >> 1] ^ k & 1] for k in circuit.literals])
+    made = builder.circuit()
+    orders = [_ordered(table, len(nodes)) for nodes, table in zip(made.fanins, made.tables, strict=True)]
+    fanins = [tuple([nodes[i] for i in order]) for nodes, (order, _) in zip(made.fanins, orders, strict=True)]
+    return Operations(n, fanins, [table for _, table in orders], list(made.literals))
 
 
-class _Lowering:
-    """Operations of gates, which come one after another; equal ones are made once."""
-
-    def __init__(self, n_inputs: int):
-        self.first = 1 + n_inputs
-        self.fanins: list[tuple[int, ...]] = []
-        self.tables: list[int] = []
-        self.known: dict[tuple[tuple[int, ...], int], int] = {}
-
-    def gate(self, literals: Sequence[int], table: int) -> int:
-        """Return the literal of a table over literals, which may be constant, inverted and repeated."""
-        nodes: list[int] = []
-        n = len(literals)
-        for literal in literals:
-            i, node = len(nodes), literal >> 1
-            if node == 0:
-                table = truth.cofactor(table, n, i, literal & 1)
-                n -= 1
-                continue
-            if literal & 1:
-                table = truth.negate(table, n, i)
-            if node in nodes:
-                table = truth.merge_inputs(table, n, nodes.index(node), i)
-                n -= 1
-                continue
-            nodes.append(node)
-        return self.make(tuple(nodes), table)
-
-    def make(self, nodes: tuple[int, ...], table: int) -> int:
-        """Return the literal of a table over different nodes."""
-        known = self.known.get((nodes, table))
-        if known is None:
-            known = self.known[nodes, table] = self._make(nodes, table)
-        return known
-
-    def _make(self, nodes: tuple[int, ...], table: int) -> int:
-        n = len(nodes)
-        kept, small, inverted = _read(table, n)
-        if not kept:
-            return inverted
-        if len(kept) == 1:  # `small` answers 0 to 0, so 1 to 1
-            return 2 * nodes[kept[0]] | inverted
-        if len(kept) < n or inverted:
-            return self.make(tuple([nodes[i] for i in kept]), small) ^ inverted
-        if n <= 3:
-            order, table = _ordered(table, n)
-            self.fanins.append(tuple([nodes[i] for i in order]))
-            self.tables.append(table)
-            return 2 * (self.first + len(self.tables) - 1)
-        if symmetric := _symmetric(table, n):
-            phases, answers = symmetric
-            return self.gate(
-                self.count([2 * k | phase for k, phase in zip(nodes, phases, strict=True)]), answers
-            )
-        if n == 4 and (found := _two_steps(table)):
-            inner, inner_table, outer, outer_table = found
-            first = self.make(tuple([nodes[i] for i in inner]), inner_table)
-            return self.gate([first, *[2 * nodes[i] for i in outer]], outer_table)
-        i, halves, outer_table = _split(table, n)
-        rest = nodes[:i] + nodes[i + 1 :]
-        return self.gate([self.make(rest, halves[0]), self.make(rest, halves[1]), 2 * nodes[i]], outer_table)
-
-    def count(self, literals: Sequence[int]) -> list[int]:
-        """Return the literals of the number of literals that are 1, lowest bit first, by full adders."""
-        columns = [list(literals)]
-        sums: list[int] = []
-        for column in columns:
-            while len(column) > 1:
-                three, column[:3] = column[:3], []
-                full = len(three) == 3
-                column.append(self.gate(three, XOR3 if full else XOR))
-                if len(columns) == len(sums) + 1:
-                    columns.append([])
-                columns[len(sums) + 1].append(self.gate(three, MAJORITY if full else AND))
-            sums += column
-        return sums
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _read(table: int, n: int) -> tuple[tuple[int, ...], int, int]:
-    """Return the inputs that a table reads, its table over these that answers 0 to zeros, and whether that is inverted."""
-    kept = truth.support(table, n)
-    for i in reversed(range(n)):
-        if i not in kept:
-            table, n = truth.cofactor(table, n, i, 0), n - 1
-    inverted = table & 1
-    return kept, table ^ truth.FULL[n] if inverted else table, inverted
+def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
+    """Return the literal of a table over literals, made of gates of at most three inputs."""
+    for i, literal in enumerate(literals):
+        if literal & 1:
+            table = truth.negate(table, len(literals), i)
+    nodes, table = reduced([literal >> 1 for literal in literals], table)
+    literals, n = [2 * node for node in nodes], len(nodes)
+    if n <= 3:
+        return builder.gate(literals, table)
+    if table & 1:
+        return _gate(builder, literals, table ^ truth.FULL[n]) ^ 1
+    if symmetric := _symmetric(table, n):
+        phases, answers = symmetric
+        counted = [literal | phase for literal, phase in zip(literals, phases, strict=True)]
+        return _gate(builder, popcount(builder, counted), answers)
+    if n == 4 and (found := _two_steps(table)):
+        inner, inner_table, outer, outer_table = found
+        first = builder.gate([literals[i] for i in inner], inner_table)
+        return builder.gate([first, *[literals[i] for i in outer]], outer_table)
+    i, halves, outer_table = _split(table, n)
+    rest = literals[:i] + literals[i + 1 :]
+    return builder.gate([*(_gate(builder, rest, half) for half in halves), literals[i]], outer_table)
 
 
 @functools.lru_cache(maxsize=512)
@@ -242,77 +178,6 @@ def _effort(table: int, n: int) -> int:
     """Return the operations of a table at most, if it has no other structure than the inputs that it reads."""
     read = len(truth.support(table, n))
     return int(read > 1) if read < 4 else (1 << (read - 2)) - 1
-
-
-# ------------------------------------------------------------------------------------- small gates move into their readers
-@functools.lru_cache(maxsize=1 << 14)
-def _composed(
-    outer: int, n: int, i: int, inner: int, positions: tuple[int, ...], m: int
-) -> tuple[tuple[int, ...], int]:
-    """Return the inputs that are read, and their table, of `outer` over m inputs with `inner` in the place of its input i.
-
-    The first n - 1 of the m are the other inputs of `outer`; `positions` are the inputs of `inner`.
-    """
-    others = range(n - 1)
-    low = truth.expand(truth.cofactor(outer, n, i, 0), n - 1, others, m)
-    high = truth.expand(truth.cofactor(outer, n, i, 1), n - 1, others, m)
-    chosen = truth.expand(inner, len(positions), positions, m)
-    table = low & ~chosen | high & chosen
-    read = truth.support(table, m)
-    for k in reversed(range(m)):
-        if k not in read:
-            table, m = truth.cofactor(table, m, k, 0), m - 1
-    if m < 2:
-        return (), 0
-    order, table = _ordered(table, m)
-    return tuple(read[k] for k in order), table
-
-
-def _absorb(program: Operations, readers: int) -> None:
-    """Move operations into their readers, at most so many, where all of these still have at most three inputs."""
-    first, fanins, tables = program.first, program.fanins, program.tables
-    outputs = {k >> 1 for k in program.literals}
-    fanouts: list[list[int]] = [[] for _ in range(first + len(program))]
-    for g, nodes in enumerate(fanins):
-        for node in nodes:
-            fanouts[node].append(g)
-    for g in range(len(program)):
-        node, inner, reading = first + g, fanins[g], fanouts[first + g]
-        if not 0 < len(reading) <= readers or node in outputs:
-            continue
-        if any(len({*inner, *fanins[r]}) > 4 for r in reading):  # three, and the operation itself
-            continue
-        new = []
-        for r in reading:
-            i = fanins[r].index(node)
-            union = list(fanins[r][:i] + fanins[r][i + 1 :])
-            union += [n for n in inner if n not in union]
-            read, table = _composed(
-                tables[r], len(fanins[r]), i, tables[g], tuple([union.index(n) for n in inner]), len(union)
-            )
-            new.append((r, tuple([union[k] for k in read]), table))
-        if not all(nodes for _, nodes, _ in new):  # a constant or a copy, which no operation is
-            continue
-        for r, nodes, table in new:
-            for n in fanins[r]:
-                fanouts[n].remove(r)
-            for n in nodes:
-                fanouts[n].append(r)
-            fanins[r], tables[r] = nodes, table
-
-
-def _alive(program: Operations) -> Operations:
-    """Return the operations that outputs read."""
-    first = program.first
-    used = bytearray(first + len(program))
-    for k in program.literals:
-        used[k >> 1] = 1
-    for g in range(len(program) - 1, -1, -1):
-        if used[first + g]:
-            for n in program.fanins[g]:
-                used[n] = 1
-    kept = [g for g in range(len(program)) if used[first + g]]
-    return program if len(kept) == len(program) else _renumbered(program, kept)
 
 
 def _renumbered(program: Operations, order: Sequence[int]) -> Operations:

@@ -9,12 +9,11 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from lutjax.circuits import _netlists, aiger, blif, netlist_json
+from lutjax.circuits import _netlists, _programs, aiger, blif, netlist_json
 from lutjax.circuits.circuit import Circuit
 
 _NAMES = ("yosys-abc", "berkeley-abc", "abc")
@@ -72,21 +71,10 @@ def run(script: str, folder: str | pathlib.Path = ".", *, seconds: float | int =
         raise RuntimeError("lutjax.circuits.abc: ABC is not installed; `pip install pyosys` brings it.")
     for alias, commands in _ALIASES.items():
         script = re.sub(rf"\b{alias}\b", commands, script)
-    try:
-        done = subprocess.run(
-            [program, "-q", script],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"lutjax.circuits.abc: no result after {seconds:g} seconds.") from None
-    text = _ESCAPES.sub("", done.stdout + done.stderr)
-    if done.returncode:
-        raise RuntimeError(f"lutjax.circuits.abc: ABC ended with {done.returncode}: {text.strip()[-300:]}")
+    status, text = _programs.run([program, "-q", script], folder, seconds, where="lutjax.circuits.abc: ")
+    text = _ESCAPES.sub("", text)
+    if status:
+        raise RuntimeError(f"lutjax.circuits.abc: ABC ended with {status}: {text.strip()[-300:]}")
     return text
 
 
@@ -195,22 +183,13 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
         raise RuntimeError("from_verilog: pyosys is not installed; `pip install pyosys` brings Yosys.")
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "a.v").write_text(text, encoding="utf-8")
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", _YOSYS],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"from_verilog: no result after {seconds:g} seconds.") from None
+        status, printed = _programs.run(
+            [sys.executable, "-c", _YOSYS], folder, seconds, where="from_verilog: "
+        )
         written = pathlib.Path(folder, "a.aig")
-        if done.returncode or not written.is_file():
+        if status or not written.is_file():
             log = pathlib.Path(folder, "a.log")
-            said = log.read_text(errors="replace") if log.is_file() else done.stdout + done.stderr
+            said = log.read_text(errors="replace") if log.is_file() else printed
             raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
         return aiger.read(written.read_bytes())
 

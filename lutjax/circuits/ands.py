@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, alive
 
 
 def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
@@ -99,19 +99,13 @@ class _Graph:
 
     def compact(self, outputs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """The nodes on which the outputs depend, counted anew, and the outputs."""
-        alive = bytearray(self.first + len(self.ands))
-        for literal in outputs:
-            alive[literal >> 1] = 1
-        for k in range(len(self.ands) - 1, -1, -1):
-            if alive[self.first + k]:
-                a, b = self.ands[k]
-                alive[a >> 1] = alive[b >> 1] = 1
+        needed = alive(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
         new = list(range(self.first))
         count = itertools.count(self.first)
-        new += [next(count) if kept else 0 for kept in alive[self.first :]]
+        new += [next(count) if kept else 0 for kept in needed]
         ands = [
             (2 * new[a >> 1] | a & 1, 2 * new[b >> 1] | b & 1)
-            for (a, b), kept in zip(self.ands, alive[self.first :], strict=True)
+            for (a, b), kept in zip(self.ands, needed, strict=True)
             if kept
         ]
         return ands, [2 * new[literal >> 1] | literal & 1 for literal in outputs]

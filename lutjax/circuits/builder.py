@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lutjax.circuits import truth
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, alive
 from lutjax.circuits.ports import Format, Port
 
 Literal = int  # 2 * node, and one more where the value is inverted
@@ -147,7 +147,7 @@ class Builder:
         for i, literal in enumerate(literals):
             if literal & 1:
                 table = truth.negate(table, n, i)
-        return self._normal(*_reduced([literal >> 1 for literal in literals], table))
+        return self._normal(*reduced([literal >> 1 for literal in literals], table))
 
     def _two(self, a: int, b: int, table: int) -> Literal:
         """Literal of a table that reads two nodes a < b."""
@@ -200,7 +200,7 @@ class Builder:
                     new, new_table = composed(
                         new, new_table, gate, fanins[gate - first], self._tables[gate - first]
                     )
-                new, new_table = _reduced(new, new_table)
+                new, new_table = reduced(new, new_table)
                 if len(new) <= n:
                     nodes, table, again = new, new_table, True
                     break
@@ -228,7 +228,9 @@ class Builder:
 
     def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
         readers = [0] * (self._first + len(fanins))
-        for node in itertools.chain.from_iterable(itertools.compress(fanins, self._alive(fanins, literals))):
+        for node in itertools.chain.from_iterable(
+            itertools.compress(fanins, alive(self._first, fanins, literals))
+        ):
             readers[node] += 1
         for literal in literals:
             readers[literal >> 1] += 1
@@ -266,7 +268,7 @@ class Builder:
         kept = bytearray(b"\1") * len(tables)
         if self.simplify:
             fanins, tables = self._absorbed(literals)
-            kept = self._alive(fanins, literals)
+            kept = alive(self._first, fanins, literals)
         before = list(itertools.accumulate(kept, initial=0))  # gates that are kept before each gate
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
@@ -297,27 +299,14 @@ class Builder:
             return rebuild(circuit, Builder(merge=self.merge, lut=self.lut))
         return circuit
 
-    def _alive(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> bytearray:
-        """Return for each gate whether an output depends on it."""
-        first = self._first
-        alive = bytearray(first + len(fanins))
-        for literal in literals:
-            alive[literal >> 1] = 1
-        for gate in range(len(fanins) - 1, -1, -1):
-            if alive[first + gate]:
-                for node in fanins[gate]:
-                    alive[node] = 1
-        return alive[first:]
-
     def _absorbed(self, literals: Sequence[Literal]) -> tuple[list[tuple[int, ...]], list[int]]:
         """Gates that have absorbed what only they read; the absorbed ones have no readers."""
         first, merge = self._first, self.merge
         fanins, tables = list(self._fanins), list(self._tables)
         if merge == 2:
             return fanins, tables
-        alive = self._alive(fanins, literals)
         readers = self._readers(fanins, literals)
-        for gate in itertools.compress(range(len(fanins)), alive):
+        for gate in itertools.compress(range(len(fanins)), alive(first, fanins, literals)):
             nodes, table = fanins[gate], tables[gate]
             at = 0
             while at < len(nodes):
@@ -331,7 +320,7 @@ class Builder:
                 new, table = composed(list(nodes), table, first + inner, fanins[inner], tables[inner])
                 for node in (*nodes, *fanins[inner]):
                     readers[node] -= 1
-                nodes, table = _sorted(*_reduced(new, table))
+                nodes, table = _sorted(*reduced(new, table))
                 for node in nodes:
                     readers[node] += 1
                 fanins[gate], tables[gate] = nodes, table
@@ -344,8 +333,9 @@ class Builder:
         self, fanins: list[tuple[int, ...]], tables: list[int], literals: Sequence[Literal]
     ) -> None:
         """Lets all readers of a gate read its inputs instead, where they have room: look-up tables cost the same full or not."""
-        first, alive = self._first, self._alive(fanins, literals)
-        readers: dict[int, set[int]] = {gate: set() for gate in itertools.compress(range(len(fanins)), alive)}
+        first = self._first
+        live = itertools.compress(range(len(fanins)), alive(first, fanins, literals))
+        readers: dict[int, set[int]] = {gate: set() for gate in live}
         for gate in readers:
             for node in fanins[gate]:
                 if node >= first:
@@ -360,7 +350,7 @@ class Builder:
             for gate in sorted(readers[inner]):
                 before = fanins[gate]
                 new = composed(before, tables[gate], first + inner, own, tables[inner])
-                fanins[gate], tables[gate] = _sorted(*_reduced(*new))
+                fanins[gate], tables[gate] = _sorted(*reduced(*new))
                 for node in {*before, *own}:
                     if node >= first:
                         readers[node - first].discard(gate)
@@ -419,8 +409,8 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     return builder.circuit(circuit.about)
 
 
-def _reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
-    """The different nodes that a table reads, and the table over them."""
+def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
+    """Return the different nodes that a table reads, and the table over them."""
     nodes = list(nodes)
     if len(set(nodes)) < len(nodes):
         for i in range(len(nodes) - 1, -1, -1):

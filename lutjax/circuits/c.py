@@ -1,15 +1,14 @@
 """Circuits as C99: a program that evaluates a word of samples at a time, as functions or as a table that a loop reads."""
 
-import functools
 import re
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _about, _names, _operations
+from lutjax.circuits import _about, _names, _operations, _templates
+from lutjax.circuits._formulas import formula
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
@@ -101,8 +100,8 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
             "a torus" if circuit.about.get("periodic") else "a grid, beyond which all cells are 0"
         )
     for end in ("h", "c"):
-        values["step"] = _filled(f"step.{end}", values) if automaton else ""
-        files[f"{name}.{end}"] = _filled(f"circuit.{end}", values)
+        values["step"] = _templates.filled(f"step.{end}", **values) if automaton else ""
+        files[f"{name}.{end}"] = _templates.filled(f"circuit.{end}", **values)
     return files
 
 
@@ -145,37 +144,28 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
     n = len(answers[0])
     if not n:
         raise ValueError("c_test: there are no samples; give at least one.")
-    lines = ["#include <stdio.h>", f'#include "{name}.h"', ""]
-    check = []
+    arrays, checks = [], []
     for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
         for port, given in zip(ports, numbers, strict=True):
-            lines.append(f"static const {_type(port)} {kind}_{port.name}[] = {{")
-            lines += [*_wrapped(_constants(port, given)), "};"]
+            arrays.append(f"static const {_type(port)} {kind}_{port.name}[] = {{")
+            arrays += [*_wrapped(_constants(port, given)), "};"]
     for port in circuit.outputs:
-        lines.append(f"static {_type(port)} output_{port.name}[{n * port.count}];")
-        check += [
-            f"        for (i = 0; i < {port.count}; i++)",
-            f"            same &= output_{port.name}[k * {port.count} + i] == expected_{port.name}[k * {port.count} + i];",
-        ]
-    arguments = [f"input_{port.name}" for port in circuit.inputs]
-    arguments += [str(n), *(f"output_{port.name}" for port in circuit.outputs)]
-    lines += [
-        "",
-        "int main(void)",
-        "{",
-        "    unsigned long k, i, wrong = 0;",
-        f"    {name}_predict({', '.join(arguments)});",
-        f"    for (k = 0; k < {n}; k++) {{",
-        "        int same = 1;",
-        *check,
-        "        wrong += !same;",
-        "    }",
-        f'    printf("{name}: {n} samples, %lu wrong\\n", wrong);',
-        "    return wrong != 0;",
-        "}",
-        "",
-    ]
-    return "\n".join(lines)
+        arrays.append(f"static {_type(port)} output_{port.name}[{n * port.count}];")
+        of_port = f"{port.name}[k * {port.count} + i]"
+        checks.append(f"        for (i = 0; i < {port.count}; i++)")
+        checks.append(f"            same &= output_{of_port} == expected_{of_port};")
+    inputs, outputs = (
+        [f"{kind}_{port.name}" for port in ports]
+        for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs))
+    )
+    return _templates.filled(
+        "test.c",
+        name=name,
+        n=n,
+        arrays="\n".join(arrays),
+        checks="\n".join(checks),
+        arguments=", ".join([*inputs, str(n), *outputs]),
+    )
 
 
 def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
@@ -187,48 +177,31 @@ def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
     return [str(k) if k > -(1 << 63) else "-9223372036854775807 - 1" for k in whole]
 
 
-def _filled(template: str, values: dict[str, str]) -> str:
-    text = resources.files(__package__).joinpath("templates", template).read_text("utf-8")
-    text = re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
-    return re.sub(r"\n{3,}", "\n\n", text)
-
-
 # ------------------------------------------------------------------------------------- words of the header
-def _described(port: Port) -> str:
-    f = port.format
-    kind = ("" if f.signed else "u") + (f"fixed{f.bits}.{f.fraction}" if f.fraction else f"int{f.bits}")
-    return f"{port.name}, {port.count} of {kind}" if f.bits > 1 else f"{port.name}, {port.count} bits"
-
-
 def _summary(circuit: Circuit) -> list[str]:
-    lines, at = [], 0
+    lines = []
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
         at = 0
         for port in ports:
+            kind = str(port.format) if port.format.bits > 1 else "bits"
+            of = "of " if port.format.bits > 1 else ""
             lines.append(
-                f"{what} {_described(port)}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
+                f"{what} {port.name}, {port.count} {of}{kind}: bits {at} to {at + port.n_bits - 1}, number after number, lowest bit first."
             )
             at += port.n_bits
     return lines
 
 
 def _numbers(circuit: Circuit) -> list[str]:
-    lines = [
-        f"input_{port.name} has {port.count} numbers of each sample; {_kept(port)}" for port in circuit.inputs
-    ]
+    lines = []
+    for port in circuit.inputs:
+        which = f"their lowest {port.format.bits}" if port.format.bits < _width(port) else "all"
+        lines.append(f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read.")
     lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
     for port in (*circuit.inputs, *circuit.outputs):
         if port.format.fraction:
             lines.append(f"A number of {port.name} stands for itself over {2**port.format.fraction}.")
     return lines
-
-
-def _kept(port: Port) -> str:
-    return (
-        f"their lowest {port.format.bits} bits are read."
-        if port.format.bits < _width(port)
-        else "all bits are read."
-    )
 
 
 def _width(port: Port) -> int:
@@ -240,46 +213,13 @@ def _type(port: Port) -> str:
 
 
 # ------------------------------------------------------------------------------------- operations as C
-@functools.cache
-def _expressions() -> dict[int, str]:
-    """Return for each table of a, b and c that is not constant a shortest expression."""
-    shortest = {0b10101010: "a", 0b11001100: "b", 0b11110000: "c"}
-    by_length = [list(shortest)]
-    while len(shortest) < 254:
-        new: dict[int, str] = {}
-        length = len(by_length)
-        for i in range(length):
-            for p in by_length[i]:
-                left = _within(shortest[p])
-                found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
-                for q in by_length[length - 1 - i]:
-                    right = _within(shortest[q])
-                    found += [
-                        (p & q, f"{left} & {right}"),
-                        (p | q, f"{left} | {right}"),
-                        (p ^ q, f"{left} ^ {right}"),
-                        (p & ~q, f"{left} & ~{right}"),
-                    ]
-                for table, text in found:
-                    if 0 < table < 255 and table not in shortest:
-                        new.setdefault(table, text)
-        shortest |= new
-        by_length.append(list(new))
-    return shortest
-
-
-def _within(text: str) -> str:
-    return text if len(text) == 1 else f"({text})"
-
-
 def _macros(program: Operations) -> str:
     """Return a macro for each operation that is used: ``F3_E8(a, b, c)`` is that of the table 0xE8 over three."""
     lines = []
     for n, table in sorted(
         {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
     ):
-        text = _expressions()[table * 0x11 if n == 2 else table]
-        text = re.sub("[abc]", lambda match: f"({match[0]})", text)
+        text = formula(table, n).format("(a)", "(b)", "(c)")
         lines.append(f"#define {_macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
     return "\n".join(lines)
 
@@ -345,49 +285,32 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         table.append(place[program.first + g])
     kinds = sorted({kind for kind, _ in runs})
     bits = 16 if slots < 1 << 16 else 32
-    lines = [
-        f"static const uint{bits}_t operands[] = {{ /* for each operation the places that it reads, and the one it writes */",
-        *_wrapped(table),
-        "};",
-        f"static const uint{16 if program.n_inputs < 1 << 16 else 32}_t inputs[] = {{ /* those that are read */",
-        *_wrapped([node - 1 for node in read]),
-        "};",
-        "static const uint32_t runs[][2] = { /* kind of operation, and how many follow */",
-        *_wrapped([f"{{{kinds.index(kind)}, {count}}}" for kind, count in runs] + ["{0, 0}"]),
-        "};",
-        "static const uint32_t results[] = { /* twice the place, and one more for the inverse */",
-        *_wrapped([2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals] or [0]),
-        "};",
-        "",
-        f"void {name}_words(const word *x, word *y)",
-        "{",
-        f"    MEMORY word v[{slots + 1}] ALIGNED;",
-        f"    const uint{bits}_t *p = operands;",
-        "    size_t k, run;",
-        f"    for (k = 0; k < {len(read)}; k++)",
-        "        v[k] = x[inputs[k]];",
-        f"    v[{slots}] = (word){{0}};",
-        "    for (run = 0; runs[run][1] > 0; run++) {",
-        "        uint32_t n = runs[run][1];",
-        "        switch (runs[run][0]) {",
-    ]
+    cases = []
     for i, (n, answers) in enumerate(kinds):
         reads = ", ".join(f"v[p[{k}]]" for k in range(n))
-        lines += [
+        cases += [
             f"        case {i}:",
             f"            for (; n > 0; n--, p += {n + 1})",
             f"                v[p[{n}]] = {_macro(n, answers)}({reads});",
             "            break;",
         ]
-    lines += [
-        "        }",
-        "    }",
-        f"    for (k = 0; k < {len(program.literals)}; k++)",
-        "        y[k] = results[k] & 1 ? (word)~v[results[k] >> 1] : v[results[k] >> 1];",
-        "    (void)x, (void)y, (void)p;",
-        "}",
-    ]
-    return "\n".join(lines), slots + 1
+    results = [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
+    text = _templates.filled(
+        "interpreter.c",
+        name=name,
+        bits=bits,
+        operands="\n".join(_wrapped(table)),
+        input_bits=16 if program.n_inputs < 1 << 16 else 32,
+        inputs="\n".join(_wrapped([node - 1 for node in read])),
+        runs="\n".join(_wrapped([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
+        results="\n".join(_wrapped(results or [0])),
+        n_read=len(read),
+        slots=slots,
+        n_slots=slots + 1,
+        cases="\n".join(cases),
+        n_outputs=len(program.literals),
+    )
+    return text.rstrip(), slots + 1
 
 
 def _inputs_read(program: Operations) -> list[int]:
@@ -404,17 +327,17 @@ def _wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
 # ------------------------------------------------------------------------------------- numbers and bits
 def _conversion(template: str, port: Port, read: int) -> str:
     """Return the function that takes numbers of a port to bits, the lowest `read` of each, or back."""
-    values = {
-        "port": port.name,
-        "type": _type(port),
-        "unsigned": f"uint{_width(port)}_t",
-        "count": str(port.count),
-        "bits": str(port.format.bits),
-        "read": str(read),
-        "width": str(_width(port)),
-        "sign": str(port.format.bits - 1 if port.format.signed else -1),
-    }
-    return _filled(template, values)
+    return _templates.filled(
+        template,
+        port=port.name,
+        type=_type(port),
+        unsigned=f"uint{_width(port)}_t",
+        count=port.count,
+        bits=port.format.bits,
+        read=read,
+        width=_width(port),
+        sign=port.format.bits - 1 if port.format.signed else -1,
+    )
 
 
 def _bits_read(circuit: Circuit, program: Operations) -> list[int]:

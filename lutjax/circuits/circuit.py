@@ -214,7 +214,7 @@ class Circuit:
         found = _unpack(words, n_samples)
         rows = np.cumsum([0] + [port.n_bits for port in self.outputs])
         results = tuple(
-            _decode(port, found[start:end])
+            numbers_of(port, found[start:end])
             for port, start, end in zip(self.outputs, rows[:-1], rows[1:], strict=True)
         )
         return results[0] if len(results) == 1 else results
@@ -311,8 +311,20 @@ def _encode(port: Port, given: Any) -> np.ndarray:
     return bits.astype(np.uint8).reshape(port.n_bits, -1)
 
 
-def _decode(port: Port, bits: np.ndarray) -> np.ndarray:
-    """Bits ``[count * bits, samples]`` as numbers ``[samples, count]``, or ``[samples]`` of one."""
+def alive(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
+    """Return for each gate, the first of which is the node `first`, whether one of these literals depends on it."""
+    found = bytearray(first + len(fanins))
+    for literal in literals:
+        found[literal >> 1] = 1
+    for gate in range(len(fanins) - 1, -1, -1):
+        if found[first + gate]:
+            for node in fanins[gate]:
+                found[node] = 1
+    return found[first:]
+
+
+def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
+    """Return bits ``[count * bits, samples]`` as numbers ``[samples, count]``, or ``[samples]`` of one."""
     bits = bits.reshape(port.count, port.format.bits, bits.shape[1])
     codes = np.zeros((port.count, bits.shape[2]), np.uint64)
     for k in range(port.format.bits):

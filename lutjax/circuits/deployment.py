@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names, aiger, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits import _names, _templates, aiger, blif, c, dot, netlist_json, page, statistics, verilog
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._files import digest_of, entries, replacing
@@ -229,42 +230,22 @@ def _verilog(request: Request) -> dict[str, str]:
     }
 
 
-def _blif(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.blif": blif.write(request.circuit, request.options.name)}
-
-
-def _aiger(request: Request) -> dict[str, bytes]:
-    name, circuit = request.options.name, request.circuit
-    return {f"{name}.aig": aiger.write(circuit), f"{name}.aag": aiger.write(circuit, binary=False)}
-
-
-def _netlist(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.json": netlist_json.write(request.circuit)}
-
-
-def _c(request: Request) -> dict[str, str]:
-    circuit, name = request.circuit, request.options.name
-    test = c.c_test(circuit, *as_called(circuit.inputs, request.vectors.inputs), name=name)
-    return {**c.write(circuit, name), f"{name}_test.c": test}
-
-
-def _html(request: Request) -> dict[str, str]:
-    options = dict(request.page)
-    return {f"{request.options.name}.html": page.write(options.pop("circuit", request.circuit), **options)}
-
-
-def _dot(request: Request) -> dict[str, str]:
-    return {f"{request.options.name}.dot": dot.write(request.circuit, request.options.name)}
-
-
 FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "verilog": _verilog,
-    "blif": _blif,
-    "aiger": _aiger,
-    "json": _netlist,
-    "c": _c,
-    "html": _html,
-    "dot": _dot,
+    "blif": lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
+    "aiger": lambda r: {
+        f"{r.options.name}.aig": aiger.write(r.circuit),
+        f"{r.options.name}.aag": aiger.write(r.circuit, binary=False),
+    },
+    "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
+    "c": lambda r: {
+        **c.write(r.circuit, r.options.name),
+        f"{r.options.name}_test.c": c.c_test(
+            r.circuit, *as_called(r.circuit.inputs, r.vectors.inputs), name=r.options.name
+        ),
+    },
+    "html": lambda r: {f"{r.options.name}.html": page.write(**{"circuit": r.circuit, **r.page})},
+    "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
 """For each format the function that returns its files by their names."""
 
@@ -331,7 +312,8 @@ def facts_of(request: Request) -> dict[str, Any]:
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return lines about a circuit and its files."""
     stats = statistics.of(circuit, lut6=False)
-    parts = ", ".join(f"{part.name} {part.gates:,}" for part in _few(stats.parts))
+    most = sorted(stats.parts, key=lambda part: -part.gates)[:8]
+    parts = ", ".join(f"{part.name} {part.gates:,}" for part in stats.parts if part in most)
     return [
         f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
         *sizes(files),
@@ -344,53 +326,10 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
 
 
-def _few(parts: Sequence[Any]) -> list[Any]:
-    """Return parts, of more than eight those with the most gates."""
-    if len(parts) <= 8:
-        return list(parts)
-    most = sorted(parts, key=lambda part: -part.gates)[:8]
-    return [part for part in parts if part in most]
-
-
-_MAKEFILE = """\
-# make checks all for which the tools are found; make c and make verilog check one format.
-CC ?= cc
-CFLAGS ?= -O2
-
-all:%ALL%
-%RULES%
-clean:
-\trm -rf build
-
-.PHONY: all clean%ALL%
-"""
-_RULES = {
-    "c": """
-c:
-\t@mkdir -p build
-\t$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -o build/%NAME%_test %NAME%_test.c %NAME%.c
-\t./build/%NAME%_test
-""",
-    "verilog": """
-verilog:
-\t@if command -v iverilog > /dev/null; then set -e; mkdir -p build; \\
-\t  iverilog -g2005 -o build/%NAME%.vvp %NAME%.v %NAME%_testbench.v; \\
-\t  vvp build/%NAME%.vvp | tee build/verilog.log; grep -q ^PASS build/verilog.log; \\
-\telse echo "verilog: skipped, as iverilog is not found"; fi
-
-# Cells of a synthesis by yosys, in look-up tables of 6 inputs.
-synth:
-\tyosys -p "read_verilog %NAME%.v; synth -top %NAME% -lut 6; stat"
-""",
-}
-
-
 def _makefile(name: str, formats: set[str]) -> str:
-    rules = {target: rule for target, rule in _RULES.items() if target in formats}
-    text = _MAKEFILE.replace("%RULES%", "".join(rules.values())).replace(
-        "%ALL%", "".join(f" {t}" for t in rules)
-    )
-    return text.replace("%NAME%", name)
+    targets = [target for target in ("c", "verilog") if target in formats]
+    rules = "".join("\n" + _templates.filled(f"{target}.mk", name=name) for target in targets)
+    return _templates.filled("Makefile", all="".join(f" {target}" for target in targets), rules=rules)
 
 
 def manifest_of(
@@ -419,11 +358,6 @@ def manifest_of(
             for name, (format, content) in sorted(files.items())
         },
     }
-
-
-def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
-    """Return ports as JSON."""
-    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
 
 
 def check_place(folder: Path) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from lutjax.circuits import _names
+from lutjax.circuits import _names, _templates
 from lutjax.values import _quantised
 
 _INT32 = np.iinfo(np.int32)
@@ -193,71 +193,56 @@ class IntegerLUT:
         }
 
     def _header(self, name: str) -> str:
-        guard = f"{name.upper()}_H"
-        return "\n".join(
-            [
-                f"/* Look-up layer of {len(self.values)} detectors: an output stands for y / 2**{name.upper()}_FRACTION. */",
-                f"#ifndef {guard}",
-                f"#define {guard}",
-                "",
-                "#include <stdint.h>",
-                "",
-                f"#define {name.upper()}_INPUTS {self.in_features}",
-                f"#define {name.upper()}_OUTPUTS {self.out_features}",
-                f"#define {name.upper()}_FRACTION {self.fraction}",
-                "",
-                *("#ifdef __cplusplus", 'extern "C"', "#endif"),
-                f"void {name}(const int32_t x[{name.upper()}_INPUTS], int32_t y[{name.upper()}_OUTPUTS]);",
-                "",
-                "#endif",
-                "",
-            ]
+        return _templates.filled(
+            "layer.h",
+            name=name,
+            NAME=name.upper(),
+            detectors=len(self.values),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            fraction=self.fraction,
         )
 
     def _source(self, name: str) -> str:
         tables, rows, columns = self.values.shape
-        inputs, outputs = self.in_features // self.groups, self.out_features // self.groups
-        anchors = self.anchors.shape[1]
-        lines = [f'#include "{name}.h"', '#include "detectors.h"', ""]
-        lines += array("uint16_t", "anchors", self.anchors) if anchors else []
-        lines += array(f"{self.values.dtype}_t", "values", self.values)
-        shifted = bool(self.shifts.any())
-        lines += array("uint8_t", "shifts", self.shifts) if shifted else []
+        n_anchors, dtype = self.anchors.shape[1], f"{self.values.dtype}_t"
+        arrays = array("uint16_t", "anchors", self.anchors) if n_anchors else []
+        arrays += array(dtype, "values", self.values)
+        shifted, x, y = "", "x", "y"
+        if self.shifts.any():
+            arrays += array("uint8_t", "shifts", self.shifts)
+            shifted = f"    for (int32_t k = 0; k < {self.out_features}; k++)\n        y[k] *= (int32_t)1 << shifts[k];\n"
+        if self.groups > 1:
+            group = f"t / {tables // self.groups}"
+            x = f"x + {group} * {self.in_features // self.groups}"
+            y = f"y + {group} * {self.out_features // self.groups}"
+        row = f"lutjax_row({x}, anchors + t * {2 * n_anchors}, {n_anchors}, {max(1, self.dead_zone)})"
+        place, added = "", "sum[k] += value[k]"
         if self.targets is not None:
-            lines += array("int32_t", "targets", self.targets)
-        lines += [f"void {name}(const int32_t x[{self.in_features}], int32_t y[{self.out_features}])", "{"]
-        lines += [f"    for (int32_t k = 0; k < {self.out_features}; k++)", "        y[k] = 0;"]
-        lines += [f"    for (int32_t t = 0; t < {tables}; t++) {{"]
-        of_group = tables // self.groups
-        sources, sinks = ("x", "y") if self.groups == 1 else (
-            f"x + t / {of_group} * {inputs}",
-            f"y + t / {of_group} * {outputs}",
-        )  # fmt: skip
-        if anchors:
-            least = max(1, self.dead_zone)
-            address = f"lutjax_row({sources}, anchors + t * {2 * anchors}, {anchors}, {least})"
-        else:
-            address = "0"
-            lines += ["        (void)x, (void)lutjax_row;"]
-        lines += [f"        uint32_t row = {address};"]
-        lines += [
-            f"        const {self.values.dtype}_t *value = values + ((uint32_t)t * {rows} + row) * {columns};"
-        ]
-        lines += [f"        int32_t *sum = {sinks};"]
-        if self.targets is None:
-            lines += [f"        for (int32_t k = 0; k < {columns}; k++)", "            sum[k] += value[k];"]
-        else:
-            table = "(uint32_t)t" if len(self.targets) > 1 else "0"
-            row = "row" if self.targets.shape[1] > 1 else "0"
-            place = f"({table} * {self.targets.shape[1]} + {row}) * {columns}"
-            lines += [f"        const int32_t *target = targets + {place};"]
-            lines += [f"        for (int32_t k = 0; k < {columns}; k++)"]
-            lines += ["            if (target[k] >= 0)", "                sum[target[k]] += value[k];"]
-        lines += ["    }"]
-        if shifted:
-            lines += [f"    for (int32_t k = 0; k < {self.out_features}; k++)"]
-            lines += ["        y[k] *= (int32_t)1 << shifts[k];"]
-        return "\n".join([*lines, "}", ""])
+            arrays += array("int32_t", "targets", self.targets)
+            of_tables, of_rows, _ = self.targets.shape
+            table, of_row = "(uint32_t)t" if of_tables > 1 else "0", "row" if of_rows > 1 else "0"
+            place = (
+                f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
+            )
+            added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
+        return _templates.filled(
+            "layer.c",
+            name=name,
+            arrays="\n".join(arrays),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            detectors=tables,
+            rows=rows,
+            columns=columns,
+            dtype=dtype,
+            row=row if n_anchors else "0",
+            unused="" if n_anchors else "(void)x, (void)lutjax_row;\n        ",
+            sum=y,
+            place=place,
+            added=added,
+            shifted=shifted,
+        )
 
 
 def of(

@@ -141,7 +141,7 @@ def nodes_read(circuit: Circuit) -> list[int]:
     return sorted(node for node in nodes if node < circuit.first_gate)
 
 
-def write(circuit: Circuit, name: str = "circuit") -> str:
+def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) -> str:
     """Return the circuit as text of Graphviz, to be drawn by ``dot``.
 
     Gates are named by their function, or by their table in base 16 with the inputs numbered from the lowest bit of the
@@ -150,6 +150,7 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
 
     Args:
       name: of the graph.
+      title: above the graph.
 
     Example:
       >>> from lutjax.circuits import Builder, dot
@@ -176,6 +177,7 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
         "  rankdir=LR;",
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
         "  edge [arrowsize=0.7];",
+        *([] if title is None else [f"  label={_label(title)}; labelloc=t;"]),
     ]
     names = ["0", *bit_names(circuit.inputs)]
     lines += [f'  n{k} [label={_label(names[k])}, shape=plaintext, style=""];' for k in nodes_read(circuit)]

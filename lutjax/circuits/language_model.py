@@ -122,7 +122,7 @@ class IntegerLanguageModel:
         files = {name: source(name) for name in _SOURCES}
         files["model.h"] = self._sizes(tables_in_file)
         files["tables.h"], files["tables.c"] = self._arrays(tables_in_file)
-        files["Makefile"] = _MAKEFILE
+        files["Makefile"] = source("Makefile")
         texts = {name: text.encode("ascii") for name, text in files.items()}
         if not tables_in_file:
             return texts
@@ -521,14 +521,3 @@ _SECONDS = 600  # after which a program is ended
 _SOURCES = ("language_model.h", "language_model.c", "detectors.h", "main.c")
 FILES = frozenset((*_SOURCES, "model.h", "tables.h", "tables.c", TEXTS, TABLES_FILE))
 """Names of the files of a program but its Makefile; that of the tables may be missing."""
-
-_MAKEFILE = """CFLAGS = -std=c99 -O2 -Wall -Wextra
-
-language_model: main.c language_model.c tables.c language_model.h detectors.h model.h tables.h
-\t$(CC) $(CFLAGS) -o $@ main.c language_model.c tables.c
-
-clean:
-\trm -f language_model
-
-.PHONY: clean
-"""

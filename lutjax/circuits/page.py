@@ -1,8 +1,8 @@
 """A circuit as one HTML file that runs it."""
 
 import base64
+import dataclasses
 import html
-import importlib.resources
 import json
 import math
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits import truth
+from lutjax.circuits import _templates, truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
@@ -91,8 +91,8 @@ def write(
             )
     data: dict[str, Any] = {
         "kind": kind,
-        "inputs": [_port(port) for port in circuit.inputs],
-        "outputs": [_port(port) for port in circuit.outputs],
+        "inputs": interface(circuit.inputs),
+        "outputs": interface(circuit.outputs),
         "literals": list(circuit.literals),
         "parts": [list(part) for part in circuit.parts],
         "about": dict(circuit.about),
@@ -112,13 +112,13 @@ def write(
         "gates": _gates(kind, circuit),
         # Inside of a script element only "<" could end it or begin a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "body": _template(f"{kind}.html"),
-        "script": _template(f"{kind}.js"),
+        "body": _templates.text(f"{kind}.html").strip(),
+        "script": _templates.text(f"{kind}.js").strip(),
     }
     return re.sub(
         r"{{([\w.]+)}}",
-        lambda m: text[m[1]] if m[1] in text else _template(m[1]),
-        _template("page.html"),
+        lambda m: text[m[1]] if m[1] in text else _templates.text(m[1]).strip(),
+        _templates.text("page.html").strip(),
     )
 
 
@@ -192,7 +192,7 @@ def _from_data(data: Any) -> Circuit:
 
 
 def _port_of(fields: Fields, found: Any) -> Port:
-    """Return the port of an entry of `_port`."""
+    """Return the port of an entry of `interface`."""
     bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
     return Port(
         fields.field(found, "name", str),
@@ -278,19 +278,9 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
     return tuple(fanins), tuple(tables)
 
 
-def _template(name: str) -> str:
-    return importlib.resources.files("lutjax.circuits").joinpath("templates", name).read_text("utf-8").strip()
-
-
-def _port(port: Port) -> dict[str, Any]:
-    form = port.format
-    return {
-        "name": port.name,
-        "count": port.count,
-        "bits": form.bits,
-        "fraction": form.fraction,
-        "signed": form.signed,
-    }
+def interface(ports: Sequence[Port]) -> list[dict[str, Any]]:
+    """Return ports as JSON."""
+    return [{"name": port.name, "count": port.count, **dataclasses.asdict(port.format)} for port in ports]
 
 
 def _image(circuit: Circuit) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from lutjax._version import __version__
 from lutjax.circuits import (
+    _programs,
     abc,
     aiger,
     blif,
@@ -29,7 +30,7 @@ from lutjax.circuits import (
     simulate,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called, by_port, evaluated
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
@@ -201,55 +202,41 @@ def checks_of(
     Args:
       manifest: as `deployment.read_manifest` returns it, or what a damaged one holds.
     """
-    checks = [
-        Check("digests of all files", functools.partial(_digests, folder, manifest)),
-    ]
+    checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
+
+    def add(name: str, run: Callable[[], str], *proves: str) -> None:
+        checks.append(Check(name, run, proves))
+
+    def add_each(names: Iterable[str], what: str, run: Callable[[str], str]) -> None:
+        for name in names:
+            add(f"{name}{what}", functools.partial(run, name), name)
+
     if (folder / "main.c").exists():  # no circuit has this name, whatever kind is stated
-        names = tuple(sorted(entries(folder) & language_model.FILES))
-        return [
-            *checks,
-            Check(f"{MANIFEST} = the files", functools.partial(_program_is_described, folder, manifest)),
-            Check("the C program = the model in JAX", functools.partial(_program_holds, folder), names),
-        ]
+        names = sorted(entries(folder) & language_model.FILES)
+        add(f"{MANIFEST} = the files", functools.partial(_program_is_described, folder, manifest))
+        add("the C program = the model in JAX", functools.partial(_program_holds, folder), *names)
+        return checks
     export = _Export(folder, manifest)
-    circuit = export.circuit_name
-    checks += [
-        Check(f"{MANIFEST} = the files", export.is_described),
-        Check(f"{circuit} in NumPy = {VECTORS}", export.vectors_hold, (circuit, VECTORS)),
-    ]
+    circuit, module = export.circuit_name, f"{export.name}.v"
+    netlists = [name for format in ("blif", "aiger") for name in export.names(format)]
+    add(f"{MANIFEST} = the files", export.is_described)
+    add(f"{circuit} in NumPy = {VECTORS}", export.vectors_hold, circuit, VECTORS)
     if oracle is not None:
-        checks += [
-            Check(f"{circuit} = the model in JAX", functools.partial(export.model_holds, oracle), (circuit,))
-        ]
+        add(f"{circuit} = the model in JAX", functools.partial(export.model_holds, oracle), circuit)
     if export.states_life():
-        checks += [Check(f"{circuit} = the Game of Life", export.is_life, (circuit,))]
-    for format in ("blif", "aiger"):
-        for name in export.names(format):
-            checks += [
-                Check(f"{name} in NumPy = {circuit}", functools.partial(export.read_holds, name), (name,))
-            ]
-    for name in export.names("html"):
-        checks += [
-            Check(f"{name} in NumPy = {circuit}", functools.partial(export.shown_holds, name), (name,))
-        ]
-    module, program = f"{export.name}.v", f"{export.name}.c"
+        add(f"{circuit} = the Game of Life", export.is_life, circuit)
+    add_each(netlists, f" in NumPy = {circuit}", export.read_holds)
+    add_each(export.names("html"), f" in NumPy = {circuit}", export.shown_holds)
     if module in export.names("verilog"):
-        checks += [Check(f"{module}, its ports = {circuit}", export.ports_hold)]
-    if program in export.names("c"):
-        checks += [Check(f"C, compiled = {VECTORS}", export.c_holds, export.names("c"))]
+        add(f"{module}, its ports = {circuit}", export.ports_hold)
+    if f"{export.name}.c" in export.names("c"):
+        add(f"C, compiled = {VECTORS}", export.c_holds, *export.names("c"))
     if module in export.names("verilog"):
-        checks += [Check(f"Verilog, simulated = {VECTORS}", export.verilog_holds, export.names("verilog"))]
-    for name in export.names("html"):
-        checks += [
-            Check(f"{name}, its script = {VECTORS}", functools.partial(export.page_holds, name), (name,))
-        ]
+        add(f"Verilog, simulated = {VECTORS}", export.verilog_holds, *export.names("verilog"))
+    add_each(export.names("html"), f", its script = {VECTORS}", export.page_holds)
     proved = {f"{export.name}.blif", f"{export.name}.aig", *(() if export.has_registers() else (module,))}
-    for name in (*export.names("blif"), *export.names("aiger"), *export.names("verilog")):
-        if name not in proved:
-            continue
-        checks += [
-            Check(f"{name} = {circuit}, by ABC", functools.partial(export.equal_by_abc, name), (name,))
-        ]
+    written = (*netlists, *export.names("verilog"))
+    add_each((name for name in written if name in proved), f" = {circuit}, by ABC", export.equal_by_abc)
     return checks
 
 
@@ -570,11 +557,8 @@ def _tried(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
         what = f"{samples} random ones"
     numbers, start = [], 0
     for port in ports:
-        own = bits[:, start : start + port.n_bits].reshape(len(bits), port.count, port.format.bits)
-        codes = np.zeros(own.shape[:2], np.uint64)
-        for k in range(port.format.bits):
-            codes |= own[..., k].astype(np.uint64) << np.uint64(k)
-        numbers.append(np.asarray(port.format.decode(codes)))
+        own = bits[:, start : start + port.n_bits].T
+        numbers.append(numbers_of(port, own).reshape(len(bits), port.count))
         start += port.n_bits
     return numbers, what
 
@@ -695,22 +679,13 @@ def _called(*words: str | Path, cwd: Path) -> str:
     """
     try:
         with _running(words[0]):
-            done = subprocess.run(
-                list(map(str, words)),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-            )
-    except subprocess.TimeoutExpired as error:
-        raise FailedError(f"{Path(words[0]).name}: no result after {_SECONDS} seconds") from error
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        last = lines[-1] if lines else f"status {done.returncode}"
+            status, text = _programs.run(words, cwd, _SECONDS)
+    except TimeoutError as error:
+        raise FailedError(f"{Path(words[0]).name}: {str(error).removesuffix('.')}") from error
+    if status:
+        lines = [line for line in text.splitlines() if line.strip()]
+        last = lines[-1] if lines else f"status {status}"
         # Compilers end with a picture of the place.
         why = next((line for line in lines if re.search(r"\berror\b", line)), last)
         raise FailedError(f"{Path(words[0]).name}: {why}")
-    return done.stdout
+    return text

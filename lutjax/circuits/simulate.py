@@ -3,9 +3,10 @@
 import dataclasses
 import pathlib
 import shutil
-import subprocess
 import tempfile
 import time
+
+from lutjax.circuits import _programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,26 +57,16 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
             [compiler, "-g2001", "-o", "testbench.vvp", "testbench.v", "module.v"],
             ["vvp", "-n", "testbench.vvp"],
         ):
-            left = seconds - (time.perf_counter() - start)
+            left = max(seconds - (time.perf_counter() - start), 0)
             try:
-                if left <= 0:
-                    raise subprocess.TimeoutExpired(command, seconds)
-                done = subprocess.run(
-                    command,
-                    cwd=folder,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=left,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
+                status, text = _programs.run(command, folder, left)
+            except TimeoutError:
                 passed, line = False, f"no result after {seconds:g} seconds"
                 break
-            lines = (done.stdout + done.stderr).strip().splitlines() or [f"{command[0]} printed nothing"]
+            lines = text.strip().splitlines() or [f"{command[0]} printed nothing"]
             found = [row for row in lines if row.startswith(("PASS", "FAIL"))]
             line = (found or lines)[0]
-            passed = done.returncode == 0 and len(found) == 1 and line.startswith("PASS")
-            if done.returncode:
+            passed = status == 0 and len(found) == 1 and line.startswith("PASS")
+            if status:
                 break
     return Simulation(passed, line, time.perf_counter() - start)

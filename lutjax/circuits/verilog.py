@@ -5,33 +5,19 @@ the same ports (``std_logic`` and ``std_logic_vector``). A second language would
 Yosys reads it.
 """
 
-import functools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 
-from lutjax.circuits import _about, _names, _netlists, truth
+from lutjax.circuits import _about, _names, _netlists, _templates, truth
+from lutjax.circuits._formulas import formula
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
 CONTROL = ("clk", "reset", "valid_in", "valid_out")  # ports of a module with registers
-_OPERATORS = {  # of tables that read both of two inputs
-    0b0001: "~({0} | {1})",
-    0b0010: "{0} & ~{1}",
-    0b0100: "~{0} & {1}",
-    0b0110: "{0} ^ {1}",
-    0b0111: "~({0} & {1})",
-    0b1000: "{0} & {1}",
-    0b1001: "~({0} ^ {1})",
-    0b1011: "{0} | ~{1}",
-    0b1101: "~{0} | {1}",
-    0b1110: "{0} | {1}",
-}
-_PAIRS = ((0, 0), (1, 0), (0, 1), (1, 1))
 
 
 def latency(circuit: Circuit, registers: int) -> int:
@@ -99,8 +85,10 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
             [at(node, stages[first + g]) for node in nodes] if registers else [now[node] for node in nodes]
         )
         n = len(reads)
-        if n <= 3 or table in (0, truth.FULL[n]):
-            value = _expression(table, n).format(*reads)
+        if table in (0, truth.FULL[n]):
+            value = f"1'b{table & 1}"
+        elif n <= 3:
+            value = formula(table, n).format(*reads)
         else:
             called = f"{function}{n}_{table:x}"
             functions[n, table] = called
@@ -206,107 +194,33 @@ def testbench(
         for port in ports:
             connections.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
             start += port.n_bits
-    head = f"""\
-// {n} samples for the module {name}; prints one line, PASS or FAIL
-`timescale 1ns / 1ps
-`default_nettype none
-module {name}_testbench;
-  reg [{n_in - 1}:0] samples [0:{n - 1}];
-  reg [{n_out - 1}:0] answers [0:{n - 1}];
-  reg [{n_in - 1}:0] inputs;
-  wire [{n_out - 1}:0] outputs;
-  reg [{n_out - 1}:0] found;
-  integer got, wrong, first;
-"""
-    fields = {
-        "%MODULE%": name,
-        "%CONNECTIONS%": ", ".join(connections),
-        "%N%": str(n),
-        "%LATENCY%": str(latency(circuit, registers)),
-        "%TOP%": str(latency(circuit, registers) - 1),
-        "%UNKNOWN%": f"{{{n_in}{{1'bx}}}}",
-    }
-    body = _PIPELINE if registers else _COMBINATIONAL
-    for field, value in fields.items():
-        body = body.replace(field, value)
+    cycles = latency(circuit, registers)
+    body = _templates.filled(
+        "pipeline.v" if registers else "combinational.v",
+        module=name,
+        connections=", ".join(connections),
+        n=n,
+        latency=cycles,
+        top=cycles - 1,
+        unknown=f"{{{n_in}{{1'bx}}}}",
+    )
     loads = [
         f"    samples[{k}] = {n_in}'h{sample}; answers[{k}] = {n_out}'h{answer};"
         for k, (sample, answer) in enumerate(zip(*rows, strict=True))
     ]
-    return "\n".join(
-        [head + body, "  task load; begin", *loads, "  end endtask", "endmodule", "`default_nettype wire", ""]
+    return _templates.filled(
+        "testbench.v",
+        module=name,
+        n=n,
+        last=n - 1,
+        in_top=n_in - 1,
+        out_top=n_out - 1,
+        body=body.rstrip(),
+        loads="\n".join(loads),
     )
 
 
 testbench.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
-
-_COMBINATIONAL = """\
-  %MODULE% dut (%CONNECTIONS%);
-  initial begin
-    load;
-    wrong = 0;
-    for (got = 0; got < %N%; got = got + 1) begin
-      inputs = samples[got];
-      #1;
-      if (outputs !== answers[got]) begin
-        if (wrong == 0) begin first = got; found = outputs; end
-        wrong = wrong + 1;
-      end
-      #1;
-    end
-    if (wrong == 0) $display("PASS: %N% samples");
-    else $display("FAIL: %0d of %N% samples have a wrong answer, first sample %0d: %h instead of %h",
-                  wrong, first, found, answers[first]);
-    $finish;
-  end"""
-
-_PIPELINE = """\
-  reg clk, reset, valid_in;
-  wire valid_out;
-  reg [%TOP%:0] valid;  // what valid_out must be, now and in the next cycles
-  reg [15:0] random;
-  integer cycle, sent, wrong_valid;
-  %MODULE% dut (%CONNECTIONS%);
-  initial clk = 0;
-  always #5 clk = ~clk;
-  task drive(input send, input clear); begin
-    valid_in = send;
-    reset = clear;
-    inputs = send ? samples[sent % %N%] : %UNKNOWN%;
-    if (send && !clear) sent = sent + 1;
-    valid = clear ? 0 : (valid << 1) | send;
-    @(negedge clk);
-    if (valid_out !== valid[%TOP%]) wrong_valid = wrong_valid + 1;
-    if (valid_out === 1'b1) begin
-      if (outputs !== answers[got % %N%]) begin
-        if (wrong == 0) begin first = got % %N%; found = outputs; end
-        wrong = wrong + 1;
-      end
-      got = got + 1;
-    end
-  end endtask
-  initial begin
-    load;
-    wrong = 0; wrong_valid = 0; sent = 0; got = 0; random = 1;
-    @(negedge clk);
-    drive(1, 1);
-    drive(1, 1);
-    while (sent < %N%) drive(1, 0);
-    while (sent < 2 * %N%) begin
-      random = {random[14:0], random[15] ^ random[13] ^ random[12] ^ random[10]};
-      drive(random[0], 0);
-    end
-    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
-    if (got != 2 * %N%) wrong_valid = wrong_valid + 1;
-    for (cycle = 1; cycle < %LATENCY%; cycle = cycle + 1) drive(1, 0);
-    drive(1, 1);
-    for (cycle = 0; cycle < %LATENCY%; cycle = cycle + 1) drive(0, 0);
-    if (wrong == 0 && wrong_valid == 0) $display("PASS: %N% samples, latency %LATENCY%, without and with gaps");
-    else if (wrong == 0) $display("FAIL: valid_out is wrong in %0d cycles", wrong_valid);
-    else $display("FAIL: %0d of %0d answers are wrong, first sample %0d: %h instead of %h; valid_out is wrong in %0d cycles",
-                  wrong, got, first, found, answers[first], wrong_valid);
-    $finish;
-  end"""
 
 
 def _check_registers(caller: str, registers: int) -> None:
@@ -380,48 +294,6 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
     return lines
 
 
-@functools.cache
-def _expression(table: int, n: int) -> str:
-    """Operators of a table of at most 3 inputs, or of a constant one, over the fields {0}, {1} and {2}."""
-    read = truth.support(table, n)
-    if not read:
-        return "1'b1" if table else "1'b0"
-    if len(read) == 1:
-        return f"{'~' if table & 1 else ''}{{{read[0]}}}"
-    if len(read) == 2:
-        address = [sum(bit << i for bit, i in zip(bits, read, strict=True)) for bits in _PAIRS]
-        return _OPERATORS[sum((table >> a & 1) << k for k, a in enumerate(address))].format(
-            *(f"{{{i}}}" for i in read)
-        )
-    if table in (0b10010110, 0b01101001):
-        return "{0} ^ {1} ^ {2}" if table & 1 == 0 else "~({0} ^ {1} ^ {2})"
-    return min((_choice(table, i) for i in range(3)), key=len)
-
-
-def _choice(table: int, i: int) -> str:
-    """Operators of a table of 3 inputs, all of which it reads, by the value of one."""
-    width, mask = 1 << i, truth.LOW[3][i]
-    halves = table & mask, table >> width & mask
-    low, high = (half | half << width for half in halves)
-    a, b = (f"({e})" if " " in e else e for e in (_expression(half, 3) for half in (low, high)))
-    x = f"{{{i}}}"
-    if low == 0:
-        return f"{x} & {b}"
-    if high == 0:
-        return f"~{x} & {a}"
-    if low == 255:
-        return f"~{x} | {b}"
-    if high == 255:
-        return f"{x} | {a}"
-    if low ^ high == 255:
-        return f"{x} ^ {a}"
-    if low & ~high == 0:
-        return f"{a} | ({x} & {b})"
-    if high & ~low == 0:
-        return f"{b} | (~{x} & {a})"
-    return f"({x} & {b}) | (~{x} & {a})"
-
-
 def _function(name: str, n: int, table: int) -> str:
     ones = [address for address in range(1 << n) if table >> address & 1]
     answer = 1
@@ -456,13 +328,7 @@ def _hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
     bits = []
     for port, given in zip(ports, numbers, strict=True):
         codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
-        bits.append(
-            (codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)).reshape(
-                len(codes), port.n_bits
-            )
-        )
-    return [_digits(row) for row in np.concatenate(bits, axis=1).astype(bool)]
-
-
-def _digits(bits: Bool[np.ndarray, "bits"]) -> str:
-    return np.packbits(bits, bitorder="little").tobytes()[::-1].hex().lstrip("0") or "0"
+        of_each = codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)
+        bits.append(of_each.reshape(len(codes), port.n_bits))
+    octets = np.packbits(np.concatenate(bits, axis=1).astype(bool), axis=1, bitorder="little")[:, ::-1]
+    return [row.tobytes().hex().lstrip("0") or "0" for row in octets]

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from lutjax import circuits, wiring as wirings
+from lutjax import wiring as wirings
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
@@ -20,6 +20,7 @@ from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
+from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
@@ -138,7 +139,7 @@ class LogicClassifierConfig(Config):
         return self.tables or ("gates" if self.n_inputs == 2 else "light")
 
 
-class LogicClassifier(nnx.Module):
+class LogicClassifier(WithCircuit, nnx.Module):
     """Classes of samples by the votes of logic gates.
 
     Each number of a sample becomes bits, gates (or tables) combine bits layer by layer, and those of the last layer
@@ -228,25 +229,6 @@ class LogicClassifier(nnx.Module):
     def packed(self) -> PackedClassifier:
         """The hard network on 32 samples a word. It does not follow later changes of this model."""
         return pack(self)
-
-    def circuit(
-        self,
-        *,
-        inputs: str | Format = "bits",
-        outputs: str = "class",
-        **options: Any,
-    ) -> Circuit:
-        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
-
-        Args:
-          inputs: ``"bits"`` of the thermometer, or numbers of a `lutjax.circuits.Format` such as ``"uint8"``.
-          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
-          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
-
-        Raises:
-          ValueError: there is no exact circuit of such inputs or outputs.
-        """
-        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
 
     def _circuit(
         self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]

@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
-from lutjax import circuits
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers, stages_of_tables
 from lutjax.dispatch import _meshes
+from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import of_shape
 
 # Words of every gate that are computed before the next words: the values of two layers stay in the cache.
@@ -24,13 +24,32 @@ _BLOCK = 64
 _IN_4_BITS, _IN_8_BITS = 15, 17
 
 
+class Packed:
+    """Base of packed networks, which have `first_bits` and, of words of these bits, ``_last_words``."""
+
+    config: Any
+    first_bits: Callable[..., jax.Array]
+
+    def _last_words(self, words: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+    def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
+        """Return the votes for each class that samples, as a call takes them, get: int32 ``[B, n_classes]``."""
+        return votes_of(self, self.first_bits(x))
+
+    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
+        """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
+        votes: jax.Array = by_samples(type(self)._last_words, results=2)(self, words)
+        return votes
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("truth", "wires", "thresholds"),
     meta_fields=("config",),
 )
 @dataclasses.dataclass(frozen=True)
-class PackedClassifier:
+class PackedClassifier(Packed, WithCircuit):
     """The hard network of a `LogicClassifier`, with all gates as bitwise operations on 32 samples a word.
 
     A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
@@ -98,33 +117,8 @@ class PackedClassifier:
         bits: jax.Array = by_samples(_first_bits, 0, 2)(self, jnp.asarray(self._rows(x)))
         return bits.T
 
-    def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
-        """Return the votes for each class that samples ``[B, in_features]`` get: int32 ``[B, n_classes]``."""
-        return votes_of(self, self.first_bits(x))
-
-    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
-        """Return the bits of the last layer, those that vote, for words as `from_words` takes them."""
-        votes: jax.Array = by_samples(_last_words, results=2)(self, words)
-        return votes
-
-    def circuit(
-        self,
-        *,
-        inputs: str | Format = "bits",
-        outputs: str = "class",
-        **options: Any,
-    ) -> Circuit:
-        """The hard network as a circuit, outside of JAX.
-
-        Args:
-          inputs: ``"bits"`` of the thermometer, or numbers of a `lutjax.circuits.Format` such as ``"uint8"``.
-          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
-          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
-
-        Raises:
-          ValueError: there is no exact circuit of such inputs or outputs.
-        """
-        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
+    def _last_words(self, words: jax.Array) -> jax.Array:
+        return through_layers(self, words)
 
     def _circuit(
         self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
@@ -218,8 +212,8 @@ def _first_bits(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     return bits.reshape(bits.shape[0] * bits.shape[1], len(x))
 
 
-def _last_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
-    """Return the bits of the last layer: ``[votes, words]``."""
+def through_layers(packed: Any, words: jax.Array) -> jax.Array:
+    """Return the bits of the last layer of gates, for those that the first one reads: ``[votes, words]``."""
     for truth, wires in zip(packed.truth, packed.wires, strict=True):
         words = lutjax.packed_lut(words, truth, wires)
     return jnp.asarray(words)
@@ -227,7 +221,7 @@ def _last_words(packed: PackedClassifier, words: jax.Array) -> jax.Array:
 
 def _classes(packed: PackedClassifier, words: jax.Array) -> jax.Array:
     """Classes of samples: words ``[bits, W]`` -> uint32 ``[32, W]``, that of bit j of word w at ``[j, w]``."""
-    return classes_of_bits(_last_words(packed, words), packed.config.n_classes)
+    return classes_of_bits(packed._last_words(words), packed.config.n_classes)
 
 
 def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:

@@ -13,7 +13,6 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
-from lutjax import circuits
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
@@ -22,11 +21,12 @@ from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
+from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config, require_arguments
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
-from lutjax.models.packed import bits_of, by_samples, classes_of_bits, votes_of
+from lutjax.models.packed import Packed, bits_of, by_samples, classes_of_bits, through_layers
 
 # Words of samples that go through all layers together.
 _WORDS = 4
@@ -240,7 +240,7 @@ def _published(
     return sizes[size]
 
 
-class LogicTreeNet(nnx.Module):
+class LogicTreeNet(WithCircuit, nnx.Module):
     """Classes of images by the votes of logic gates, after layers of trees of gates.
 
     Each number of an image becomes bits; layers of trees slide over the image, each with the or of neighbouring places; gates
@@ -341,23 +341,6 @@ class LogicTreeNet(nnx.Module):
             config=self.config,
         )
 
-    def circuit(self, *, inputs: str | Format = "bits", outputs: str = "class", **options: Any) -> Circuit:
-        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
-
-        A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
-        anything is built.
-
-        Args:
-          inputs: ``"bits"`` of the thermometer, in the order channel, threshold, row, column; or numbers of a
-            `lutjax.circuits.Format` such as ``"uint8"``, in the order row, column, channel.
-          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
-          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
-
-        Raises:
-          ValueError: there is no exact circuit of such inputs or outputs.
-        """
-        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
-
     def _circuit(
         self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
@@ -379,7 +362,7 @@ class LogicTreeNet(nnx.Module):
     meta_fields=("config",),
 )
 @dataclasses.dataclass(frozen=True)
-class PackedTreeNet:
+class PackedTreeNet(Packed):
     """The hard network of a `LogicTreeNet`, with all gates as bitwise operations on 32 samples a word.
 
     A pytree of arrays. The number of samples need not be a multiple of anything; calls are compiled once for each
@@ -418,27 +401,23 @@ class PackedTreeNet:
         return by_samples(_classes)(self, x)
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
-        """Return the bits of images that the first layer can read, in the order of `last_words`."""
+        """Return the bits of images that the first layer can read, in the order of `from_words`."""
         bits: jax.Array = by_samples(_first_bits, results=2)(self, _features_first(x, self.config))
         return bits.T
 
-    def votes(self, x: Num[Array, "..."]) -> Int[jax.Array, "batch classes"]:
-        """Return the votes for each class that images ``[B, height, width, channels]`` get: int32 ``[B, n_classes]``."""
-        return votes_of(self, self.first_bits(x))
-
-    def last_words(self, words: UInt32[Array, "bits words"]) -> UInt32[jax.Array, "votes words"]:
-        """Return the bits of the last layer, those that vote.
-
-        Args:
-          words: 32 samples a word, by `lutjax.pack_bits`: bits in the order channel, threshold, row, column.
-        """
-        votes: jax.Array = by_samples(_last_words, results=2)(self, words)
-        return votes
-
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
-        """Classes of samples whose bits are packed, as `last_words` takes them: int32 ``[32 * words]``."""
+        """Classes of samples whose bits are packed, by `lutjax.pack_bits`, in the order channel, threshold, row, column: int32 ``[32 * words]``."""
         classes: jax.Array = by_samples(_classes_of_words)(self, words)
         return classes
+
+    def _last_words(self, words: jax.Array) -> jax.Array:
+        height, width, _ = self.config.in_shape
+        words = words.reshape(len(words) // (height * width), height, width, words.shape[1])
+        for spec, truth, wires in zip(
+            self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
+        ):
+            words = spec.of_words(truth, wires, words)
+        return through_layers(self, words.reshape(math.prod(words.shape[:3]), words.shape[3]))
 
 
 @jax.jit
@@ -459,23 +438,8 @@ def _classes(packed: PackedTreeNet, x: jax.Array) -> jax.Array:
 
 def _classes_of_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
     """Return the classes of samples whose bits are packed: ``[32 * words]``."""
-    classes = classes_of_bits(_last_words(packed, words), packed.config.n_classes)
+    classes = classes_of_bits(packed._last_words(words), packed.config.n_classes)
     return classes.T.reshape(-1).astype(jnp.int32)
-
-
-def _last_words(packed: PackedTreeNet, words: jax.Array) -> jax.Array:
-    """Return the bits of the last layer, ``[votes, words]``."""
-    n_words = words.shape[1]
-    height, width, _ = packed.config.in_shape
-    words = words.reshape(len(words) // (height * width), height, width, n_words)
-    for spec, truth, wires in zip(
-        packed.config.tree_specs(), packed.tree_truth, packed.tree_wires, strict=True
-    ):
-        words = spec.of_words(truth, wires, words)
-    words = words.reshape(math.prod(words.shape[:3]), n_words)
-    for truth, wires in zip(packed.truth, packed.wires, strict=True):
-        words = lutjax.packed_lut(words, truth, wires)
-    return jnp.asarray(words)
 
 
 def _first_bits(packed: PackedTreeNet, x: jax.Array) -> jax.Array:

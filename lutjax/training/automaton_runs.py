@@ -124,12 +124,11 @@ class Automaton(Experiment):
         path.write_text(text)
         return ["", text]
 
-    def _draw(self, state: State, path: Path) -> list[str]:
+    def _draw(self, state: State, path: Path) -> None:
         from lutjax.training.animation import animate, film
 
         panels, captions = film(self.run, self.run.best(state))
         animate(panels, path, captions=captions)
-        return []
 
 
 def target(

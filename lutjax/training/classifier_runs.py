@@ -14,6 +14,7 @@ from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfi
 from lutjax.models.tree_net import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import (
+    Model,
     Record,
     Run,
     TrainingConfig,
@@ -283,15 +284,22 @@ class Classifier(Experiment):
         """Return the gates that training expects, and in words those of the simplified circuit from bits to bits."""
         model = self.run.structure.model(*meshes.local((state.params, state.others)))
         expected = float(expected_gates(model, self.run.temperature(self._done())))
-        n_gates = self._n_gates()
-        if n_gates > MOST_GATES:
-            return expected, f"not counted, of {n_gates:,}"
-        return expected, f"{len(model.circuit(outputs='bits')):,}"
+        counts = self._counts(model)
+        remain = counts["simplified"]
+        return expected, f"not counted, of {counts['at all places']:,}" if remain is None else f"{remain:,}"
 
-    def _n_gates(self) -> int:
-        """Return the number of gates, those of trees at all places."""
-        model = self.record.model
-        return model.n_gates_at_places if isinstance(model, LogicTreeNetConfig) else sum(model.layers)
+    def _counts(self, model: Model) -> dict[str, int | None]:
+        """Return numbers of gates by what each counts.
+
+        ``trained`` are the gates whose tables are trained; ``at all places`` counts those of trees at each place of an image; ``simplified`` are
+        those that remain in the circuit from the bits to the bits that vote, None where they are too many to find out.
+        """
+        config = self.record.model
+        trained = n_gates = sum(config.layers)
+        if isinstance(config, LogicTreeNetConfig):
+            trained, n_gates = config.n_gates, config.n_gates_at_places
+        simplified = len(model.circuit(outputs="bits")) if n_gates <= MOST_GATES else None
+        return {"trained": trained, "at all places": n_gates, "simplified": simplified}
 
     def solved(self) -> str | None:
         patience = self.intervals.patience
@@ -328,13 +336,13 @@ class Classifier(Experiment):
             self.test.y,
             hard,
             soft,
-            classes=self._class_names(),
+            classes=list(self.record.form.classes),
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
             bits=self.bit_names(thresholds),
         )
-        counts = self._counts(state)
+        counts = self._counts(model)
         report = dataclasses.replace(
             report,
             baselines=record.baselines,
@@ -420,22 +428,6 @@ class Classifier(Experiment):
         """Return names of the numbers of a sample: features of a table, or places in an array."""
         return reports.bit_names(self.test, None, self.encoding)
 
-    def _counts(self, state: State) -> dict[str, int | None]:
-        """Return numbers of gates by what each counts.
-
-        ``trained`` are the gates whose tables are trained; ``at all places`` counts those of trees at each place of an image; ``simplified`` are
-        those that remain in the circuit from the bits to the bits that vote, None where they are too many to find out.
-        """
-        model, n_gates = self.record.model, self._n_gates()
-        n_trained = model.n_gates if isinstance(model, LogicTreeNetConfig) else n_gates
-        simplified = None
-        if n_gates <= MOST_GATES:
-            circuit = self.run.structure.model(*meshes.local((state.params, state.others))).circuit(
-                outputs="bits"
-            )
-            simplified = len(circuit)
-        return {"trained": n_trained, "at all places": n_gates, "simplified": simplified}
-
     def _circuit(self, counts: Mapping[str, int | None]) -> str:
         n_gates, simplified = counts["at all places"], counts["simplified"]
         if simplified is None:
@@ -446,27 +438,21 @@ class Classifier(Experiment):
             "the class."
         )
 
-    def _draw(self, state: State, path: Path) -> list[str]:
+    def _draw(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_confusion
 
         classes = self.run.classes(self.run.selected(state), self.test.x, hard=True)
         counts = reports.confusion(self.test.y, classes, self.record.model.n_classes)
         plot_confusion(counts, path, self.test.classes)
-        return []
 
-    def _draw_accuracies(self, state: State, path: Path) -> list[str]:
+    def _draw_accuracies(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_accuracies
 
         plot_accuracies(self.record.history, self.record.baselines, path)
-        return []
 
-    def _write_encoding(self, state: State, path: Path) -> list[str]:
+    def _write_encoding(self, state: State, path: Path) -> None:
         assert self.encoding is not None
         path.write_text(self.encoding.to_json())
-        return []
-
-    def _class_names(self) -> list[str]:
-        return list(self.record.form.classes)
 
 
 def _usual(name: str) -> Any:

@@ -53,12 +53,12 @@ class Part(NamedTuple):
     Attributes:
       name: of it, and of the file that it writes, if it writes one.
       doing: what is shown while it is done.
-      do: gets the last state and the path at which to write the file, and returns lines to be shown.
+      do: gets the last state and the path at which to write the file, and returns lines to be shown, if there are some.
     """
 
     name: str
     doing: str
-    do: Callable[[State, Path], Sequence[str]]
+    do: Callable[[State, Path], Sequence[str] | None]
 
 
 class Configs(NamedTuple):
@@ -171,12 +171,11 @@ class Experiment(ABC):
 
     def curves_part(self) -> Part:
         """The table of all that was measured: one of the parts of every kind."""
-
-        def write(state: State, path: Path) -> list[str]:
-            runs.write_curves(path, self.record.history, self.curves)
-            return []
-
-        return Part(runs.CURVES, "writing the curves", write)
+        return Part(
+            runs.CURVES,
+            "writing the curves",
+            lambda state, path: runs.write_curves(path, self.record.history, self.curves),
+        )
 
     def compare(self, show: "Show") -> None:  # noqa: B027 (many kinds have nothing to do here)
         """Computes what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
@@ -605,7 +604,7 @@ def _finish(
     for part in parts:
         if not hosts.by_first(lambda name=part.name: finished.has(folder, name)):  # type: ignore[misc]
             with show.doing(part.doing), runs.written(folder / part.name) as path:
-                lines = list(part.do(state, path))
+                lines = list(part.do(state, path) or ())
                 written = path.exists()
             finished.parts[part.name] = (written, lines)
             finished.wrote(folder, part.name)

@@ -220,13 +220,12 @@ class LanguageModel(Experiment):
         path.write_text(json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n")
         return [table.line() for table in tables]
 
-    def _draw_losses(self, path: Path) -> list[str]:
+    def _draw_losses(self, path: Path) -> None:
         from lutjax.training.pictures import plot_losses
 
         record = self.record
         steps = f"{record.training.batch_size} x {record.model.context} bytes"
         plot_losses(record.history, record.bigram, steps, path)
-        return []
 
     def _sample(self, state: State, path: Path) -> list[str]:
         chosen = self.run.selected(state)

@@ -90,10 +90,8 @@ class TrainedRun:
             np.asarray(self.packed.votes(jnp.asarray(x[first : first + AT_ONCE])))
             for first in range(0, len(x), AT_ONCE)
         ]
-        return Predictions(np.concatenate(votes) if votes else self._nothing(), self.form.classes)
-
-    def _nothing(self) -> np.ndarray:
-        return np.zeros((0, len(self.form.classes)), np.int32)
+        nothing = np.zeros((0, len(self.form.classes)), np.int32)
+        return Predictions(np.concatenate([nothing, *votes]), self.form.classes)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
         """Return the share of raw samples whose class is their label, by its name.

@@ -324,7 +324,8 @@ def check(folder: Path) -> None:
         raise CheckpointError(f"{folder} is a file; give the folder of a run.")
     for outer in folder.absolute().parents:
         if exists(outer):
-            raise CheckpointError(f"{folder} is a part of a run: give {_as_given(outer, folder)}.")
+            given = outer if folder.is_absolute() else os.path.relpath(outer)
+            raise CheckpointError(f"{folder} is a part of a run: give {given}.")
     if checkpoints.is_checkpoint(folder):
         raise CheckpointError(
             f"{folder} is a checkpoint without its run: put it into a folder RUN as RUN/{FOLDER}/STEP, and give RUN."
@@ -354,10 +355,6 @@ def check(folder: Path) -> None:
 
 def _holds_checkpoints(folder: Path) -> bool:
     return any(checkpoints.is_checkpoint(path) for path in folder.iterdir() if path.is_dir())
-
-
-def _as_given(found: Path, folder: Path) -> str:
-    return str(found) if folder.is_absolute() else os.path.relpath(found)
 
 
 def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> None:
@@ -474,10 +471,6 @@ def restore(folder: Path, step: int, name: str, template: Any) -> Any:
     return checkpoints.restore(folder / FOLDER, step, name, template)
 
 
-def _ismade(hint: Any) -> bool:
-    return any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
-
-
 def made(kind: Any, fields: Any) -> Any:
     """Return the dataclass that fields of JSON make, each of which has a value that its annotation allows.
 
@@ -495,11 +488,13 @@ def made(kind: Any, fields: Any) -> Any:
             raise ValueError(f"its {name} is {_json.shown(value)}")
     if hasattr(kind, "from_dict"):
         return kind.from_dict(fields)
+    inner = {
+        name
+        for name, hint in hints.items()
+        if any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
+    }
     return kind(
-        **{
-            name: made(hints[name], value) if _ismade(hints.get(name)) else value
-            for name, value in fields.items()
-        }
+        **{name: made(hints[name], value) if name in inner else value for name, value in fields.items()}
     )
 
 

@@ -74,7 +74,10 @@ def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
         return split_text(_standard_library(), name=STANDARD_LIBRARY, context=context)
     path = Path(path)
     try:
-        data = b"\n".join(_folder(path)) if path.is_dir() else _read(path)
+        if path.is_dir():
+            data: bytes | np.memmap = b"\n".join(_folder(path))
+        else:
+            data = np.memmap(path, mode="r") if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
     except OSError as error:
         raise TextError(f"cannot read the text {path}: {error.strerror or error}.") from error
     return split_text(data, name=str(path), context=context)
@@ -121,10 +124,6 @@ def bigram_loss(train: Bytes, test: Bytes, *, smoothing: float = 0.1) -> float:
     table = (smoothing + counts).reshape(256, 256)
     log_p = np.log(table) - np.log(table.sum(1, keepdims=True))
     return float(-log_p[test[:-1], test[1:]].mean())
-
-
-def _read(path: Path) -> bytes | np.memmap:
-    return np.memmap(path, mode="r") if path.stat().st_size > MAPPED_BYTES else path.read_bytes()
 
 
 def _standard_library() -> bytes:

@@ -67,7 +67,7 @@ def test_labels_of_bars_do_not_collide(where, figures, tmp_path):
     shown = on_a_cpu()
     if where == "h200":
         with CSV.open(newline="") as file:
-            shown = [measured(record) for record in csv.DictReader(file)][:80]  # two columns
+            shown = [measured(record) for record in csv.DictReader(file)][:80]
     elif where == "nothing measured":
         shown = [results.Result(shown[0].machine, shown[0].measurement, None, "out of memory")]
     report.plot(results.Machine("cpu", 1e10), shown, tmp_path / "bars.png")

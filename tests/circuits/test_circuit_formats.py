@@ -274,16 +274,6 @@ def test_json_that_was_cut_off():
 
 
 # ------------------------------------------------------------------------------------------- Verilog
-def test_expressions_of_all_tables_of_three_inputs():
-    for n in range(4):
-        for table in range(1 << (1 << n)):
-            text = verilog._expression(table, n).replace("1'b", "")
-            for address in range(1 << n):  # in Python ~, &, ^ and | bind as in Verilog
-                assert eval(text.format(*(address >> i & 1 for i in range(n)))) & 1 == table >> address & 1, (
-                    text
-                )
-
-
 def test_the_text_of_a_pipeline():
     circuit = drawn(3)
     text = circuits.verilog.write(circuit, registers=2)

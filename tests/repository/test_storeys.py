@@ -40,12 +40,20 @@ DOORS = {
 # Rooms of circuits, from the ground up.
 ROOMS = {
     "the netlist": ("truth", "_names", "ports", "_about", "_evaluation", "circuit"),
-    "simplification": ("ands", "builder", "arithmetic", "_joint_counts", "_operations", "_tabulation"),
+    "simplification": (
+        "ands",
+        "builder",
+        "arithmetic",
+        "_joint_counts",
+        "_operations",
+        "_tabulation",
+        "_formulas",
+    ),
     "formats": (
         *("_netlists", "aiger", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
-        "verilog",
+        *("verilog", "_templates"),
     ),
-    "proofs": ("abc", "deployment", "proofs", "simulate", "statistics"),
+    "proofs": ("_programs", "abc", "deployment", "proofs", "simulate", "statistics"),
     "pictures": ("drawing",),
     "models": ("_layers", "models"),
 }

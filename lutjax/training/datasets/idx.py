@@ -61,7 +61,14 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     Raises:
       SamplesError: a file is missing or damaged, or they do not belong together.
     """
-    paths = {name: _path(folder, name) for name in FILES}
+    paths = {}
+    for name in FILES:
+        path = _find(folder, name)
+        if path is None:
+            raise SamplesError(
+                f"{folder} has no file {name} or {name}.gz; all of {', '.join(FILES)} are needed."
+            )
+        paths[name] = path
     contents = {name: _content(path) for name, path in paths.items()}
     known = identify(folder, {name: md5(data) for name, data in contents.items()}, PUBLISHED)
     arrays = [parse(data, name=str(paths[name])) for name, data in contents.items()]
@@ -133,13 +140,6 @@ def _find(folder: Path, name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def _path(folder: Path, name: str) -> Path:
-    path = _find(folder, name)
-    if path is None:
-        raise SamplesError(f"{folder} has no file {name} or {name}.gz; all of {', '.join(FILES)} are needed.")
-    return path
 
 
 def _content(path: Path) -> bytes:

@@ -1,0 +1,50 @@
+"""Small tables as formulas, in the operators that C and Verilog share."""
+
+import functools
+
+from lutjax.circuits import truth
+
+
+def formula(table: int, n: int) -> str:
+    """Return a shortest formula of a table of at most 3 inputs, of which it reads some, over the fields {0}, {1} and {2}.
+
+    Example:
+      >>> from lutjax.circuits._formulas import formula
+      >>> formula(0b0010, 2), formula(0b11100100, 3)
+      ('{0} & ~{1}', '{1} ^ ({0} & ({1} ^ {2}))')
+    """
+    for k in range(n, 3):
+        table |= table << (1 << k)
+    return _shortest()[table]
+
+
+@functools.cache
+def _shortest() -> dict[int, str]:
+    """Return for each table of three inputs that is not constant a shortest formula."""
+    shortest = {truth.variable(3, i): f"{{{i}}}" for i in range(3)}
+    by_length = [list(shortest)]
+    while len(shortest) < 254:
+        new: dict[int, str] = {}
+        length = len(by_length)
+        for i in range(length):
+            for p in by_length[i]:
+                left = _within(shortest[p])
+                found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
+                for q in by_length[length - 1 - i]:
+                    right = _within(shortest[q])
+                    found += [
+                        (p & q, f"{left} & {right}"),
+                        (p | q, f"{left} | {right}"),
+                        (p ^ q, f"{left} ^ {right}"),
+                        (p & ~q, f"{left} & ~{right}"),
+                    ]
+                for table, text in found:
+                    if 0 < table < 255 and table not in shortest:
+                        new.setdefault(table, text)
+        shortest |= new
+        by_length.append(list(new))
+    return shortest
+
+
+def _within(text: str) -> str:
+    return f"({text})" if " " in text else text

@@ -1,0 +1,27 @@
+"""Models that are circuits."""
+
+from typing import Any
+
+from lutjax import circuits
+from lutjax.circuits import Circuit, Format
+
+
+class WithCircuit:
+    """Base of classifiers whose method ``_circuit`` says what their circuit is made of."""
+
+    def circuit(self, *, inputs: str | Format = "bits", outputs: str = "class", **options: Any) -> Circuit:
+        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
+
+        A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
+        anything is built.
+
+        Args:
+          inputs: ``"bits"`` of the thermometer, those of images of a `LogicTreeNet` in the order channel, threshold, row, column; or numbers of
+            a `lutjax.circuits.Format` such as ``"uint8"``, those of images in the order row, column, channel.
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+
+        Raises:
+          ValueError: there is no exact circuit of such inputs or outputs.
+        """
+        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
