@@ -70,7 +70,7 @@ def backward(
         counts,
         cotangent,
         outputs=[
-            jax.ShapeDtypeStruct((n_programs, 4, n_gates) if sums else (1,), dtype),
+            jax.ShapeDtypeStruct((n_programs, n_gates, 4) if sums else (1,), dtype),
             jax.ShapeDtypeStruct(call.x.shape if passed else (1,), call.x.dtype),
             _scratch(call, arguments, kept + 4 * arguments["WIDEST"]),
         ],
@@ -82,7 +82,7 @@ def backward(
     )
     found = {"x": dx, "coefficients": parts}
     if sums:
-        found["coefficients"] = _row_tiles.sum_of_parts(parts)
+        found["coefficients"] = _row_tiles.sum_of_parts(parts).T
     return {name: found[name] for name in needs}
 
 
@@ -129,34 +129,47 @@ def _sizes(call: GateNetwork) -> Sizes:
     return {
         "samples": call.x.shape[1],
         "inputs": call.x.shape[0],
+        "outputs": max(call.sizes),
+        "places": call.wires.shape[1],
         "gates": len(call.wires),
-        "widest": max(call.sizes),
         "layers": len(call.sizes),
         "bits": 8 * call.x.dtype.itemsize,
     }
 
 
-_ENOUGH = 256  # programs, of which an H200 runs 132 or twice as many at a time
-_MOST_BYTES = 2**28  # of the memory of all programs of a launch
+_MULTIPROCESSORS = 132  # of an H200
+_ENOUGH = 256  # programs
+_CACHED = 2**25  # bytes of the memory of programs that run at the same time: it stays in an L2 cache
+_MOST_BYTES = 2**28  # of the memory of all programs
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, 2 * sizes["widest"], most=4 * _ENOUGH)
+    return _rule(sizes, 2 * sizes["outputs"], most=1024)
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # As few programs as fill the device: each writes sums for all gates.
-    return _rule(sizes, sizes["gates"] + 4 * sizes["widest"], most=_ENOUGH)
+    # Each program writes sums for all gates.
+    return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=512)
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
-    """Return blocks of 32 samples, of fewer where there would be too few programs; a thread has four values of a tile."""
+    """Return blocks of 32 samples, or of fewer such that there are enough programs, whose memory of `rows` rows is cached."""
     samples = 32
-    while samples > 4 and triton.cdiv(sizes["samples"], samples) < _ENOUGH:
+    while samples > 4 and (
+        triton.cdiv(sizes["samples"], samples) < _ENOUGH or _ENOUGH * rows * samples * 4 > _CACHED
+    ):
         samples //= 2
-    most = max(min(most, _MOST_BYTES // (rows * samples * 4)), 1)
-    blocks = triton.cdiv(triton.cdiv(sizes["samples"], samples), most)
-    return Launch(rows=samples, outputs=1024 // samples, detectors=max(blocks, 1), warps=8)
+    own = rows * samples * 4
+    programs = max(min(max(_CACHED // own, _ENOUGH), _MOST_BYTES // own, most), 1)
+    n_blocks = triton.cdiv(sizes["samples"], samples)
+    fewest = max(n_blocks // programs, 1)
+
+    def turns(blocks: int) -> int:
+        return triton.cdiv(triton.cdiv(n_blocks, blocks), _MULTIPROCESSORS) * blocks
+
+    # Fewer gates than threads, or a row for each thread: what belongs to gates then needs no exchange between threads.
+    gates = 256 if samples == 4 else 128
+    return Launch(rows=samples, outputs=gates, detectors=min((fewest, fewest + 1), key=turns), warps=8)
 
 
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
@@ -321,11 +334,7 @@ def _go_back(
             value = c.n_inputs + gate
             g = _gather(behind, n_wires, order, starts, counts, value, exists, behind_column, there, c)
         if c.SUMS:
-            with_a = g * a
-            _add(parts, 0, gate, exists, g, block, c)
-            _add(parts, 1, gate, exists, with_a, block, c)
-            _add(parts, 2, gate, exists, g * b, block, c)
-            _add(parts, 3, gate, exists, with_a * b, block, c)
+            _add(parts, gate, exists, g, a, b, block, c)
         if c.PASSED or not FIRST:
             c1 = _coefficient(coefficients, 1, gate, c)
             c2 = _coefficient(coefficients, 2, gate, c)
@@ -357,12 +366,15 @@ def _gather(passed, n_wires, order, starts, counts, value, exists, place, there,
 
 
 @kernel
-def _add(parts, number: tl.constexpr, gate, exists, addend, block, c: tl.constexpr):
-    """Add the sum over samples to one of the sums of gates, or put it there from the first block."""
-    to, total = parts + number * c.n_gates + gate, tl.sum(addend, 1)
+def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
+    """Add to the four sums of gates over samples, or put them there from the first block."""
+    with_a = g * a
+    alone, both = tl.join(tl.sum(g, 1), tl.sum(g * b, 1)), tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1))
+    total = tl.reshape(tl.join(alone, both), (c.GATES, 4))  # stored side by side, in one piece
+    to = parts + (4 * gate[:, None] + tl.arange(0, 4)[None, :])
     if c.BLOCKS > 1:
-        total += tl.load(to, mask=exists & (block > _first_block(c)), other=0)
-    tl.store(to, total, mask=exists)
+        total += tl.load(to, mask=exists[:, None] & (block > _first_block(c)), other=0)
+    tl.store(to, total, mask=exists[:, None])
 
 
 @kernel
