@@ -97,7 +97,7 @@ def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
     """
     read, lists = (call.x.shape[0], *call.sizes[:-1]), call.readers or ()
     given = [r for r in lists if r is not None]
-    if len(given) == len(read) and sum(r.size for r in given):
+    if len(given) == len(read) and all(r.size for r in given):
         fan_outs = [r.shape[1] for r in given]
         order = jnp.concatenate([r.reshape(-1) for r in given])
         room = np.repeat(fan_outs, read).astype(np.int32)
@@ -176,18 +176,17 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
     """Arguments of `launch`, and constants of kernels: `rows` of a launch are samples, `detectors` blocks of them, `outputs` gates of a tile."""
     n_inputs, n_samples = call.x.shape
     widest = max(call.sizes)
-    samples, gates = (_row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest))
+    samples, gates = _row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest)
     n_blocks = triton.cdiv(n_samples, samples)
     blocks = min(how.detectors or n_blocks, max(n_blocks, 1))
     runs = n_inputs and n_samples and call.sizes[-1]
     return {
         "programs": triton.cdiv(n_blocks, blocks) if runs else 0,
         "device": device,
-        "warps": min(how.warps, max(samples * gates // 32, 1)),
+        "warps": min(how.warps, max(samples * gates // 128, gates // 32, 1)),
         "n_samples": n_samples,
         "n_inputs": n_inputs,
         "n_gates": len(call.wires),
-        "n_outputs": call.sizes[-1],
         "LAYERS": len(call.sizes),
         "WIDEST": widest,
         "SAMPLES": samples,
@@ -217,7 +216,6 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
                 own, c.SAMPLES, place, there, c,
             )  # fmt: skip
             tl.debug_barrier()
-            # Layers write the first half and the second one by turns.
             for layer in range(1, c.LAYERS - 1):
                 before, begin, end = _layer(bounds, layer)
                 _evaluate(
@@ -391,7 +389,7 @@ def _layer(bounds, layer):
 
 @kernel
 def _half(scratch, layer, rows: tl.constexpr, c: tl.constexpr):
-    """Where a layer writes in memory of which layers take one half or the other."""
+    """Half of some memory of a program: layers write one and the other by turns."""
     return scratch + (layer % 2) * (rows * c.SAMPLES)
 
 
