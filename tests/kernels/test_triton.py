@@ -33,6 +33,7 @@ from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
 from lutjax.layers import nnx as nnx_layers
 from lutjax.layers.nnx import LogicConv
+from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.ops.lookup import Lookup
 from lutjax.testing import _ahead_of_time
@@ -827,6 +828,27 @@ def test_layers_of_trees_compile(launches):
             jax.grad(loss, argnums=(0, 2)), params, others, jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
         )
     assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce", "_add"}
+    check_compilation(launches, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_step_of_the_automaton_is_two_networks(launches):
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 4, 2), update=(520, 40, 2))
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+        graph, params, others = nnx.split(
+            nnx.eval_shape(lambda: LogicCA(config, rngs=nnx.Rngs(0))), nnx.Param, ...
+        )
+
+        def loss(params, others, x):
+            return nnx.merge(graph, params, others)(x, 3).sum()
+
+        grids = jax.ShapeDtypeStruct((3, 8, 8, 2), jnp.float32)
+        jax.eval_shape(jax.grad(loss, argnums=(0, 2)), params, others, grids)
+    found = [
+        (kernel.fn.__name__, vars(common["c"])["LAYERS"].value) for (kernel, _), common in launches.items()
+    ]
+    assert set(found) == {(kernel, 3) for kernel in ("_apply", "_reduce")}
     check_compilation(launches, 90)
 
 

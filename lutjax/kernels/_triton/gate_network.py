@@ -168,8 +168,13 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
         return triton.cdiv(triton.cdiv(n_blocks, blocks), _MULTIPROCESSORS) * blocks
 
     # Fewer gates than threads, or a row for each thread: what belongs to gates then needs no exchange between threads.
-    gates = 256 if samples == 4 else 128
-    return Launch(rows=samples, outputs=gates, detectors=min((fewest, fewest + 1), key=turns), warps=8)
+    gates = 128 if samples > 4 else 256 if sizes["outputs"] <= 256 else 512
+    return Launch(
+        rows=samples,
+        outputs=gates,
+        detectors=min((fewest, fewest + 1), key=turns),
+        warps=max(gates // 32, 8),
+    )
 
 
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
