@@ -10,7 +10,7 @@ import lutjax
 from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._traffic import FORWARD, ID_BYTES, Kind
 
-NETWORK = Kind("gate_network", ("batch", "inputs", "gates"), fixed={"layers": 6})
+NETWORK = Kind("gate_network", ("batch", "inputs", "gates", "layers", "outputs"), optional=2)
 KINDS = (NETWORK,)
 
 # Gates of each layer are `gates`, those of the last one `outputs` where that is given.
@@ -21,15 +21,21 @@ SIZES = {
     "readers": Size(Tag.SLOW, batch=70, inputs=17, gates=29, layers=2, readers=1, features_first=1),
     "deep": Size(Tag.SLOW, batch=5, inputs=3, gates=6, layers=9, outputs=1, features_first=1),
     "large_fan_out": Size(Tag.SLOW, batch=3, inputs=2, gates=41, layers=2, outputs=67, readers=1),
+    "funnel": Size(Tag.SLOW, batch=9, inputs=6, gates=13, layers=4, outputs=2, readers=1),
     "empty_batch": Size(Tag.SLOW, batch=0, inputs=5, gates=3, layers=2),
     "no_outputs": Size(Tag.SLOW, batch=3, inputs=5, gates=4, layers=2, outputs=0),
     "gate_network": NETWORK.size(128, 784, 8000, tags=(Tag.BENCH, Tag.CPU)),
+    "gate_network-16x256": NETWORK.size(512, 264, 256, 16, 8),
 }
 
 
 def sizes_of(s: Sizes) -> tuple[int, ...]:
     """Return the gates of each layer."""
-    return (*(s["gates"] for _ in range(s["layers"] - 1)), s.get("outputs", s["gates"]))
+    return (*(s["gates"] for _ in range(_n_layers(s) - 1)), s.get("outputs", s["gates"]))
+
+
+def _n_layers(s: Sizes) -> int:
+    return s.get("layers", 6)
 
 
 def case(draw: Draw, s: Sizes) -> Case:
@@ -70,7 +76,7 @@ def _case(
     first: bool,
 ) -> Case:
     batch, axis = (1, 0) if first else (0, -1)
-    names = [f"readers{layer}" for layer in range(s["layers"])] if readers else []
+    names = [f"readers{layer}" for layer in range(_n_layers(s))] if readers else []
     fixed: Arrays = {"wires": jnp.concatenate(wires)}
     for name, of_layer, (before, _) in zip(names, wires, _layers(s), strict=False):
         assert readers is not None

@@ -72,7 +72,7 @@ KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "bilinear_gates": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "gate_network": {PARTS: GRADIENT, NATIVE: GRADIENT},
+    "gate_network": {PARTS: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT},
     "logic_trees": {PARTS: GRADIENT, TRITON: GRADIENT},
     "soft_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "binary_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
@@ -89,6 +89,7 @@ LAUNCHES: dict[str, tuple[str, ...]] = {
     "lookup_attention": ("forward", "margins", "table"),
     "lut_pair_attention": ("forward", "terms", "table"),
     "bilinear_gates": ("forward", "gates", "inputs"),
+    "gate_network": ("forward", "backward"),
     "soft_lut": ("forward", "wires", "readers", "inputs", "table"),
     "binary_lut": ("forward", "wires", "words", "addresses", "inputs", "table"),
 }

@@ -39,7 +39,6 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "detect_signs": _FEW_COMPARISONS,
         "margins": _ONE_PRODUCT,
         "packed_lut": _WORDS,
-        "gate_network": _LAYERS,
     },
     "pallas/gpu": {
         "detect forward": "nothing to gain: the bytes of x and of the detections are all that Triton moves",

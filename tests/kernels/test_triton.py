@@ -33,6 +33,8 @@ from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
 from lutjax.layers import nnx as nnx_layers
 from lutjax.layers.nnx import LogicConv
+from lutjax.models import LogicCA, LogicCAConfig
+from lutjax.ops.gate_network import gate_network
 from lutjax.ops.lookup import Lookup
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
@@ -391,6 +393,44 @@ def test_blocks_of_detectors_in_several_groups(monkeypatch):
         testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
 
 
+@pytest.mark.parametrize(
+    ("shape", "launch"),
+    [
+        ("funnel", tuning.Launch(rows=2, outputs=4, detectors=2, warps=1)),
+        slow("funnel", tuning.Launch(rows=4, outputs=8, detectors=0, warps=1)),
+        slow("primes", tuning.Launch(rows=4, outputs=4, detectors=3, warps=1)),
+        slow("large_fan_out", tuning.Launch(rows=1, outputs=32, detectors=2, warps=1)),
+        slow("one", tuning.Launch(rows=1, outputs=1, detectors=0, warps=1)),
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_networks_in_tiles_and_blocks(shape, launch):
+    """Programs with several blocks of samples, and layers of several tiles of gates."""
+    with tuning.use(dict.fromkeys(("gate_network.forward", "gate_network.backward"), launch)):
+        testing.check(testing.case("gate_network", shape), "triton", transformation="jit")
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_samples_that_do_not_exist_add_nothing():
+    """An infinite coefficient times the inputs of such a sample, which are 0, would be NaN in all sums."""
+    wires = np.array([[0, 1], [1, 2], [0, 1], [1, 0], [0, 1]])
+    readers = [lutjax.readers(w, n) for w, n in zip(np.split(wires, (2, 4)), (3, 2, 2), strict=True)]
+    coefficients = jnp.full((4, 5), 0.5).at[1, 0].set(jnp.inf).at[3, 2].set(jnp.inf)
+
+    def run(implementation, x, coefficients):
+        options = {"sizes": (2, 2, 1), "feature_axis": 0, "implementation": implementation}
+        return gate_network(x, coefficients, wires, readers=readers, **options)
+
+    x = jnp.ones((3, 3))
+    found = [
+        (y, *pull(jnp.ones_like(y)))
+        for y, pull in (jax.vjp(functools.partial(run, name), x, coefficients) for name in ("triton", "xla"))
+    ]
+    for actual, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert np.isposinf(found[0][0]).any()
+
+
 ONE_PROGRAM = {
     f"scored_lut.{kernel}": tuning.Launch(rows=16, outputs=16, warps=1) for kernel in ("forward", "backward")
 }
@@ -675,10 +715,18 @@ def test_compiles(op, capability, launches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["pools", "apart"])  # with and without readers
+@pytest.mark.parametrize(
+    ("op", "shape"),  # with and without readers
+    [
+        ("logic_trees", "pools"),
+        ("logic_trees", "apart"),
+        ("gate_network", "readers"),
+        ("gate_network", "deep"),
+    ],
+)
 @pytest.mark.usefixtures("kernel_cache")
-def test_trees_add_without_atomics(shape, launches):
-    run_on(GPUS[90], testing.case("logic_trees", shape))
+def test_gates_add_without_atomics(op, shape, launches):
+    run_on(GPUS[90], testing.case(op, shape))
     for (kernel, types), common in launches.items():
         assert "atomic" not in compiled(common, types, 90).asm["ttir"], kernel
 
@@ -780,6 +828,27 @@ def test_layers_of_trees_compile(launches):
             jax.grad(loss, argnums=(0, 2)), params, others, jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
         )
     assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce", "_add"}
+    check_compilation(launches, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel_cache")
+def test_a_step_of_the_automaton_is_two_networks(launches):
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 4, 2), update=(520, 40, 2))
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+        graph, params, others = nnx.split(
+            nnx.eval_shape(lambda: LogicCA(config, rngs=nnx.Rngs(0))), nnx.Param, ...
+        )
+
+        def loss(params, others, x):
+            return nnx.merge(graph, params, others)(x, 3).sum()
+
+        grids = jax.ShapeDtypeStruct((3, 8, 8, 2), jnp.float32)
+        jax.eval_shape(jax.grad(loss, argnums=(0, 2)), params, others, grids)
+    found = [
+        (kernel.fn.__name__, vars(common["c"])["LAYERS"].value) for (kernel, _), common in launches.items()
+    ]
+    assert set(found) == {(kernel, 3) for kernel in ("_apply", "_reduce")}
     check_compilation(launches, 90)
 
 
@@ -909,6 +978,33 @@ def test_few_gates_are_left_to_plain_jax(dtype, inputs, gates, platform):
     device = Device(Backend.GPU, GPUS[90])
     spec = lutjax.kernel_registry.resolve("bilinear_gates", *call, device=device)
     assert spec.platform == platform
+
+
+@pytest.mark.parametrize(
+    ("sizes", "platform", "reason"),
+    [
+        ((512, 512, 128), "triton", None),
+        ((512,), "xla", "has one layer, which is bilinear_gates"),
+        (
+            (8000,) * 6,
+            "xla",
+            "keeps values of all gates in the caches, at most 8192 of a sample, here 80000",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("launches")
+def test_networks_whose_values_no_cache_holds_run_layer_by_layer(sizes, platform, reason):
+    shape, n_gates = jax.ShapeDtypeStruct, sum(sizes)
+    call = (
+        shape((128, 800), jnp.float32),
+        shape((4, n_gates), jnp.float32),
+        shape((n_gates, 2), jnp.int32),
+    )
+    device = Device(Backend.GPU, GPUS[90])
+    spec = lutjax.kernel_registry.resolve("gate_network", *call, sizes=sizes, device=device)
+    assert spec.platform == platform
+    with _ahead_of_time.tracing_for("cuda", GPUS[90]):
+        assert (reason or ": chosen") in lutjax.explain("gate_network", *call, sizes=sizes)
 
 
 @pytest.mark.usefixtures("launches")

@@ -92,7 +92,7 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
         assert facts.written(text) == text, f"python docs/facts.py writes {page.name}"
     for name in facts.facts():
         assert any(f"<!-- {name} -->" in text for text in texts), name
-    outdated = texts[0].replace("`gate_network` and ", "", 1)
+    outdated = texts[0].replace("`margins` and ", "", 1)
     assert outdated != texts[0] == facts.written(outdated)
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
     rows = re.findall(

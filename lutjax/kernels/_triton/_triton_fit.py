@@ -14,6 +14,7 @@ from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
+from lutjax.ops.gate_network import GateNetwork
 from lutjax.ops.logic_trees import LogicTrees
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_at_places import LutAtPlaces
@@ -98,6 +99,8 @@ def slower(request: Request) -> str | None:
         return _slower_update(request, request.step)
     if isinstance(call, LutAtPlaces):
         return _slower_at_places(call)
+    if isinstance(call, GateNetwork):
+        return _slower_network(call)
     return _slower_gates(call) if isinstance(call, BilinearGates | TableGates) else None
 
 
@@ -145,6 +148,20 @@ def _slower_gates(call: BilinearGates | TableGates) -> str | None:
     if values > _FEW_VALUES:
         return None
     return f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}"
+
+
+# Values of a sample that a backward pass keeps: with four samples in each of 256 programs, so many fill 32 MiB of an L2 cache.
+_MOST_KEPT = 2**13
+
+
+def _slower_network(call: GateNetwork) -> str | None:
+    """Return why layers come one by one: theirs are other kernels, and values of wide ones are in no cache either way."""
+    if len(call.sizes) == 1:
+        return "has one layer, which is bilinear_gates"
+    kept = sum(call.sizes) + 4 * max(call.sizes)  # of all gates, and what the wires of two layers pass on
+    if kept > _MOST_KEPT:
+        return f"keeps values of all gates in the caches, at most {_MOST_KEPT} of a sample, here {kept}"
+    return None
 
 
 # Outputs of a table: of those measured on an H100, 128 took 205 us in a step and 214 apart, 256 took 404 and 282.

@@ -1,0 +1,440 @@
+"""`lutjax.ops.gate_network` in Triton: all layers in one kernel each way.
+
+For gate ``g`` of a layer with the inputs ``a`` and ``b``, its coefficients ``c`` and the cotangent ``dy`` of its output::
+
+    y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
+    passed[g, 0] = dy * (c[1] + c[3] * b);  passed[g, 1] = dy * (c[2] + c[3] * a)
+    dc = sums over samples of dy, dy * a, dy * b, dy * a * b
+
+and ``dy`` of a value is the sum of what its readers pass on, in the order of its list. A program owns blocks of samples, one after the other,
+and goes through the layers of each; between them it waits for all of its threads. Values lie in memory that belongs to the program, of ``SAMPLES`` numbers a
+row, so few of them that they stay in the caches. The backward pass evaluates all layers but the last, and goes back: a layer gathers the
+cotangents of its gates from what the one behind it passed on, and passes on its own. Sums over samples are those of a program, which are
+added up behind the kernel. So all sums have a fixed order, and none needs atomics.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import triton
+import triton.language as tl
+
+from lutjax.dispatch.registry import Device
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.ops.gate_network import GateNetwork
+from lutjax.tuning import Launch, Sizes, launch_of
+from lutjax.values._dtypes import accumulator
+
+
+def forward(call: GateNetwork, *, device: Device) -> jax.Array:
+    shape = jax.ShapeDtypeStruct((call.sizes[-1], call.x.shape[1]), call.x.dtype)
+    how = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
+    arguments = _arguments(call, how, device)
+    rows = 2 * arguments["WIDEST"] if len(call.sizes) > 1 else 0
+    y, _ = launch(
+        _apply,
+        call.x,
+        call.coefficients,
+        call.wires,
+        _bounds(call),
+        outputs=[shape, _scratch(call, arguments, rows)],
+        **arguments,
+    )
+    return y
+
+
+def backward(
+    call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    how = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
+    arguments = _arguments(call, how, device)
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    n_programs, n_gates = arguments["programs"], len(call.wires)
+    if not n_programs:
+        given = {"x": call.x, "coefficients": call.coefficients}
+        return {name: jnp.zeros_like(given[name]) for name in needs}
+    sums, passed = "coefficients" in needs, "x" in needs
+    kept = n_gates - call.sizes[-1]
+    order, starts, counts, most = _readers(call)
+    parts, dx, _ = launch(
+        _reduce,
+        call.x,
+        call.coefficients,
+        call.wires,
+        _bounds(call),
+        order,
+        starts,
+        counts,
+        cotangent,
+        outputs=[
+            jax.ShapeDtypeStruct((n_programs, n_gates, 4) if sums else (1,), dtype),
+            jax.ShapeDtypeStruct(call.x.shape if passed else (1,), call.x.dtype),
+            _scratch(call, arguments, kept + 4 * arguments["WIDEST"]),
+        ],
+        KEPT=kept,
+        MOST_READERS=most,
+        SUMS=sums,
+        PASSED=passed,
+        **arguments,
+    )
+    found = {"x": dx, "coefficients": parts}
+    if sums:
+        found["coefficients"] = _row_tiles.sum_of_parts(parts).T
+    return {name: found[name] for name in needs}
+
+
+# Readers of a value that are read without a look at how many there are.
+_FEW_READERS = 4
+
+
+def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
+    """Return what reads inputs and gates: numbers of wires in their layer; for each value where its own begin, and how many there are; the most, or 0.
+
+    Without lists for all layers, the wires are sorted by what they read.
+    """
+    read, lists = (call.x.shape[0], *call.sizes[:-1]), call.readers or ()
+    given = [r for r in lists if r is not None]
+    if len(given) == len(read) and all(r.size for r in given):
+        fan_outs = [r.shape[1] for r in given]
+        order = jnp.concatenate([r.reshape(-1) for r in given])
+        room = np.repeat(fan_outs, read).astype(np.int32)
+        starts = jnp.asarray(np.cumsum(room) - room, jnp.int32)
+        if max(fan_outs) <= _FEW_READERS:
+            return order, starts, jnp.asarray(room), max(fan_outs)
+        return order, starts, jnp.concatenate([_gate_tiles.used_readers(r, 0) for r in given]), 0
+    sources = call.sources().reshape(-1)
+    first_wires = np.concatenate([np.full(2 * (stop - start), 2 * start) for start, stop in call.bounds()])
+    order = jnp.argsort(sources, stable=True)
+    counts = jnp.bincount(sources, length=sum(read)).astype(jnp.int32)
+    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    return (order - jnp.asarray(first_wires)[order]).astype(jnp.int32), starts, counts, 0
+
+
+def _bounds(call: GateNetwork) -> jax.Array:
+    """Return the number of the first gate of each layer, and their number in all: int32 ``[layers + 1]``."""
+    return jnp.asarray([0, *(stop for _, stop in call.bounds())], jnp.int32)
+
+
+def _scratch(call: GateNetwork, arguments: dict[str, Any], rows: int) -> jax.ShapeDtypeStruct:
+    """Return so many rows of numbers for each program."""
+    size = arguments["programs"] * rows * arguments["SAMPLES"]
+    return jax.ShapeDtypeStruct((max(size, 1),), accumulator(call.x.dtype, call.coefficients.dtype))
+
+
+# ------------------------------------------------------------------------------------- launches
+def _sizes(call: GateNetwork) -> Sizes:
+    return {
+        "samples": call.x.shape[1],
+        "inputs": call.x.shape[0],
+        "outputs": max(call.sizes),
+        "places": call.wires.shape[1],
+        "gates": len(call.wires),
+        "layers": len(call.sizes),
+        "bits": 8 * call.x.dtype.itemsize,
+    }
+
+
+_MULTIPROCESSORS = 132  # of an H200
+_ENOUGH = 256  # programs
+_CACHED = 2**25  # bytes of the memory of programs that run at the same time: it stays in an L2 cache
+_MOST_BYTES = 2**28  # of the memory of all programs
+
+
+def _forward_rule(sizes: Sizes) -> Launch:
+    return _rule(sizes, 2 * sizes["outputs"], most=1024)
+
+
+def _backward_rule(sizes: Sizes) -> Launch:
+    # Each program writes sums for all gates.
+    return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=512)
+
+
+def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
+    """Return blocks of 32 samples, or of fewer such that there are enough programs, whose memory of `rows` rows is cached."""
+    samples = 32
+    while samples > 4 and (
+        triton.cdiv(sizes["samples"], samples) < _ENOUGH or _ENOUGH * rows * samples * 4 > _CACHED
+    ):
+        samples //= 2
+    own = rows * samples * 4
+    programs = max(min(max(_CACHED // own, _ENOUGH), _MOST_BYTES // own, most), 1)
+    n_blocks = triton.cdiv(sizes["samples"], samples)
+    fewest = max(n_blocks // programs, 1)
+
+    def turns(blocks: int) -> int:
+        return triton.cdiv(triton.cdiv(n_blocks, blocks), _MULTIPROCESSORS) * blocks
+
+    # Fewer gates than threads, or a row for each thread: what belongs to gates then needs no exchange between threads.
+    gates = 128 if samples > 4 else 256 if sizes["outputs"] <= 256 else 512
+    return Launch(
+        rows=samples,
+        outputs=gates,
+        detectors=min((fewest, fewest + 1), key=turns),
+        warps=max(gates // 32, 8),
+    )
+
+
+def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
+    """Arguments of `launch`, and constants of kernels: `rows` of a launch are samples, `detectors` blocks of them, `outputs` gates of a tile."""
+    n_inputs, n_samples = call.x.shape
+    widest = max(call.sizes)
+    samples, gates = _row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest)
+    n_blocks = triton.cdiv(n_samples, samples)
+    blocks = min(how.detectors or n_blocks, max(n_blocks, 1))
+    runs = n_inputs and n_samples and call.sizes[-1]
+    return {
+        "programs": triton.cdiv(n_blocks, blocks) if runs else 0,
+        "device": device,
+        "warps": min(how.warps, max(samples * gates // 128, gates // 32, 1)),
+        "n_samples": n_samples,
+        "n_inputs": n_inputs,
+        "n_gates": len(call.wires),
+        "LAYERS": len(call.sizes),
+        "WIDEST": widest,
+        "SAMPLES": samples,
+        "GATES": gates,
+        "BLOCKS": blocks,
+        "UNROLLED": _gate_tiles.UNROLLED,
+        "ACC": _row_tiles.TYPES[accumulator(call.x.dtype, call.coefficients.dtype).name],
+    }
+
+
+# ------------------------------------------------------------------------------------- kernels
+@kernel
+def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
+    own = scratch + tl.program_id(0).to(tl.int64) * (2 * c.WIDEST * c.SAMPLES)
+    place = tl.arange(0, c.SAMPLES)
+    for block in range(_first_block(c), _gate_tiles.last_block(tl.program_id(0), c)):
+        sample, there = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+        if c.LAYERS == 1:
+            _evaluate(
+                x, c.n_samples, sample, coefficients, wires, 0, c.n_gates, c.n_inputs,
+                y, c.n_samples, sample, there, c,
+            )  # fmt: skip
+        else:
+            begin, end = 0, tl.load(bounds + 1)
+            _evaluate(
+                x, c.n_samples, sample, coefficients, wires, begin, end, c.n_inputs,
+                own, c.SAMPLES, place, there, c,
+            )  # fmt: skip
+            tl.debug_barrier()
+            for layer in range(1, c.LAYERS - 1):
+                before, begin, end = _layer(bounds, layer)
+                _evaluate(
+                    _half(own, layer - 1, c.WIDEST, c), c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                    _half(own, layer, c.WIDEST, c), c.SAMPLES, place, there, c,
+                )  # fmt: skip
+                tl.debug_barrier()
+            before, begin, end = _layer(bounds, c.LAYERS - 1)
+            _evaluate(
+                _half(own, c.LAYERS - 2, c.WIDEST, c), c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                y, c.n_samples, sample, there, c,
+            )  # fmt: skip
+            tl.debug_barrier()
+
+
+@kernel
+def _reduce(
+    x, coefficients, wires, bounds, order, starts, counts, dy, parts, dx, scratch, c: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    values = scratch + program * ((c.KEPT + 4 * c.WIDEST) * c.SAMPLES)
+    passed = values + c.KEPT * c.SAMPLES
+    parts += program * (4 * c.n_gates)
+    place = tl.arange(0, c.SAMPLES)
+    for block in range(_first_block(c), _gate_tiles.last_block(tl.program_id(0), c)):
+        sample, there = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+        if c.LAYERS > 1:
+            _evaluate(
+                x, c.n_samples, sample, coefficients, wires, 0, tl.load(bounds + 1), c.n_inputs,
+                values, c.SAMPLES, place, there, c,
+            )  # fmt: skip
+            tl.debug_barrier()
+            for layer in range(1, c.LAYERS - 1):
+                before, begin, end = _layer(bounds, layer)
+                _evaluate(
+                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                    values + begin * c.SAMPLES, c.SAMPLES, place, there, c,
+                )  # fmt: skip
+                tl.debug_barrier()
+            before, begin, end = _layer(bounds, c.LAYERS - 1)
+            _go_back(
+                values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                dy, 0, order, starts, counts, sample,
+                _half(passed, c.LAYERS - 1, 2 * c.WIDEST, c), parts, block, place, there, True, False, c,
+            )  # fmt: skip
+            tl.debug_barrier()
+            for back in range(1, c.LAYERS - 1):
+                layer = c.LAYERS - 1 - back
+                before, begin, end = _layer(bounds, layer)
+                n_wires = 2 * (tl.load(bounds + layer + 2) - end)
+                _go_back(
+                    values + before * c.SAMPLES, c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
+                    _half(passed, layer + 1, 2 * c.WIDEST, c), n_wires, order, starts, counts, place,
+                    _half(passed, layer, 2 * c.WIDEST, c), parts, block, place, there, False, False, c,
+                )  # fmt: skip
+                tl.debug_barrier()
+            end = tl.load(bounds + 1)
+            _go_back(
+                x, c.n_samples, sample, coefficients, wires, 0, end, c.n_inputs,
+                _half(passed, 1, 2 * c.WIDEST, c), 2 * (tl.load(bounds + 2) - end), order, starts, counts, place,
+                passed, parts, block, place, there, False, True, c,
+            )  # fmt: skip
+        else:
+            _go_back(
+                x, c.n_samples, sample, coefficients, wires, 0, c.n_gates, c.n_inputs,
+                dy, 0, order, starts, counts, sample,
+                passed, parts, block, place, there, True, True, c,
+            )  # fmt: skip
+        tl.debug_barrier()
+        if c.PASSED:
+            n_wires = 2 * tl.load(bounds + 1)
+            for first in range(0, c.n_inputs, c.GATES):
+                value, exists = _tile(first, c.n_inputs, c)
+                total = _gather(passed, n_wires, order, starts, counts, value, exists, place, there, c)
+                _write(dx, c.n_samples, value, exists, sample, there, total)
+            tl.debug_barrier()
+
+
+@kernel
+def _evaluate(
+    source, STRIDE: tl.constexpr, column, coefficients, wires, begin, end, n_read,
+    to, TO: tl.constexpr, to_column, there, c: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a layer, which reads `n_read` rows of `source`. Rows lie so far apart; of each, samples are in these columns."""
+    for first in range(begin, end, c.GATES):
+        gate, exists = _tile(first, end, c)
+        a = _read(source, STRIDE, _input_of(wires, 2 * gate, n_read), column, None, there, c)
+        b = _read(source, STRIDE, _input_of(wires, 2 * gate + 1, n_read), column, None, there, c)
+        c0 = _coefficient(coefficients, 0, gate, c)
+        c1 = _coefficient(coefficients, 1, gate, c)
+        c2 = _coefficient(coefficients, 2, gate, c)
+        c3 = _coefficient(coefficients, 3, gate, c)
+        _write(to, TO, gate - begin, exists, to_column, there, (c0 + c1 * a) + (c2 + c3 * a) * b)
+
+
+@kernel
+def _go_back(
+    source, STRIDE: tl.constexpr, column, coefficients, wires, begin, end, n_read,
+    behind, n_wires, order, starts, counts, behind_column,
+    passed, parts, block, place, there, LAST: tl.constexpr, FIRST: tl.constexpr, c: tl.constexpr,
+):  # fmt: skip
+    """Pass on cotangents from a layer, and add to the sums of its gates.
+
+    Args:
+      behind: of the last layer the cotangents of its outputs; of others what the `n_wires` wires of the layer behind it passed on.
+    """
+    for first in range(begin, end, c.GATES):
+        gate, exists = _tile(first, end, c)
+        a = _read(source, STRIDE, _input_of(wires, 2 * gate, n_read), column, None, there, c)
+        b = _read(source, STRIDE, _input_of(wires, 2 * gate + 1, n_read), column, None, there, c)
+        if LAST:
+            g = _read(behind, c.n_samples, gate - begin, behind_column, None, there, c)
+        else:
+            value = c.n_inputs + gate
+            g = _gather(behind, n_wires, order, starts, counts, value, exists, behind_column, there, c)
+        if c.SUMS:
+            _add(parts, gate, exists, g, a, b, block, c)
+        if c.PASSED or not FIRST:
+            c1 = _coefficient(coefficients, 1, gate, c)
+            c2 = _coefficient(coefficients, 2, gate, c)
+            c3 = _coefficient(coefficients, 3, gate, c)
+            row = 2 * (gate - begin)
+            _write(passed, c.SAMPLES, row, exists, place, there, g * (c1 + c3 * b))
+            _write(passed, c.SAMPLES, row + 1, exists, place, there, g * (c2 + c3 * a))
+
+
+@kernel
+def _gather(passed, n_wires, order, starts, counts, value, exists, place, there, c: tl.constexpr):
+    """Sum of what the readers of values passed on."""
+    start = tl.load(starts + value)
+    count = tl.load(counts + value, mask=exists, other=0)
+    most = c.MOST_READERS if c.MOST_READERS > 0 else tl.max(count, 0)
+    total = tl.zeros((c.GATES, c.SAMPLES), c.ACC)
+    for first in range(0, most, c.UNROLLED):
+        # Everything is read before anything is added, so that all is under way at the same time.
+        numbers, found = _gate_tiles.nothing(), _gate_tiles.nothing()
+        for u in tl.static_range(c.UNROLLED):
+            at = first + u
+            numbers += (tl.load(order + start + at, mask=at < count, other=-1),)
+        for u in tl.static_range(c.UNROLLED):
+            row = tl.minimum(tl.maximum(numbers[u], 0), n_wires - 1)
+            found += (_read(passed, c.SAMPLES, row, place, numbers[u] >= 0, there, c),)
+        for u in tl.static_range(c.UNROLLED):
+            total += found[u]
+    return total
+
+
+@kernel
+def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
+    """Add to the four sums of gates over samples, or put them there from the first block."""
+    with_a = g * a
+    alone, both = tl.join(tl.sum(g, 1), tl.sum(g * b, 1)), tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1))
+    total = tl.reshape(tl.join(alone, both), (c.GATES, 4))  # stored side by side, in one piece
+    to = parts + (4 * gate[:, None] + tl.arange(0, 4)[None, :])
+    if c.BLOCKS > 1:
+        total += tl.load(to, mask=exists[:, None] & (block > _first_block(c)), other=0)
+    tl.store(to, total, mask=exists[:, None])
+
+
+@kernel
+def _first_block(c: tl.constexpr):
+    """First block of samples of this program."""
+    return tl.program_id(0) * c.BLOCKS
+
+
+@kernel
+def _layer(bounds, layer):
+    """First gates of the layer before, and of this one, and the end of its gates."""
+    return tl.load(bounds + layer - 1), tl.load(bounds + layer), tl.load(bounds + layer + 1)
+
+
+@kernel
+def _half(scratch, layer, rows: tl.constexpr, c: tl.constexpr):
+    """Half of some memory of a program: layers write one and the other by turns."""
+    return scratch + (layer % 2) * (rows * c.SAMPLES)
+
+
+@kernel
+def _tile(first, end, c: tl.constexpr):
+    """Gates or inputs of a tile, and whether they exist; those that do not count as the last one."""
+    number = first + tl.arange(0, c.GATES)
+    return tl.minimum(number, end - 1), number < end
+
+
+@kernel
+def _input_of(wires, number, n_read):
+    """Value that a wire reads; ids that do not exist count as the nearest that does."""
+    return tl.minimum(tl.maximum(tl.load(wires + number), 0), n_read - 1)
+
+
+@kernel
+def _coefficient(coefficients, number: tl.constexpr, gate, c: tl.constexpr):
+    return tl.load(coefficients + number * c.n_gates + gate).to(c.ACC)[:, None]
+
+
+@kernel
+def _read(source, STRIDE: tl.constexpr, row, column, exists, there, c: tl.constexpr):
+    """Samples of rows, 0 for those that do not exist. `exists`: of rows; None: all do."""
+    at = source + _place(row, STRIDE, column)
+    if exists is not None:
+        return tl.load(at, mask=exists[:, None] & there[None, :], other=0).to(c.ACC)
+    elif c.n_samples % c.SAMPLES == 0:
+        return tl.load(at).to(c.ACC)
+    else:
+        return tl.load(at, mask=there[None, :], other=0).to(c.ACC)
+
+
+@kernel
+def _write(to, STRIDE: tl.constexpr, row, exists, column, there, value):
+    at = to + _place(row, STRIDE, column)
+    tl.store(at, value.to(to.dtype.element_ty), mask=exists[:, None] & there[None, :])
+
+
+@kernel
+def _place(row, STRIDE: tl.constexpr, column):
+    """Places of columns of rows, in as many bits as the numbers of columns have."""
+    return row.to(column.dtype)[:, None] * STRIDE + column[None, :]
