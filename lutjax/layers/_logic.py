@@ -18,6 +18,7 @@ from lutjax import wiring
 from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
@@ -134,7 +135,7 @@ class _LogicArguments(Arguments):
     feature_axis: int = -1
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     wires: Any = None
     deterministic: bool = False
 

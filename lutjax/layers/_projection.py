@@ -13,6 +13,7 @@ import lutjax
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
@@ -203,7 +204,7 @@ class ProjectionLUTArguments(Arguments):
     compress_init: Initializer = SMALL_MATRIX
     decompress_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
 
 

@@ -14,6 +14,7 @@ import lutjax
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
@@ -39,7 +40,7 @@ class TableOptions(Arguments):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
 
 

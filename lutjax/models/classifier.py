@@ -15,6 +15,7 @@ from lutjax import wiring as wirings
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -181,7 +182,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         *,
         thresholds: Array | None = None,
         widths: Array | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
         require_arguments(self, config, LogicClassifierConfig, rngs)

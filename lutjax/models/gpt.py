@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from lutjax import reads
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, ProjectionLUT
@@ -187,7 +188,7 @@ class GPT(Decoder):
         self,
         config: GPTConfig,
         *,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
         require_arguments(self, config, GPTConfig, rngs)

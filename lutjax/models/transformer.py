@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
@@ -233,7 +234,7 @@ class LUTTransformer(Decoder):
         self,
         config: LUTTransformerConfig,
         *,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
         require_arguments(self, config, LUTTransformerConfig, rngs)

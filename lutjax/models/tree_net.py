@@ -17,6 +17,7 @@ from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
 from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
@@ -282,7 +283,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         *,
         thresholds: Array | None = None,
         widths: Array | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
         require_arguments(self, config, LogicTreeNetConfig, rngs)

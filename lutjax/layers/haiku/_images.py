@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
 from lutjax.layers._spec import Initializer
 from lutjax.layers.haiku._layer import Switched
@@ -81,7 +82,7 @@ class SpatialLUT(Switched):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,
@@ -184,7 +185,7 @@ class WindowLUT(Switched):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,
@@ -299,7 +300,7 @@ class ConvLUT(Switched):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,

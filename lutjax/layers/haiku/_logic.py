@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
 from lutjax.layers._spec import Initializer
@@ -131,7 +132,7 @@ class LogicGates(_Wired):
         feature_axis: int = -1,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         wires: Any = None,
         deterministic: bool = False,
         wiring: str | Wiring = "balanced",
@@ -251,7 +252,7 @@ class SoftLUT(_Wired):
         feature_axis: int = -1,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         wires: Any = None,
         deterministic: bool = False,
         wiring: str | Wiring = "balanced",
@@ -375,7 +376,7 @@ class BinaryLUT(_Wired):
         feature_axis: int = -1,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         wires: Any = None,
         deterministic: bool = False,
         wiring: str | Wiring = "balanced",
@@ -493,7 +494,7 @@ class LogicConv(_Wired):
         feature_axis: int = -1,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         wires: Any = None,
         deterministic: bool = False,
         kernel: Size = 3,

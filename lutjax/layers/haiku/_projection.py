@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, small_tables
 from lutjax.layers._spec import Initializer
@@ -102,7 +103,7 @@ class ProjectionLUT(Switched):
         compress_init: Initializer = SMALL_MATRIX,
         decompress_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         name: str | None = None,
     ) -> None:

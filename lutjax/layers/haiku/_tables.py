@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers._spec import Initializer
 from lutjax.layers._tables import uniform_positions
@@ -75,7 +76,7 @@ class LUT(Layer):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         groups: int | None = None,
         name: str | None = None,
@@ -163,7 +164,7 @@ class SparseLUT(Layer):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         groups: int | None = None,
         n_targets: int | None = None,
@@ -294,7 +295,7 @@ class LUTAttention(_Attention):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         n_positions: int = 0,
         n_position_bits: int = 0,
@@ -419,7 +420,7 @@ class LUTPairAttention(_Attention):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         n_positions: int = 0,
         n_position_bits: int = 0,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
 from lutjax.layers._spec import Initializer
 from lutjax.layers.linen._layer import Switched
@@ -79,7 +80,7 @@ class SpatialLUT(Switched):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     read: Read | None = None
     table_dropout: float | int = 0.0
@@ -152,7 +153,7 @@ class WindowLUT(Switched):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     read: Read | None = None
     table_dropout: float | int = 0.0
@@ -232,7 +233,7 @@ class ConvLUT(Switched):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     read: Read | None = None
     table_dropout: float | int = 0.0

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped, UInt32
 
 from lutjax._typing import Array
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
 from lutjax.layers._spec import Initializer
@@ -139,7 +140,7 @@ class LogicGates(_Wired):
     feature_axis: int = -1
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     wires: Any = None
     deterministic: bool = False
     wiring: str | Wiring = "balanced"
@@ -218,7 +219,7 @@ class SoftLUT(_Wired):
     feature_axis: int = -1
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     wires: Any = None
     deterministic: bool = False
     wiring: str | Wiring = "balanced"
@@ -296,7 +297,7 @@ class BinaryLUT(_Wired):
     feature_axis: int = -1
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     wires: Any = None
     deterministic: bool = False
     wiring: str | Wiring = "balanced"
@@ -377,7 +378,7 @@ class LogicConv(_Wired):
     feature_axis: int = -1
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     wires: Any = None
     deterministic: bool = False
     kernel: Size = 3

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 import lutjax
 from lutjax._typing import Array
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers._spec import Initializer
 from lutjax.layers._tables import uniform_positions
@@ -86,7 +87,7 @@ class LUT(_Tables):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     groups: int | None = None
 
@@ -147,7 +148,7 @@ class SparseLUT(_Tables):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     groups: int | None = None
     n_targets: int | None = None
@@ -252,7 +253,7 @@ class LUTAttention(_Attention):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     n_positions: int = 0
     n_position_bits: int = 0
@@ -338,7 +339,7 @@ class LUTPairAttention(_Attention):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = jax.nn.initializers.zeros
     accumulate: lutjax.FixedPoint | None = None
-    implementation: str | tuple[str, ...] | None = None
+    implementation: Implementation = None
     anchors: Any = None
     n_positions: int = 0
     n_position_bits: int = 0

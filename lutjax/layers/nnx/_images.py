@@ -8,6 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Random
@@ -83,7 +84,7 @@ class SpatialLUT(Random):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,
@@ -161,7 +162,7 @@ class WindowLUT(Random):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,
@@ -250,7 +251,7 @@ class ConvLUT(Random):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         read: Read | None = None,
         table_dropout: float | int = 0.0,

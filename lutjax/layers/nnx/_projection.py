@@ -8,6 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
 from lutjax.layers._spec import Initializer
@@ -107,7 +108,7 @@ class ProjectionLUT(Random):
         compress_init: Initializer = SMALL_MATRIX,
         decompress_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         rngs: nnx.Rngs,
     ) -> None:

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 import lutjax
+from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers._spec import Initializer
 from lutjax.layers._tables import uniform_positions
@@ -77,7 +78,7 @@ class LUT(Layer):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         groups: int | None = None,
         rngs: nnx.Rngs,
@@ -143,7 +144,7 @@ class SparseLUT(Layer):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         groups: int | None = None,
         n_targets: int | None = None,
@@ -291,7 +292,7 @@ class LUTAttention(_Attention):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         n_positions: int = 0,
         n_position_bits: int = 0,
@@ -382,7 +383,7 @@ class LUTPairAttention(_Attention):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None,
-        implementation: str | tuple[str, ...] | None = None,
+        implementation: Implementation = None,
         anchors: Any = None,
         n_positions: int = 0,
         n_position_bits: int = 0,
