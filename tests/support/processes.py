@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from folders import ROOT
+from folders import ROOT, TESTS
 
 SECONDS = 240
 """Longest time of a program; then its processes are killed and the test fails."""
@@ -55,7 +55,9 @@ class Processes:
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
             "JAX_PLATFORMS": "cpu",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *(str(f) for f in TESTS.iterdir()), os.environ.get("PYTHONPATH", "")]
+            ),
         }
         if cache is not None:
             environment |= {
