@@ -32,7 +32,6 @@ def classifiers() -> list[LogicClassifier | LogicTreeNet]:
 
 
 @pytest.mark.thorough("gates")
-@pytest.mark.slow("trees")
 @pytest.mark.parametrize("number", [0, 1], ids=["gates", "trees"])
 def test_classifiers_agree_on_the_shapes_of_samples(number: int) -> None:
     """Rows of all numbers, images, and images with an axis of one channel are the same samples to each model."""

@@ -150,7 +150,8 @@ def _slower_gates(call: BilinearGates | TableGates) -> str | None:
     return f"plain JAX is faster for at most {_FEW_VALUES} values of inputs or gates, here {values}"
 
 
-# Values of a sample that a backward pass keeps: with four samples in each of 256 programs, so many fill 32 MiB of an L2 cache.
+# Values of a sample that a backward pass keeps: with four samples in each of 256 programs, so many fill 32 MiB of an L2 cache. Measured on an H200,
+# a step in one kernel took 37 us for 6800 of them where layers one by one took 48 (400 samples), and 346 against 195 for 10000 (4096 samples).
 _MOST_KEPT = 2**13
 
 
