@@ -24,13 +24,11 @@ from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
+from lutjax.models._automaton_wires import CENTRE, NEIGHBOURS, draw, pairs
 from lutjax.models._config import Config, require_arguments
 from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
 from lutjax.values._wires import check_wires
-
-_NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
-_CENTRE = len(_NEIGHBOURS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +77,9 @@ class LogicCAConfig(Config):
                 raise ValueError(
                     f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
                 )
-        if self.perception[0] != _CENTRE:
+        if self.perception[0] != CENTRE:
             raise ValueError(
-                f"{where}: perception is {shown(self.perception)}; it must start with {_CENTRE}, a gate for each neighbour."
+                f"{where}: perception is {shown(self.perception)}; it must start with {CENTRE}, a gate for each neighbour."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
@@ -150,12 +148,12 @@ class LogicCA(nnx.Module):
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
         self.logits = nnx.Param(logits.T)
-        wires = [_draw(rngs.params(), *layer) for layer in config.wired]
+        wires = draw(rngs.params(), config)
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
             Wires(
                 lutjax.readers(
-                    w, copies * n_inputs, fan_out=int(np.bincount(_pairs(n_inputs, n_gates).ravel()).max())
+                    w, copies * n_inputs, fan_out=int(np.bincount(pairs(n_inputs, n_gates).ravel()).max())
                 )
             )
             for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
@@ -306,26 +304,6 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
     check_once(readers, ("LogicCA", layer, sizes), check_readers)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _draw(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
-    """Wires of a layer, in an order of its own in every copy: int32 ``[copies * n_gates, 2]``."""
-    keys = jax.random.split(key, copies)
-    wires = jax.vmap(lambda key: jax.random.permutation(key, _pairs(n_inputs, n_gates)))(keys)
-    return (wires + n_inputs * jnp.arange(copies, dtype=jnp.int32)[:, None, None]).reshape(-1, 2)
-
-
-def _pairs(n_inputs: int, n_gates: int) -> np.ndarray:
-    """Pairs of inputs, neighbours first, as published: int32 ``[n_gates, 2]``.
-
-    First inputs are all different as long as they can be, so that gates that start as their first input lose none.
-    """
-    first = np.arange(n_inputs - 1)
-    pairs = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
-    pairs += [np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)]
-    every = np.concatenate(pairs) if n_inputs > 1 else np.zeros((1, 2))
-    return np.resize(every, (n_gates, 2)).astype(np.int32)
-
-
 # ------------------------------------------------------------------------------------- soft
 def run_soft(
     config: LogicCAConfig,
@@ -379,8 +357,8 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
     """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
     channels, n_cells, n_layers = config.channels, state[0].size, len(config.perception)
     # Each neighbour meets a copy of the centre, so that no value has more readers than there are kernels: their sum is then gathered.
-    of_neighbour = np.arange(_CENTRE * config.kernels, dtype=np.int32).reshape(-1, _CENTRE)
-    first = np.stack([of_neighbour % _CENTRE, of_neighbour % _CENTRE + _CENTRE], -1).reshape(-1, 2)
+    of_neighbour = np.arange(CENTRE * config.kernels, dtype=np.int32).reshape(-1, CENTRE)
+    first = np.stack([of_neighbour % CENTRE, of_neighbour % CENTRE + CENTRE], -1).reshape(-1, 2)
     readers_of_first = np.concatenate([2 * of_neighbour.T, 2 * of_neighbour.T + 1])
     wires, readers = [first, *wiring.wires], [readers_of_first, *wiring.readers]
     n_perceiving = sum(config.sizes[:n_layers])
@@ -395,7 +373,7 @@ def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Arr
             feature_axis=0,
         )
 
-    near = jnp.stack([*_shifted(config, state), *(state,) * _CENTRE]).reshape(2 * _CENTRE, channels * n_cells)
+    near = jnp.stack([*_shifted(config, state), *(state,) * CENTRE]).reshape(2 * CENTRE, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     perceived = circuits(near, slice(n_layers), slice(n_perceiving))
     x = jnp.concatenate(
@@ -409,13 +387,13 @@ def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
     height, width = state.shape[-2:]
     mode = "wrap" if config.periodic else "constant"
     padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
-    return [padded[..., y : y + height, x : x + width] for y, x in _NEIGHBOURS]
+    return [padded[..., y : y + height, x : x + width] for y, x in NEIGHBOURS]
 
 
 def _first_wires(n_kernels: int) -> jax.Array:
     """Return the wires of the first layer, into the neighbours and then the centre: int32 ``[kernels * 8, 2]``."""
-    near = jnp.arange(n_kernels * _CENTRE, dtype=jnp.int32) % _CENTRE
-    return jnp.stack([near, jnp.full_like(near, _CENTRE)], -1)
+    near = jnp.arange(n_kernels * CENTRE, dtype=jnp.int32) % CENTRE
+    return jnp.stack([near, jnp.full_like(near, CENTRE)], -1)
 
 
 # ------------------------------------------------------------------------------------- hard
@@ -472,7 +450,7 @@ def _packed_step(
 ) -> jax.Array:
     channels, n_words = words.shape[0], words[0].size
     near = jnp.stack([*_shifted_words(config, words, width), words])
-    x, rest = near.reshape(_CENTRE + 1, channels * n_words), config.sizes[0]
+    x, rest = near.reshape(CENTRE + 1, channels * n_words), config.sizes[0]
     x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
     for layer, w in enumerate(wires):
         if layer == len(config.perception) - 1:
@@ -501,4 +479,4 @@ def _shifted_words(
         outer = ((0, 0), (0, 0), (1, 1), (0, 0))
         rows.append(jnp.pad(a, outer, mode="wrap" if config.periodic else "constant"))
     height = words.shape[2]
-    return [rows[x][:, :, y : y + height] for y, x in _NEIGHBOURS]
+    return [rows[x][:, :, y : y + height] for y, x in NEIGHBOURS]

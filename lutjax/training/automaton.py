@@ -44,6 +44,8 @@ class TrainingConfig(Training):
       learning_rate: of AdamW.
       weight_decay: of AdamW; pulls gates towards a mixture of all sixteen.
       hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
+      last_hard_share: that of the last step; from `hard_growth` of the run on it grows from `hard_share` to this. None: it stays.
+      hard_growth: share of all steps after which it grows.
     """
 
     experiment: str
@@ -53,6 +55,8 @@ class TrainingConfig(Training):
     batch_size: int = N_BOARDS
     weight_decay: float | int = 0.01
     hard_share: float | int = 0.0
+    last_hard_share: float | int | None = None
+    hard_growth: float | int = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +72,22 @@ class TrainingConfig(Training):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
         if not 0 <= self.hard_share <= 1:
             raise ValueError(f"hard_share is {self.hard_share}; it is a probability, 0 to 1.")
+        if self.last_hard_share is not None and not 0 <= self.last_hard_share <= 1:
+            raise ValueError(f"last_hard_share is {self.last_hard_share}; it is a probability, 0 to 1.")
+        if not 0 <= self.hard_growth < 1:
+            raise ValueError(f"hard_growth is {self.hard_growth}; it is a share of the run, 0 to below 1.")
+
+    @property
+    def hardens(self) -> bool:
+        """Whether gates are the likeliest ones in any step."""
+        return bool(self.hard_share or self.last_hard_share)
+
+    def hard_share_at(self, number: Array) -> Array | float:
+        """Return the share of hard gates in a step."""
+        if self.last_hard_share is None:
+            return float(self.hard_share)
+        grown = jnp.clip((number / self.steps - self.hard_growth) / (1 - self.hard_growth), 0, 1)
+        return self.hard_share + (self.last_hard_share - self.hard_share) * grown
 
 
 @dataclasses.dataclass
@@ -186,12 +206,12 @@ class Run(ModelRun[LogicCA]):
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         wiring = model.wiring
-        hard_gates = jax.random.bernoulli(gate_key, float(training.hard_share), (1, config.n_gates))
+        hard_gates = jax.random.bernoulli(gate_key, training.hard_share_at(number), (1, config.n_gates))
 
         def loss_of(params: Any) -> Array:
             logits = self.structure.model(params, state.others).logits[...]
             coefficients = lutjax.gate_coefficients(logits, axis=0)
-            if training.hard_share:  # with the gradient of the mixture
+            if training.hardens:  # with the gradient of the mixture
                 hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
                 likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
                 coefficients = jnp.where(hard_gates, likeliest, coefficients)

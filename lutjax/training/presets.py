@@ -174,9 +174,13 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "size": 16,
         "n_steps": 15,
         "batch_size": 1,
-        "steps": 3000,
-        "learning_rate": 0.06,
-        "eval_every": 100,
+        "residual": 10.0,
+        "steps": 1500,
+        "learning_rate": 0.1,
+        "weight_decay": 0.05,
+        "hard_share": 0.1,
+        "last_hard_share": 0.5,
+        "eval_every": 50,
     },
 }
 """Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""

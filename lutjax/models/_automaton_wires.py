@@ -1,0 +1,101 @@
+"""Wires of automata, as they are drawn: which gates read which values."""
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from lutjax._typing import Array
+
+if TYPE_CHECKING:
+    from lutjax.models.automaton import LogicCAConfig
+
+NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
+CENTRE = len(NEIGHBOURS)
+"""Number of neighbours of a cell, and of the cell itself behind them."""
+_CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
+_OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
+
+
+def draw(key: Array, config: "LogicCAConfig") -> list[jax.Array]:
+    """Return the wires of every layer but the first: int32 ``[gates of all copies, 2]`` each.
+
+    Pairs of a layer are all different as long as they can be (`pairs`), in an order of their own in every kernel. Two things are drawn so that
+    more seeds learn: a gate starts as its first input, so an output of a kernel starts as one of the neighbours, and those of all kernels are in as many
+    directions as there are outputs; and the first layer of the update circuit pairs its inputs in a random order, so that what
+    different kernels see of different channels meets in one gate.
+
+    Source: docs/cellular-automaton.md.
+    """
+    keys = jax.random.split(key, len(config.wired) + 2)
+    wires = [_drawn(k, *layer) for k, layer in zip(keys, config.wired, strict=False)]
+    n_perceiving = len(config.perception) - 1
+    if n_perceiving:
+        seen = _directions(keys[-2], wires[:n_perceiving], config.perception, config.kernels)
+        wires[0] = seen.reshape(-1)[wires[0]]
+    order = jax.random.permutation(keys[-1], config.wired[n_perceiving][1]).astype(jnp.int32)
+    wires[n_perceiving] = order[wires[n_perceiving]]
+    return wires
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _drawn(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
+    """Return the wires of a layer, in an order of its own in every copy: int32 ``[copies * n_gates, 2]``."""
+    keys = jax.random.split(key, copies)
+    wires = jax.vmap(lambda key: jax.random.permutation(key, pairs(n_inputs, n_gates)))(keys)
+    return (wires + n_inputs * jnp.arange(copies, dtype=jnp.int32)[:, None, None]).reshape(-1, 2)
+
+
+def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
+    """Return pairs of inputs, neighbours first, as published: int32 ``[n_gates, 2]``.
+
+    First inputs are all different as long as they can be, so that gates that start as their first input lose none.
+    """
+    first = np.arange(n_inputs - 1)
+    found = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
+    found += [np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)]
+    every = np.concatenate(found) if n_inputs > 1 else np.zeros((1, 2))
+    return np.resize(every, (n_gates, 2)).astype(np.int32)
+
+
+def _directions(
+    key: Array, wires: list[jax.Array], perception: tuple[int, ...], kernels: int
+) -> Int[jax.Array, "kernels 8"]:
+    """Return an order of the gates of the first layer for every kernel, such that its outputs start in the directions asked.
+
+    Args:
+      wires: of the other layers of perception.
+      perception: gates of their layers in one kernel.
+    """
+    n_outputs, kernel = perception[-1], jnp.arange(kernels, dtype=jnp.int32)[:, None]
+    at = jnp.arange(kernels * n_outputs, dtype=jnp.int32)
+    for layer in reversed(wires):
+        at = layer[at, 0]  # first inputs alone
+    order_key, corner_key, edge_key, pair_key = jax.random.split(key, 4)
+    if n_outputs == 1:
+        circle = jnp.concatenate(
+            [jax.random.permutation(k, jnp.array(d)) for k, d in ((corner_key, _CORNERS), (edge_key, _EDGES))]
+        )
+    else:
+        circle = jax.random.permutation(pair_key, jnp.array(_OPPOSITE)).reshape(-1)
+    asked = jnp.resize(circle, (kernels, n_outputs)).astype(jnp.int32)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTRE))(jax.random.split(order_key, kernels))
+    of_kernel = at.reshape(kernels, n_outputs) - CENTRE * kernel
+    return jax.vmap(_exchanged)(orders.astype(jnp.int32), of_kernel, asked) + CENTRE * kernel
+
+
+def _exchanged(
+    order: Int[Array, "8"], places: Int[Array, " n"], asked: Int[Array, " n"]
+) -> Int[jax.Array, "8"]:
+    """Return an order that holds what is asked at these places, as far as they differ: neighbours change places."""
+
+    def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        place, wanted = one
+        other = jnp.argmax(order == wanted)
+        return order.at[other].set(order[place]).at[place].set(wanted), None
+
+    found: jax.Array = jax.lax.scan(exchange, jnp.asarray(order), (places, asked))[0]
+    return found
