@@ -87,9 +87,7 @@ def _directions(
     return jax.vmap(_exchanged)(orders.astype(jnp.int32), of_kernel, asked) + CENTRE * kernel
 
 
-def _exchanged(
-    order: Int[Array, "8"], places: Int[Array, " n"], asked: Int[Array, " n"]
-) -> Int[jax.Array, "8"]:
+def _exchanged(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.Array:
     """Return an order that holds what is asked at these places, as far as they differ: neighbours change places."""
 
     def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -97,5 +95,5 @@ def _exchanged(
         other = jnp.argmax(order == wanted)
         return order.at[other].set(order[place]).at[place].set(wanted), None
 
-    found: jax.Array = jax.lax.scan(exchange, jnp.asarray(order), (places, asked))[0]
+    found: jax.Array = jax.lax.scan(exchange, order, (places, asked))[0]
     return found
