@@ -1,9 +1,10 @@
 """Training of a `LogicCA`: its config and its step; the loop itself is `lutjax.training.loop`."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from lutjax.training.models import ModelRun, State, Structure
 with needed_by(__name__):
     import optax
 
+
+T = TypeVar("T")
 
 STARTS = ("boards", "random", "seed", "zero")
 N_BOARDS = 512
@@ -46,6 +49,8 @@ class TrainingConfig(Training):
       hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
       last_hard_share: that of the last step; from `hard_growth` of the run on it grows from `hard_share` to this. None: it stays.
       hard_growth: share of all steps after which it grows.
+      runs: automata that are trained one beside the other, each as a run of its own would be: the first with `seed`, the next with
+        ``seed + 1``, and so on. The best of them is kept.
     """
 
     experiment: str
@@ -57,10 +62,11 @@ class TrainingConfig(Training):
     hard_share: float | int = 0.0
     last_hard_share: float | int | None = None
     hard_growth: float | int = 0.3
+    runs: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(size=3, n_steps=1)
+        self.check_least(size=3, n_steps=1, runs=1)
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
@@ -120,7 +126,9 @@ class Optimizer(NamedTuple):
 
 
 class Run(ModelRun[LogicCA]):
-    """An automaton and how it is trained, without the arrays that training changes.
+    """Automata and how they are trained, without the arrays that training changes.
+
+    Where there are several, all arrays of the state have a first axis of runs.
 
     Args:
       model: sizes of the model.
@@ -158,7 +166,7 @@ class Run(ModelRun[LogicCA]):
         samples = 1 if target is None and training.batch_size >= N_BOARDS else training.batch_size
         super().__init__(structure, self._first, training.seed, samples)
         self._place(None)
-        self._wrong = jax.jit(self._wrong_of)
+        self._wrong = jax.jit(lambda best, others: self._mapped(self._wrong_of, best, others))
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
         """Divide the batch over devices; see `ModelRun.divide`. Gates are few, and the same on all of them."""
@@ -166,7 +174,37 @@ class Run(ModelRun[LogicCA]):
             raise ValueError(
                 f"mesh has {meshes.DETECTORS}={asked[meshes.DETECTORS]}; the gates of an automaton are not divided: give {meshes.DATA} alone."
             )
+        if self.training.runs > 1:
+            if asked is not None and math.prod(asked.values()) > 1:
+                raise ValueError(
+                    f"runs is {self.training.runs}; a mesh divides one run: give runs=1 with mesh."
+                )
+            return
         super().divide(asked)
+
+    @property
+    def _seeds(self) -> list[int]:
+        return [self.training.seed + number for number in range(self.training.runs)]
+
+    def _mapped(self, function: Callable[..., T], *trees: Any) -> T:
+        """Return what a function makes of a seed and of trees of arrays; of each run's own where there are several, with a first axis of runs."""
+        keys = jnp.stack([jax.random.key(seed) for seed in self._seeds])
+        if self.training.runs == 1:
+            return function(keys[0], *trees)
+        found: T = jax.lax.map(lambda own: function(*own), (keys, *trees))
+        return found
+
+    def init(self) -> State:
+        if self.training.runs == 1:
+            return super().init()
+        state: State = jax.jit(lambda: self._mapped(self.drawn))()
+        return state
+
+    def abstract(self) -> State:
+        if self.training.runs == 1:
+            return super().abstract()
+        state: State = jax.eval_shape(lambda: self._mapped(self.drawn))
+        return state
 
     def _place(self, mesh: Mesh | None) -> None:
         self.advance = self._repeated(self.step, None)
@@ -199,8 +237,12 @@ class Run(ModelRun[LogicCA]):
 
     def step(self, state: State, number: Array, data: None) -> tuple[State, Array]:
         """Return the state after one step, and the loss of a grid. See `lutjax.training.loop.Step`."""
+        new, losses = self._mapped(lambda key, state: self._step_of(key, state, number), state)
+        return new, losses.mean()
+
+    def _step_of(self, seed: Array, state: State, number: Array) -> tuple[State, Array]:
         training, config = self.training, self.config
-        key = jax.random.fold_in(jax.random.key(training.seed), number)
+        key = jax.random.fold_in(seed, number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
         first, target = meshes.by_sample(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
@@ -242,16 +284,26 @@ class Run(ModelRun[LogicCA]):
 
     def best(self, state: State) -> LogicCA:
         """The model with the best hard automaton so far, on one device."""
-        return self.structure.model(*meshes.local((state.optimizer.best, state.others)))
+        params, others = meshes.local((state.optimizer.best, state.others))
+        if self.training.runs > 1:
+            first = int(np.argmin(self.wrong_of_runs(state)))
+            params, others = jax.tree.map(lambda a: a[first], (params, others))
+        return self.structure.model(params, others)
 
     def wrong(self, state: State) -> float:
         """Bits of a grid that the best hard automaton has wrong, of samples that no training step saw."""
-        return float(self._wrong(state.optimizer.best, state.others))
+        return min(self.wrong_of_runs(state))
 
-    def _wrong_of(self, params: Any, others: Any) -> jax.Array:
+    def wrong_of_runs(self, state: State) -> list[float]:
+        """Bits of a grid that the best hard automaton of each run has wrong; see `wrong`."""
+        wrong: list[float] = np.reshape(self._wrong(state.optimizer.best, state.others), -1).tolist()
+        return wrong
+
+    def _wrong_of(self, seed: Array, params: Any, others: Any) -> jax.Array:
         model = self.structure.model(params, others)
-        sample_key, update_key = jax.random.split(jax.random.key(self.training.seed ^ 0x5EED))
-        first, target = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
+        sample_key, update_key = jax.random.split(jax.random.fold_in(seed, 0xFFFFFFFF))
+        sample = self.sample(sample_key, N_BOARDS if self.target is None else EVALUATION_BATCH)
+        first, target = jax.lax.optimization_barrier(sample)  # else XLA folds steps from a constant state
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
         return (last[: len(target)] != target).sum() / target.shape[1]

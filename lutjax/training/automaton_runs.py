@@ -85,8 +85,9 @@ class Automaton(Experiment):
 
     def describe(self) -> str:
         training, config = self.record.training, self.run.config
+        several = f"{training.runs} runs of " if training.runs > 1 else ""
         return (
-            f"{training.experiment}: {config.n_gates} gates, {training.steps} steps of {training.batch_size} grids of "
+            f"{training.experiment}: {several}{config.n_gates} gates, {training.steps} steps of {training.batch_size} grids of "
             f"{training.size} x {training.size} cells of {config.channels} bits, {training.n_steps} steps of the automaton,"
         )
 
@@ -114,7 +115,15 @@ class Automaton(Experiment):
 
     def _check(self, state: State, path: Path) -> list[str]:
         wrong = self.record.history.test[-1][1]
+        several = []
+        if self.record.training.runs > 1:
+            seeds = range(self.record.training.seed, self.record.training.seed + self.record.training.runs)
+            each = zip(seeds, self.run.wrong_of_runs(state), strict=True)
+            several = [
+                "Wrong bits of each run: " + ", ".join(f"seed {n}: {bits:g}" for n, bits in each) + "."
+            ]
         return [
+            *several,
             f"Best hard automaton: {wrong:g} wrong bits of a grid.",
             *checks(self.run, self.run.best(state)),
         ]

@@ -117,7 +117,15 @@ PRESETS = {"lut": _LUT, "gpt": _GPT}
 MODEL = "gpt"
 """The model that is trained by default."""
 
-_CHECKERBOARD = {"start": "random", "channels": 8, "kernels": 16, "perception": (8, 4, 2), "hard_share": 0.2}
+_HARDENING = {"learning_rate": 0.1, "weight_decay": 0.05, "hard_share": 0.1, "last_hard_share": 0.5}
+_CHECKERBOARD = {
+    "start": "random",
+    "channels": 8,
+    "kernels": 16,
+    "perception": (8, 4, 2),
+    **_HARDENING,
+    "runs": 2,
+}
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "life": {
         "start": "boards",
@@ -126,8 +134,8 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "perception": (8, 4, 2, 1),
         "update": (*[128] * 17, 64, 32, 16, 8, 4, 2, 1),
         "periodic": True,
-        "steps": 3000,
-        "weight_decay": 0.1,
+        "steps": 2000,
+        **_HARDENING,
         "log_every": 100,
         "eval_every": 100,
     },
@@ -155,14 +163,17 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "perception": (8, 4, 2, 1),
         "update": (*[512] * 8, 256, 128),
         "periodic": True,
-        "residual": 7.0,
+        "residual": 10.0,
         "start": "seed",
         "size": 20,
         "n_steps": 12,
         "batch_size": 1,
         "steps": 3500,
-        "learning_rate": 0.06,
-        "hard_share": 0.1,
+        "learning_rate": 0.08,
+        "weight_decay": 0.02,
+        "hard_share": 0.05,
+        "last_hard_share": 0.3,
+        "runs": 4,
         "eval_every": 100,
     },
     "letter": {
@@ -176,10 +187,8 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "batch_size": 1,
         "residual": 10.0,
         "steps": 1500,
-        "learning_rate": 0.1,
-        "weight_decay": 0.05,
-        "hard_share": 0.1,
-        "last_hard_share": 0.5,
+        **_HARDENING,
+        "runs": 2,
         "eval_every": 50,
     },
 }

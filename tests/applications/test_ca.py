@@ -1,6 +1,7 @@
 """The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
 
 import dataclasses
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import lutjax
 from lutjax import reference
 from lutjax.cli import _progress
 from lutjax.models import LogicCA, LogicCAConfig, automaton
+from lutjax.models._automaton_wires import NEIGHBOURS
 from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, runs
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
@@ -199,11 +201,92 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
         np.testing.assert_allclose(got, one, atol=1e-4 * np.abs(one).max())
 
 
+@pytest.mark.parametrize(
+    ("kernels", "perception", "expected"),
+    [
+        (4, (8, 4, 2, 1), {0: 1, 2: 1, 5: 1, 7: 1}),
+        (16, (8, 4, 2, 1), dict.fromkeys(range(8), 2)),
+        (4, (8, 4, 2), dict.fromkeys(range(8), 1)),
+        (3, (8, 6, 5), None),
+        (2, (8,), dict.fromkeys(range(8), 2)),
+    ],
+)
+def test_outputs_of_kernels_start_in_different_directions(
+    kernels: int, perception: tuple[int, ...], expected: dict[int, int] | None
+) -> None:
+    config = LogicCAConfig(channels=3, kernels=kernels, perception=perception, update=(20, 3))
+    directions = {}
+    for seed in range(3):
+        model = LogicCA(config, rngs=nnx.Rngs(seed))
+        wires = [np.asarray(w) for w in model.wiring.wires]
+        at = np.arange(kernels * perception[-1])
+        for layer in reversed(wires[: len(perception) - 1]):
+            at = layer[at, 0]
+        found = at % 8
+        directions[seed] = tuple(found)
+        # A soft automaton of such gates moves the cell that each output reads: the one in that direction.
+        state = np.asarray(jax.random.uniform(jax.random.key(seed), (5, 5, 3)))
+        gates = np.zeros((4, config.n_gates), np.float32)
+        gates[1] = 1  # the first input
+        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBOURS])[found][:, 2, 2]
+        inputs = np.concatenate([state[2, 2], seen.reshape(-1)])
+        new = inputs[wires[len(perception) - 1][:, 0]][wires[-1][:, 0]]
+        np.testing.assert_allclose(simulated(model, state, gates)[2, 2], new)
+        if expected is None:
+            for kernel in found.reshape(kernels, -1):
+                assert len(set(kernel)) == len(kernel)
+        else:
+            assert dict(zip(*np.unique(found, return_counts=True), strict=True)) == expected
+        first = wires[len(perception) - 1]
+        assert len({tuple(pair) for pair in first}) == len(first)
+        assert len(set(first[:, 0])) == min(len(first), len(inputs) - 1)
+    if len(perception) > 1:
+        assert len(set(directions.values())) > 1
+
+
 # ------------------------------------------------------------------------------------- training
+def test_the_share_of_hard_gates_grows() -> None:
+    config = automaton_runs.Automaton.new(
+        {"steps": 100, "hard_share": 0.1, "last_hard_share": 0.8}
+    ).run.training
+    got = [float(config.hard_share_at(jnp.int32(n))) for n in (0, 30, 65, 100)]
+    np.testing.assert_allclose(got, [0.1, 0.1, 0.45, 0.8], atol=1e-6)
+    same = dataclasses.replace(config, last_hard_share=None)
+    assert float(same.hard_share_at(jnp.int32(99))) == 0.1
+    assert dataclasses.replace(config, hard_share=0).hardens
+    assert not dataclasses.replace(config, hard_share=0, last_hard_share=None).hardens
+
+
+@pytest.mark.parametrize("experiment", ["checkerboard-async", "life"])
+def test_runs_are_those_of_their_seeds(experiment: str) -> None:
+    sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "steps": 4}
+    if experiment != "life":
+        sizes |= {"size": 6, "n_steps": 3}
+
+    def run_of(seed: int, runs: int) -> tuple[training.Run, models.State]:
+        run = automaton_runs.Automaton.new({**sizes, "seed": seed, "runs": runs}, experiment).run
+        return run, run.advance(run.init(), 0, 4)[0]
+
+    together, state = run_of(5, 3)
+    alone = [run_of(seed, 1) for seed in (5, 6, 7)]
+    wrong = [one.wrong(its) for one, its in alone]
+    assert together.wrong_of_runs(state) == wrong
+    assert together.wrong(state) == min(wrong)
+    for number, (_, its) in enumerate(alone):
+        for got, expected in zip(jax.tree.leaves(state), jax.tree.leaves(its), strict=True):
+            np.testing.assert_allclose(np.asarray(got)[number], expected, rtol=1e-5, atol=1e-6)
+    best = int(np.argmin(wrong))
+    expected = alone[best][0].best(alone[best][1])
+    np.testing.assert_allclose(together.best(state).logits[...], expected.logits[...], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(together.best(state).wires[0][...], expected.wires[0][...])
+
+
 @pytest.mark.slow
 def test_each_number_of_a_gradient_is_clipped() -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "size": 16, "n_steps": 1}
-    run = automaton_runs.Automaton.new({**sizes, "batch_size": 64, "hard_share": 0}, "checkerboard").run
+    run = automaton_runs.Automaton.new(
+        {**sizes, "batch_size": 64, "hard_share": 0, "last_hard_share": None, "runs": 1}, "checkerboard"
+    ).run
     state = run.init()
     key = jax.random.fold_in(jax.random.key(run.training.seed), 0)
     first, target = run.sample(jax.random.split(key, 3)[0], 64)
@@ -285,6 +368,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.exit_code == 0, result.output
     assert "training checkerboard-async" in result.output
     assert "a cleared quarter after 6 steps" in result.output
+    assert "2 runs of" in result.output
+    assert re.search(r"Wrong bits of each run: seed 0: [0-9.]+, seed 1: [0-9.]+", result.output)
     assert "wrong bits of a grid" in result.output
     return out
 
@@ -366,7 +451,7 @@ def test_interrupted_run_ends_the_same(
     assert "stopped after 5 of 8 steps" in stopped.output
     other = train("--resume", "--out", out, "--hard-share=0.5")
     assert other.exit_code == 1
-    assert "hard_share is 0.2 in the checkpoint, not 0.5" in " ".join(other.output.split())
+    assert "hard_share is 0.1 in the checkpoint, not 0.5" in " ".join(other.output.split())
     resumed = train("--resume", "--out", out, "--no-pictures")
     assert resumed.exit_code == 0, resumed.output
     assert "resumed after 5 steps" in resumed.output
@@ -387,6 +472,10 @@ def test_interrupted_run_ends_the_same(
         (["--update=8,3"], "--update is (8, 3); it must end with 2 gates"),
         (["--update-rate=0"], "--update-rate is 0.0"),
         (["--hard-share=2"], "--hard-share is 2.0"),
+        (["--last-hard-share=2"], "--last-hard-share is 2.0"),
+        (["--hard-growth=1"], "--hard-growth is 1.0"),
+        (["--runs=0"], "--runs is 0"),
+        (["--mesh", "data=2"], "--runs is 2; a mesh divides one run"),
         (["--experiment=lizard"], "size is 6; a lizard needs 20"),
         (["--experiment=life", "--target=red.png"], "the Game of Life has none"),
         (["--experiment=fish"], "'fish' is not one of 'life'"),
