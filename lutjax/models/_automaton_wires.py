@@ -1,7 +1,7 @@
 """Wires of automata, as they are drawn: which gates read which values."""
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,6 @@ from jaxtyping import Int
 
 from lutjax._typing import Array
 
-if TYPE_CHECKING:
-    from lutjax.models.automaton import LogicCAConfig
-
 NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 CENTRE = len(NEIGHBOURS)
 """Number of neighbours of a cell, and of the cell itself behind them."""
@@ -20,7 +17,9 @@ _CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
 _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
 
 
-def draw(key: Array, config: "LogicCAConfig") -> list[jax.Array]:
+def draw(
+    key: Array, wired: Sequence[tuple[int, int, int]], *, perception: tuple[int, ...], kernels: int
+) -> list[jax.Array]:
     """Return the wires of every layer but the first: int32 ``[gates of all copies, 2]`` each.
 
     Pairs of a layer are all different as long as they can be (`pairs`), in an order of their own in every kernel. Two things are drawn so that
@@ -28,15 +27,19 @@ def draw(key: Array, config: "LogicCAConfig") -> list[jax.Array]:
     directions as there are outputs; and the first layer of the update circuit pairs its inputs in a random order, so that what
     different kernels see of different channels meets in one gate.
 
-    Source: docs/cellular-automaton.md.
+    Args:
+      wired: copies of each layer, and the inputs and the gates of one copy.
+      perception: gates in the layers of one kernel.
+
+    Source: docs/logic.md, section 5.
     """
-    keys = jax.random.split(key, len(config.wired) + 2)
-    wires = [_drawn(k, *layer) for k, layer in zip(keys, config.wired, strict=False)]
-    n_perceiving = len(config.perception) - 1
+    keys = jax.random.split(key, len(wired) + 2)
+    wires = [_drawn(k, *layer) for k, layer in zip(keys, wired, strict=False)]
+    n_perceiving = len(perception) - 1
     if n_perceiving:
-        seen = _directions(keys[-2], wires[:n_perceiving], config.perception, config.kernels)
+        seen = _directions(keys[-2], wires[:n_perceiving], perception, kernels)
         wires[0] = seen.reshape(-1)[wires[0]]
-    order = jax.random.permutation(keys[-1], config.wired[n_perceiving][1]).astype(jnp.int32)
+    order = jax.random.permutation(keys[-1], wired[n_perceiving][1]).astype(jnp.int32)
     wires[n_perceiving] = order[wires[n_perceiving]]
     return wires
 

@@ -148,7 +148,7 @@ class LogicCA(nnx.Module):
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
         self.logits = nnx.Param(logits.T)
-        wires = draw(rngs.params(), config)
+        wires = draw(rngs.params(), config.wired, perception=config.perception, kernels=config.kernels)
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
             Wires(

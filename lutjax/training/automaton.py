@@ -85,7 +85,7 @@ class TrainingConfig(Training):
 
     @property
     def hardens(self) -> bool:
-        """Whether gates are the likeliest ones in any step."""
+        """True if gates are the likeliest ones in any step."""
         return bool(self.hard_share or self.last_hard_share)
 
     def hard_share_at(self, number: Array) -> Array | float:
@@ -306,7 +306,8 @@ class Run(ModelRun[LogicCA]):
         first, target = jax.lax.optimization_barrier(sample)  # else XLA folds steps from a constant state
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
-        return (last[: len(target)] != target).sum() / target.shape[1]
+        wrong: jax.Array = (last[: len(target)] != target).sum() / target.shape[1]
+        return wrong
 
 
 def _best(folder: Path, step: int, record: Record) -> LogicCA:

@@ -82,6 +82,7 @@ def write_trees(folder: Path, x: np.ndarray, y: np.ndarray, **fields: Any) -> Pa
 def write_automaton(folder: Path, *, channels: int = 1, **fields: Any) -> Path:
     """Write the run of an automaton whose gates are random; return its folder."""
     options = {
+        "runs": 1,
         "kernels": 2,
         "perception": (8, 2),
         "update": (12, 6, channels),
