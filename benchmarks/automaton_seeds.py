@@ -1,16 +1,17 @@
 """Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`.
 
-A seed draws wires and batches. Every seed is trained for all steps, as `lutjax train ca --no-stop-when-solved` does, and its
-best hard automaton is tested every `eval_every` steps of the experiment, on samples that no step has seen. A row says how many
-bits of a grid were wrong in the best and the last test, after how many steps a test found none for the first time, and
-the mean training loss since the last test but one.
+A seed draws wires and batches. Every seed is trained by itself (`--set runs=1` is the default here) until three tests, one after the other, find no
+wrong bit, as `lutjax train ca` does, or with `--all-steps` to the end. Its best hard automaton is tested every `eval_every` steps of the experiment, on
+samples that no step has seen. A row says how many bits of a grid were wrong in the best and the last test, after how many steps a test
+found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
+the best of the seeds 3 to 6.
 """
 
 import argparse
 import json
 import time
 
-from lutjax.training.automaton_runs import Automaton
+from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.presets import EXPERIMENTS
 
 
@@ -21,7 +22,7 @@ def fields(words: list[str]) -> dict[str, object]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
-def trained(experiment: Automaton) -> tuple[list[tuple[int, float]], float]:
+def trained(experiment: Automaton, all_steps: bool) -> tuple[list[tuple[int, float]], float]:
     """Return the steps and wrong bits of all tests, and the last mean loss."""
     run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
     state, tests, done, loss = run.init(), [], 0, float("nan")
@@ -30,6 +31,8 @@ def trained(experiment: Automaton) -> tuple[list[tuple[int, float]], float]:
         state, mean = run.advance(state, done, count)
         done, loss = done + count, float(mean)
         tests.append((done, run.wrong(state)))
+        if not all_steps and [wrong for _, wrong in tests[-SOLVED_TESTS:]] == [0] * SOLVED_TESTS:
+            break
     return tests, loss
 
 
@@ -41,14 +44,17 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON"
     )
+    parser.add_argument("--all-steps", action="store_true", help="go on where the task is solved")
     arguments = parser.parse_args()
-    values = fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
+    values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
     print("| --: | --: | --: | --: | --: | --: | --: |")
     solved = 0
     for seed in arguments.seeds:
         start = time.perf_counter()
-        tests, loss = trained(Automaton.new({**values, "seed": seed}, arguments.experiment))
+        tests, loss = trained(
+            Automaton.new({**values, "seed": seed}, arguments.experiment), arguments.all_steps
+        )
         wrong = [count for _, count in tests]
         first = next((str(done) for done, count in tests if count == 0), "never")
         solved += first != "never"

@@ -52,7 +52,11 @@ def ca(
         kind,
         fields,
         option="--target",
-        preset={"experiment": experiment or "life", "path": path, "threshold": threshold},
+        preset={
+            "experiment": experiment or ("life" if path is None else "picture"),
+            "path": path,
+            "threshold": threshold,
+        },
         same={"experiment": experiment} if experiment else {},
         resume=resume,
         **options,

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -241,6 +242,7 @@ class LogicCA(nnx.Module):
         *,
         key: Array | None = None,
         deterministic: bool = False,
+        keep_every: int = 1,
     ) -> Shaped[jax.Array, "*batch height width channels"]:
         """The state after some steps.
 
@@ -249,30 +251,102 @@ class LogicCA(nnx.Module):
           n_steps: how many.
           key: of `jax.random`; asynchronous automata need one. All of a batch are updated at the same cells.
           deterministic: the hard automaton, 32 cells a word: what is not 0 is 1.
+          keep_every: steps after which the soft automaton keeps a state for its gradient, and computes those between them again. 0:
+            states of halves, of their halves and so on, about ``2 log2(n_steps)`` at a time. The gradient is the same.
 
         Raises:
-          ValueError: there are other channels, or an asynchronous automaton has no key.
+          ValueError: there are other channels, an asynchronous automaton has no key, or n_steps or keep_every is negative.
         """
-        require_array("LogicCA", "state", state)
-        if state.ndim < 3 or state.shape[-1] != self.config.channels:
-            raise ValueError(
-                f"LogicCA: state has shape {list(state.shape)}; expected [..., height, width, {self.config.channels}]."
-            )
-        if key is None and self.config.update_rate < 1:
-            raise ValueError(
-                "LogicCA: key is None; an asynchronous automaton draws the cells that are updated."
-            )
-        first = jnp.moveaxis(jnp.asarray(state), -1, 0)
-        grids = first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
+        n_steps, keep_every = self._checked("LogicCA", state, n_steps, key, keep_every)
+        grids = _channels_first(state)
         if deterministic:
             last = run_hard(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key)
         else:
-            grids = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
-            coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
-            last = run_soft(self.config, coefficients, self.wiring, grids, n_steps, key)
-        return jnp.moveaxis(last.reshape(first.shape), 0, -1).astype(
-            last.dtype if not deterministic else state.dtype
-        )
+            last = run_soft(
+                *(self.config, self._coefficients, self.wiring, _numbers(grids), n_steps, key),
+                keep_every=keep_every,
+            )
+        return _channels_last(last, state, deterministic)
+
+    def rollout(
+        self,
+        state: Shaped[Array, "*batch height width channels"],
+        n_steps: int,
+        *,
+        key: Array | None = None,
+        deterministic: bool = False,
+    ) -> Shaped[jax.Array, "{n_steps}+1 *batch height width channels"]:
+        """Return the state at first and after each step: the last is that of a call.
+
+        Args:
+          state, n_steps, key, deterministic: see `__call__`.
+
+        Raises:
+          ValueError: see `__call__`.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from flax import nnx
+          >>> from lutjax.models import LogicCA, LogicCAConfig
+          >>> config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), periodic=True)
+          >>> model = LogicCA(config, rngs=nnx.Rngs(0))
+          >>> start = jnp.zeros((16, 16, 2)).at[8, 8].set(1)
+          >>> states = model.rollout(start, 3, deterministic=True)
+          >>> states.shape
+          (4, 16, 16, 2)
+          >>> bool((states[-1] == model(start, 3, deterministic=True)).all())
+          True
+        """
+        n_steps, _ = self._checked("LogicCA.rollout", state, n_steps, key, 1)
+        grids = _channels_first(state)
+        if deterministic:
+            states = run_hard(
+                *(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key), states=True
+            )
+        else:
+            states = run_soft(
+                *(self.config, self._coefficients, self.wiring, _numbers(grids), n_steps, key), states=True
+            )
+        return jax.vmap(lambda one: _channels_last(one, state, deterministic))(states)
+
+    @property
+    def _coefficients(self) -> jax.Array:
+        return lutjax.gate_coefficients(self.logits[...], axis=0)
+
+    def _checked(
+        self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
+    ) -> tuple[int, int]:
+        """Return the numbers, or raise if the arguments of a run are no such ones."""
+        require_array(where, "state", state)
+        if state.ndim < 3 or state.shape[-1] != self.config.channels:
+            raise ValueError(
+                f"{where}: state has shape {list(state.shape)}; expected [..., height, width, {self.config.channels}]."
+            )
+        for name, number in (("n_steps", n_steps), ("keep_every", keep_every)):
+            if operator.index(number) < 0:
+                raise ValueError(f"{where}: {name} is {number}; it must not be negative.")
+        if key is None and self.config.update_rate < 1:
+            raise ValueError(
+                f"{where}: key is None; an asynchronous automaton draws the cells that are updated."
+            )
+        return operator.index(n_steps), operator.index(keep_every)
+
+
+def _channels_first(state: Array) -> jax.Array:
+    """Return states as ``[channels, batch, height, width]``."""
+    first = jnp.moveaxis(jnp.asarray(state), -1, 0)
+    return first.reshape(first.shape[0], math.prod(first.shape[1:-2]), *first.shape[-2:])
+
+
+def _channels_last(grids: jax.Array, state: Array, deterministic: bool) -> jax.Array:
+    """Return states of the shape of a given one, and where they are bits of its dtype."""
+    *batch, height, width, channels = state.shape
+    last = jnp.moveaxis(grids.reshape(channels, *batch, height, width), 0, -1)
+    return last.astype(state.dtype) if deterministic else last
+
+
+def _numbers(grids: jax.Array) -> jax.Array:
+    return grids.astype(jnp.result_type(grids.dtype, jnp.float32))
 
 
 def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:
@@ -312,12 +386,19 @@ def run_soft(
     state: Float[Array, "channels batch height width"],
     n_steps: int,
     key: Array | None = None,
-) -> Float[jax.Array, "channels batch height width"]:
-    """The soft automaton, channels first. Its gradient keeps the states alone and computes each step again."""
-    run = functools.partial(_run_soft, config, n_steps)
-    last: jax.Array = _meshes.divided_by_compiler(run, _spec_of_state)(
-        jnp.asarray(state), coefficients, wiring, key
-    )
+    *,
+    keep_every: int = 1,
+    states: bool = False,
+) -> Float[jax.Array, "*states channels batch height width"]:
+    """The soft automaton, channels first. Its gradient keeps states alone and computes steps again.
+
+    Args:
+      keep_every: see `LogicCA.__call__`.
+      states: return those of all steps, the first one included.
+    """
+    run = functools.partial(_run_soft, config, n_steps, keep_every, states)
+    spec = _spec_of_states if states else _spec_of_state
+    last: jax.Array = _meshes.divided_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
     return last
 
 
@@ -326,26 +407,61 @@ def _spec_of_state(state: jax.Array, *rest: Any) -> PartitionSpec:
     return _meshes.spec_of(state)
 
 
+def _spec_of_states(state: jax.Array, *rest: Any) -> PartitionSpec:
+    """Return how those of all steps lie on a mesh with explicit axes: each as the first one."""
+    return PartitionSpec(None, *_meshes.spec_of(state))
+
+
 def _run_soft(
     config: LogicCAConfig,
     n_steps: int,
+    keep_every: int,
+    states: bool,
     state: jax.Array,
     coefficients: Array,
     wiring: Wiring,
     key: Array | None,
 ) -> jax.Array:
-    def step(state: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
+    def step(state: jax.Array, key: Array | None) -> jax.Array:
         new = _step(config, coefficients, wiring, state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
-        return new, None
+        return new
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
-    if n_steps == 1:  # nothing to compute again
-        return step(state, None if keys is None else keys[0])[0]
-    last: jax.Array = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, keys, length=n_steps)[0]
-    return last
+    if states:
+
+        def kept(state: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array]:
+            new = step(state, key)
+            return new, new
+
+        found = jax.lax.scan(jax.checkpoint(kept, prevent_cse=False), state, keys, length=n_steps)[1]
+        return jnp.concatenate([state[None], found])
+    return _repeated(step, state, keys, n_steps, keep_every)
+
+
+def _repeated(
+    step: Callable[[jax.Array, Array | None], jax.Array],
+    state: jax.Array,
+    keys: Array | None,
+    n_steps: int,
+    keep_every: int,
+) -> jax.Array:
+    """Return the state after some steps, whose gradient keeps every n-th state; see `LogicCA.__call__`."""
+    if n_steps <= 1:  # nothing to compute again
+        return state if n_steps == 0 else step(state, None if keys is None else keys[0])
+    length = min(keep_every, n_steps) or n_steps // 2
+
+    def part(state: jax.Array, keys: Array | None) -> tuple[jax.Array, None]:
+        return _repeated(step, state, keys, length, min(keep_every, 1)), None
+
+    whole = n_steps // length
+    cut = whole * length
+    parts = None if keys is None else keys[:cut].reshape(whole, length, *keys.shape[1:])
+    last: jax.Array = jax.lax.scan(jax.checkpoint(part, prevent_cse=False), state, parts, length=whole)[0]
+    rest = None if keys is None else keys[cut:]
+    return _repeated(step, last, rest, n_steps - cut, min(keep_every, 1))
 
 
 def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
@@ -404,19 +520,27 @@ def run_hard(
     state: Shaped[Array, "channels batch height width"],
     n_steps: int,
     key: Array | None = None,
-) -> Shaped[jax.Array, "channels batch height width"]:
-    """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs."""
-    run = functools.partial(_run_hard, config, n_steps)
-    last: jax.Array = _meshes.divided_by_compiler(run, _spec_of_state)(
+    *,
+    states: bool = False,
+) -> Shaped[jax.Array, "*states channels batch height width"]:
+    """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs.
+
+    Args:
+      states: return those of all steps, the first one included.
+    """
+    run = functools.partial(_run_hard, config, n_steps, states)
+    spec = _spec_of_states if states else _spec_of_state
+    last: jax.Array = _meshes.divided_by_compiler(run, spec)(
         jnp.asarray(state), gates, tuple(wiring.wires), key
     )
     return last
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run_hard(
     config: LogicCAConfig,
     n_steps: int,
+    states: bool,
     state: Array,
     gates: Array,
     wires: tuple[Array, ...],
@@ -432,16 +556,19 @@ def _run_hard(
 
     valid = pack(jnp.ones((1, 1, 1, width), bool))
 
-    def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, None]:
+    def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:
         new = _packed_step(config, truth, wires, words, width) & valid
         if config.update_rate < 1:
             assert key is not None
             updated = pack(_updated(config, key, state))
             new = new & updated | words & ~updated
-        return new, None
+        return new, new if states else None
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
-    words: jax.Array = jax.lax.scan(step, pack(jnp.asarray(state)), keys, length=n_steps)[0]
+    first = pack(jnp.asarray(state))
+    words, others = jax.lax.scan(step, first, keys, length=n_steps)
+    if states:
+        words, shape = jnp.concatenate([first[None], others]), (n_steps + 1, *shape)
     return lutjax.unpack_bits(words.reshape(math.prod(shape[:-1]), words.shape[-1]), width).reshape(shape)
 
 

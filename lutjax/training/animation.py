@@ -82,7 +82,7 @@ def film(
         states = _states(run, model, size, n_steps)
         beside, expected = "target", np.moveaxis(target, 0, -1)[None]
     shown = states[..., : expected.shape[-1]]
-    wrong = (shown != expected).any(-1).sum((1, 2))
+    wrong = (shown != expected)[..., list(run.compared)].any(-1).sum((1, 2))
     captions = [
         f"step {number} of {n_steps}: {count} of {size * size} cells {'are' if count != 1 else 'is'} different"
         for number, count in enumerate(wrong)
@@ -104,10 +104,7 @@ def _states(
         state = np.asarray(jax.random.bernoulli(key, shape=state.shape))
     elif run.training.start == "seed":
         state[size // 2, size // 2] = True
-    states = [state]
-    for step in range(n_steps):
-        states.append(np.asarray(model(states[-1], key=jax.random.fold_in(key, step), deterministic=True)))
-    return np.stack(states)
+    return np.asarray(model.rollout(state, n_steps, key=key, deterministic=True))
 
 
 def _colours(

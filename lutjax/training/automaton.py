@@ -51,6 +51,9 @@ class TrainingConfig(Training):
       hard_growth: share of all steps after which it grows.
       runs: automata that are trained one beside the other, each as a run of its own would be: the first with `seed`, the next with
         ``seed + 1``, and so on. The best of them is kept.
+      clip: largest size of each number of a gradient; larger ones are cut to it.
+      keep_every: steps of the automaton after which its gradient keeps a state; see `lutjax.models.LogicCA.__call__`.
+      loss_channels: numbers of the target's channels that are compared. Default: all.
     """
 
     experiment: str
@@ -63,10 +66,19 @@ class TrainingConfig(Training):
     last_hard_share: float | int | None = None
     hard_growth: float | int = 0.3
     runs: int = 1
+    clip: float | int = 100.0
+    keep_every: int = 1
+    loss_channels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(size=3, n_steps=1, runs=1)
+        self.check_least(size=3, n_steps=1, runs=1, keep_every=0)
+        if not 0 < self.clip < float("inf"):
+            raise ValueError(f"clip is {self.clip}; it must be above 0 and finite.")
+        if len(set(self.loss_channels)) < len(self.loss_channels) or min(self.loss_channels, default=0) < 0:
+            raise ValueError(
+                f"loss_channels is {self.loss_channels}; give different numbers of channels, from 0 on."
+            )
         if self.start not in STARTS:
             raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
@@ -156,9 +168,14 @@ class Run(ModelRun[LogicCA]):
                 f"the target has shape {list(target.shape)}; the grid has {training.size} rows and columns and "
                 f"{model.channels} channels."
             )
+        n_shown = 1 if target is None else len(target)
+        if max(training.loss_channels, default=0) >= n_shown:
+            raise ValueError(
+                f"loss_channels is {training.loss_channels}; the target has channels 0 to {n_shown - 1}."
+            )
         self.config, self.training, self.target = model, training, target
         self.optimizer = optax.chain(
-            optax.clip(100.0),
+            optax.clip(training.clip),
             optax.adamw(training.learning_rate, b1=0.9, b2=0.99, weight_decay=training.weight_decay),
         )
         structure = Structure(lambda rngs: LogicCA(model, rngs=rngs))
@@ -245,6 +262,7 @@ class Run(ModelRun[LogicCA]):
         key = jax.random.fold_in(seed, number)
         sample_key, update_key, gate_key = jax.random.split(key, 3)
         first, target = meshes.by_sample(self.sample(sample_key, training.batch_size), self.mesh, axis=1)
+        target = self._compared(target)
         soft_first, soft_target = first.astype(jnp.float32), target.astype(jnp.float32)
         model = self.structure.model(state.params, state.others)
         wiring = model.wiring
@@ -257,12 +275,15 @@ class Run(ModelRun[LogicCA]):
                 hard = lutjax.gate_coefficients(logits, hard=True, axis=0)
                 likeliest = coefficients + jax.lax.stop_gradient(hard - coefficients)
                 coefficients = jnp.where(hard_gates, likeliest, coefficients)
-            last = automaton.run_soft(config, coefficients, wiring, soft_first, training.n_steps, update_key)
-            return jnp.square(last[: len(target)] - soft_target).sum()
+            last = automaton.run_soft(
+                *(config, coefficients, wiring, soft_first, training.n_steps, update_key),
+                keep_every=training.keep_every,
+            )
+            return jnp.square(self._compared(last) - soft_target).sum()
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         last = automaton.run_hard(config, model.gates(), wiring, first, training.n_steps, update_key)
-        wrong = (last[: len(target)] != target).sum().astype(jnp.float32) / target.shape[1]
+        wrong = (self._compared(last) != target).sum().astype(jnp.float32) / target.shape[1]
         old = state.optimizer
         keep = _SMOOTHING if training.start == "random" or self._draws_boards else 0.0
         running = jnp.where(number == 0, wrong, keep * old.running + (1 - keep) * wrong)
@@ -277,6 +298,17 @@ class Run(ModelRun[LogicCA]):
         )
         params = optax.apply_updates(state.params, updates)
         return State(params, state.others, optimizer), loss / target.shape[1]
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """Channels of a state that are to become those of the target."""
+        return self.training.loss_channels or tuple(range(1 if self.target is None else len(self.target)))
+
+    def _compared(self, states: jax.Array) -> jax.Array:
+        """Return those channels of states, or of their target, that are compared: one of the first ones each."""
+        if not self.training.loss_channels:
+            return states[: len(self.compared)]
+        return states[np.array(self.compared)]
 
     @property
     def _draws_boards(self) -> bool:
@@ -306,7 +338,7 @@ class Run(ModelRun[LogicCA]):
         first, target = jax.lax.optimization_barrier(sample)  # else XLA folds steps from a constant state
         n_steps = self.training.n_steps
         last = automaton.run_hard(self.config, model.gates(), model.wiring, first, n_steps, update_key)
-        wrong: jax.Array = (last[: len(target)] != target).sum() / target.shape[1]
+        wrong: jax.Array = (self._compared(last) != self._compared(target)).sum() / target.shape[1]
         return wrong
 
 

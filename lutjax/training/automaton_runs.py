@@ -63,11 +63,19 @@ class Automaton(Experiment):
         threshold: float | None = None,
     ) -> "Automaton":
         """Return a run that has no step yet, with fields in place of those of the experiment; `target` says what it draws."""
-        values = {**EXPERIMENTS[experiment], **fields, "experiment": experiment}
+        own: dict[str, Any] = {}
+        picture = None
+        if experiment == "picture":
+            if path is None:
+                raise patterns.PatternError("the experiment picture draws an image of yours; give one.")
+            picture = patterns.read_image(path, fields.get("size"), threshold=threshold)
+            side = picture.shape[-1]
+            own = {"size": side, "n_steps": max(1, side - 1)}
+        values = {**EXPERIMENTS[experiment], **own, **fields, "experiment": experiment}
         if "channels" in fields and "update" not in fields:
             values["update"] = (*values["update"][:-1], fields["channels"])
         model, training, options = cls.made(values)
-        drawn = target(experiment, training.size, path, threshold)
+        drawn = target(experiment, training.size, path, threshold) if picture is None else picture
         rows = None
         if drawn is not None:
             rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in drawn.tolist()]
@@ -154,7 +162,7 @@ def target(
             raise patterns.PatternError("the Game of Life has none; choose another --experiment.")
         return None
     if path is not None:
-        return patterns.read_image(path, size, 3 if experiment == "letter" else 1, threshold=threshold)
+        return patterns.read_image(path, size, threshold=threshold)
     drawn = {"lizard": patterns.lizard, "letter": patterns.letter}
     return drawn.get(experiment, patterns.checkerboard)(size)
 
@@ -182,11 +190,11 @@ def checks(run: Run, model: LogicCA) -> list[str]:
             f"boards of 3 x 3 cells: {right.sum()} of {N_BOARDS} right",
             f"64 x 64 cells, 64 steps: {(got[..., 0] != expected).sum()} wrong",
         ]
-    n = len(run.target)
+    compared = list(run.compared)
     target = np.moveaxis(run.target, 0, -1)
 
     def wrong(state: np.ndarray | jax.Array, target: np.ndarray) -> int:
-        return int((np.asarray(state)[..., :n] != target).sum())
+        return int((np.asarray(state)[..., compared] != target[..., compared]).sum())
 
     if training.start == "random":
         whole = after(

@@ -33,6 +33,11 @@ _LIZARD = """
 """
 
 
+LARGEST = 64
+"""Rows and columns of an image that an automaton draws, at most."""
+_LEAST = 3  # of a grid
+
+
 class PatternError(ValueError):
     """An image that cannot be a pattern."""
 
@@ -69,22 +74,32 @@ def letter(size: int = 16) -> Pattern:
     return _in_the_middle("letter", np.stack([(red | yellow) & ~blue, (yellow | green) & ~blue, blue]), size)
 
 
-def read_image(path: Path, size: int, n_channels: int, *, threshold: float | None = None) -> Pattern:
-    """A square image as a pattern. See `lutjax.training.pixels.read`.
+def read_image(path: Path, size: int | None = None, *, threshold: float | None = None) -> Pattern:
+    """An image as a pattern: of one channel where it is black and white, else of red, green and blue. See `lutjax.training.pixels.read`.
 
     Args:
-      size: height and width that it must have.
-      n_channels: 1 for black and white, 3 for red, green and blue.
+      size: height and width that it must have. By default it has any of at most `LARGEST`, and lies in the middle of a black square.
       threshold: what is above this share of full brightness is 1. By default every value must be 0 or full.
 
     Raises:
       PatternError: it cannot be read, has another size, or is not of two values.
     """
+    expected = (size or LARGEST, size or LARGEST)
     try:
-        colours = pixels.read(path, "RGBA", (size, size))
+        try:
+            colours = pixels.read(path, "RGBA", expected)
+        except pixels.SizeError as error:
+            if size or max(error.height, error.width) > LARGEST:
+                raise
+            colours = pixels.read(path, "RGBA", (error.height, error.width))
     except pixels.SizeError as error:
+        pixels_of_it = f"{path} has {error.width} x {error.height} pixels"
+        if size is None:
+            raise PatternError(
+                f"{pixels_of_it}; at most {LARGEST} x {LARGEST} are drawn. Make it smaller."
+            ) from None
         raise PatternError(
-            f"{path} has {error.width} x {error.height} pixels; the grid is {size} x {size}. Give an image of that size, or --size."
+            f"{pixels_of_it}; the grid is {size} x {size}. Give an image of that size, or --size, or leave out --experiment."
         ) from None
     except ValueError as error:
         raise PatternError(str(error)) from error
@@ -100,11 +115,13 @@ def read_image(path: Path, size: int, n_channels: int, *, threshold: float | Non
                 "must be 0 or 255. Use --threshold 0.5 to make them so."
             )
         bits = brightness == 255
-    if n_channels == 1:
-        if (bits != bits[..., :1]).any():
-            raise PatternError(f"{path} has colours, but this pattern is black and white.")
+    if (bits == bits[..., :1]).all():
         bits = bits[..., :1]
-    return np.moveaxis(bits, -1, 0)
+    pattern = np.moveaxis(bits, -1, 0)
+    side = max(*pattern.shape[1:], _LEAST)
+    room = [(side - length) // 2 for length in pattern.shape[1:]]
+    around = [(near, side - length - near) for near, length in zip(room, pattern.shape[1:], strict=True)]
+    return np.pad(pattern, ((0, 0), *around))
 
 
 def _in_the_middle(name: str, pattern: np.ndarray, size: int) -> Pattern:

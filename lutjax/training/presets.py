@@ -126,6 +126,19 @@ _CHECKERBOARD = {
     **_HARDENING,
     "runs": 2,
 }
+_PICTURE = {
+    "channels": 64,
+    "kernels": 4,
+    "perception": (8, 4, 2),
+    "update": (*[512] * 8, 256, 128, 64),
+    "start": "zero",
+    "batch_size": 1,
+    "residual": 10.0,
+    "steps": 1500,
+    **_HARDENING,
+    "runs": 2,
+    "eval_every": 50,
+}
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "life": {
         "start": "boards",
@@ -176,21 +189,8 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "runs": 4,
         "eval_every": 100,
     },
-    "letter": {
-        "channels": 64,
-        "kernels": 4,
-        "perception": (8, 4, 2),
-        "update": (*[512] * 8, 256, 128, 64),
-        "start": "zero",
-        "size": 16,
-        "n_steps": 15,
-        "batch_size": 1,
-        "residual": 10.0,
-        "steps": 1500,
-        **_HARDENING,
-        "runs": 2,
-        "eval_every": 50,
-    },
+    "letter": {**_PICTURE, "size": 16, "n_steps": 15},
+    "picture": _PICTURE,  # size and steps are those of the image
 }
 """Values of the fields of `LogicCAConfig`, `TrainingConfig` and the intervals, by experiment."""
 

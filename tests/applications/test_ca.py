@@ -1,6 +1,7 @@
 """The logic automaton: against a simulation in numpy, packed against float, gradients, memory, and the command."""
 
 import dataclasses
+import functools
 import re
 import shutil
 import signal
@@ -164,6 +165,70 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
 
     more = (temporaries(36) - temporaries(4)) / 32
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
+def test_a_rollout_is_the_states_of_all_steps(options: dict, deterministic: bool) -> None:
+    model, key = small(**options), jax.random.key(3)
+    start = jax.random.bernoulli(jax.random.key(2), shape=(2, 1, 8, 9, 2)).astype(jnp.float32)
+    states = model.rollout(start, 3, key=key, deterministic=deterministic)
+    assert states.shape == (4, *start.shape) and (states[0] == start).all()
+    # An asynchronous one draws other cells for another number of steps.
+    for n_steps in (3,) if options else (0, 1, 2, 3):
+        last = model(start, n_steps, key=key, deterministic=deterministic)
+        np.testing.assert_allclose(states[n_steps], last, atol=0 if deterministic else 1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
+def test_what_is_kept_changes_no_gradient(options: dict) -> None:
+    model, n_steps = small(**options), 7
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    state = jax.random.uniform(jax.random.key(2), (2, 8, 9, 2))
+
+    def gradient(keep_every: int) -> list[jax.Array]:
+        def loss(params, state):
+            last = nnx.merge(graph, params, rest)(
+                state, n_steps, key=jax.random.key(4), keep_every=keep_every
+            )
+            return jnp.square(last).sum()
+
+        return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(params, state))
+
+    expected = gradient(1)
+    for keep_every in (0, 2, 3, 9):
+        for got, one in zip(gradient(keep_every), expected, strict=True):
+            np.testing.assert_allclose(
+                got, one, atol=1e-6 * float(jnp.abs(one).max()), err_msg=str(keep_every)
+            )
+
+
+def test_what_is_kept_takes_less_memory() -> None:
+    model = small()
+    state = jax.random.uniform(jax.random.key(2), (2, 8, 9, 2))
+
+    def temporaries(n_steps: int, keep_every: int) -> int:
+        def loss(state):
+            return jnp.square(model(state, n_steps, keep_every=keep_every)).sum()
+
+        return jax.jit(jax.grad(loss)).lower(state).compile().memory_analysis().temp_size_in_bytes
+
+    more = {n: temporaries(256, n) - temporaries(16, n) for n in (1, 16, 0)}
+    assert more[1] >= 240 * state.nbytes
+    assert more[16] <= more[1] / 8
+    assert more[0] <= more[1] / 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_steps": -1}, "n_steps is -1; it must not be negative"),
+        ({"keep_every": -1}, "keep_every is -1; it must not be negative"),
+    ],
+)
+def test_numbers_of_steps_are_checked(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small()(jnp.zeros((8, 9, 2)), **arguments)
 
 
 @pytest.mark.slow
@@ -466,7 +531,16 @@ def test_interrupted_run_ends_the_same(
     [
         (["--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
         (["--target=grey.png"], "the pixel at row 2, column 1 is [128, 128, 128, 255]"),
-        (["--target=red.png"], "red.png has colours"),
+        (
+            ["--target=red.png"],
+            "the target has shape [3, 6, 6]; the grid has 6 rows and columns and 2 channels",
+        ),
+        (["--experiment=picture"], "the experiment picture draws an image of yours; give one"),
+        (["--experiment=picture", "--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
+        (["--loss-channels=1"], "--loss-channels is (1,); the target has channels 0 to 0"),
+        (["--loss-channels=0,0"], "--loss-channels is (0, 0); give different numbers"),
+        (["--clip=0"], "--clip is 0.0; it must be above 0"),
+        (["--keep-every=-1"], "--keep-every is -1"),
         (["--target=missing.png"], "cannot read the image missing.png"),
         (["--perception=7,2"], "--perception is (7, 2); it must start with 8"),
         (["--update=8,3"], "--update is (8, 3); it must end with 2 gates"),
@@ -512,8 +586,38 @@ def test_an_image_is_a_pattern(tmp_path: Path) -> None:
     for y, x in np.argwhere(patterns.letter().any(0)):
         picture.putpixel((int(x), int(y)), tuple(int(v) for v in 255 * patterns.letter()[:, y, x]))
     picture.save(tmp_path / "letter.png")
-    assert (patterns.read_image(tmp_path / "letter.png", 16, 3) == patterns.letter()).all()
-    assert patterns.read_image(tmp_path / "letter.png", 16, 3, threshold=1.0).sum() == 0
+    assert (patterns.read_image(tmp_path / "letter.png", 16) == patterns.letter()).all()
+    assert patterns.read_image(tmp_path / "letter.png", 16, threshold=1.0).sum() == 0
+
+
+def test_a_picture_decides_the_grid(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (5, 2), (255, 255, 0)).save(tmp_path / "wide.png")
+    Image.new("RGB", (65, 2)).save(tmp_path / "large.png")
+    new = functools.partial(automaton_runs.Automaton.new, experiment="picture")
+    sizes = {"channels": 3, "kernels": 1, "perception": (8, 2), "update": (8, 3)}
+    run = new(sizes, path=tmp_path / "wide.png").run
+    assert (run.training.size, run.training.n_steps) == (5, 4)
+    expected = np.zeros((3, 5, 5), bool)
+    expected[:2, 1:3] = True
+    np.testing.assert_array_equal(run.target, expected)
+    own = new({**sizes, "n_steps": 9}, path=tmp_path / "wide.png").run
+    assert (own.training.size, own.training.n_steps) == (5, 9)
+    with pytest.raises(patterns.PatternError, match="large.png has 65 x 2 pixels; at most 64 x 64 are drawn"):
+        new(sizes, path=tmp_path / "large.png")
+
+
+def test_channels_that_the_loss_leaves_out_may_be_anything() -> None:
+    sizes = {"channels": 4, "kernels": 1, "perception": (8, 2), "update": (8, 4), "runs": 1}
+    run = automaton_runs.Automaton.new({**sizes, "loss_channels": (2, 0)}, "letter").run
+    assert run.compared == (2, 0)
+    other = training.Run(run.config, run.training, run.target ^ np.array([0, 1, 0], bool)[:, None, None])
+    states = [one.advance(one.init(), 0, 2) for one in (run, other)]
+    assert float(states[0][1]) == float(states[1][1])
+    assert run.wrong(states[0][0]) == other.wrong(states[1][0])
+    every = automaton_runs.Automaton.new(sizes, "letter").run
+    assert float(every.advance(every.init(), 0, 2)[1]) != float(states[0][1])
 
 
 @pytest.mark.slow

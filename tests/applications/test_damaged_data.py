@@ -302,12 +302,12 @@ def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
 
     def read() -> None:
         with pytest.raises(patterns.PatternError, match=r"i.png has 9000 x 9000 pixels; the grid is 8 x 8"):
-            patterns.read_image(path, 8, 1)
+            patterns.read_image(path, 8)
 
     assert memory_of(read) < 1 << 20
     Image.new("1", (20_000, 20_000)).save(path)
     with pytest.raises(patterns.PatternError, match=r"cannot read the image .*decompression bomb"):
-        patterns.read_image(path, 8, 1)
+        patterns.read_image(path, 8)
 
 
 def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
 
     def read() -> None:
         with contextlib.suppress(patterns.PatternError):
-            patterns.read_image(path, 8, 1)
+            patterns.read_image(path, 8)
 
     assert memory_of(read) < 4 << 20
 
@@ -364,7 +364,7 @@ def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         patterns.PatternError, match=r"i.png is no image of a known format; they are PNG, BMP"
     ):
-        patterns.read_image(tmp_path / "i.png", 8, 1)
+        patterns.read_image(tmp_path / "i.png", 8)
     with pytest.raises(SamplesError, match=r"i.png is no image of a known format"):
         raw.read(tmp_path / "i.png", raw.Form((8, 8), ("0", "1")))
     assert not (tmp_path / "ran").exists()

@@ -411,7 +411,7 @@ def near_the_ends(data: bytes, draw: random.Random) -> bytes:
 
 
 def read_picture(path: Path) -> None:
-    patterns.read_image(path, 8, 1, threshold=0.5)
+    patterns.read_image(path, 8, threshold=0.5)
 
 
 @contextlib.contextmanager
