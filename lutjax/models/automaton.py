@@ -567,7 +567,7 @@ def _run_hard(
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
     first = pack(jnp.asarray(state))
     words, others = jax.lax.scan(step, first, keys, length=n_steps)
-    if states:
+    if others is not None:
         words, shape = jnp.concatenate([first[None], others]), (n_steps + 1, *shape)
     return lutjax.unpack_bits(words.reshape(math.prod(shape[:-1]), words.shape[-1]), width).reshape(shape)
 

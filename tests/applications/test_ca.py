@@ -173,13 +173,15 @@ def test_a_rollout_is_the_states_of_all_steps(options: dict, deterministic: bool
     model, key = small(**options), jax.random.key(3)
     start = jax.random.bernoulli(jax.random.key(2), shape=(2, 1, 8, 9, 2)).astype(jnp.float32)
     states = model.rollout(start, 3, key=key, deterministic=deterministic)
-    assert states.shape == (4, *start.shape) and (states[0] == start).all()
+    assert states.shape == (4, *start.shape)
+    np.testing.assert_array_equal(states[0], start)
     # An asynchronous one draws other cells for another number of steps.
     for n_steps in (3,) if options else (0, 1, 2, 3):
         last = model(start, n_steps, key=key, deterministic=deterministic)
         np.testing.assert_allclose(states[n_steps], last, atol=0 if deterministic else 1e-6)
 
 
+@pytest.mark.thorough("options0")
 @pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
 def test_what_is_kept_changes_no_gradient(options: dict) -> None:
     model, n_steps = small(**options), 7
@@ -196,13 +198,14 @@ def test_what_is_kept_changes_no_gradient(options: dict) -> None:
         return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(params, state))
 
     expected = gradient(1)
-    for keep_every in (0, 2, 3, 9):
+    for keep_every in (0, 3):
         for got, one in zip(gradient(keep_every), expected, strict=True):
             np.testing.assert_allclose(
                 got, one, atol=1e-6 * float(jnp.abs(one).max()), err_msg=str(keep_every)
             )
 
 
+@pytest.mark.thorough
 def test_what_is_kept_takes_less_memory() -> None:
     model = small()
     state = jax.random.uniform(jax.random.key(2), (2, 8, 9, 2))
@@ -604,7 +607,7 @@ def test_a_picture_decides_the_grid(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.target, expected)
     own = new({**sizes, "n_steps": 9}, path=tmp_path / "wide.png").run
     assert (own.training.size, own.training.n_steps) == (5, 9)
-    with pytest.raises(patterns.PatternError, match="large.png has 65 x 2 pixels; at most 64 x 64 are drawn"):
+    with pytest.raises(patterns.PatternError, match=r"large\.png has 65 x 2 pixels; at most 64 x 64 are drawn"):
         new(sizes, path=tmp_path / "large.png")
 
 
