@@ -37,6 +37,7 @@ def write(
     size: tuple[int, int] | None = None,
     start: str | Bool[np.ndarray, "height width channels"] | None = None,
     shown: int | None = None,
+    update_rate: float | int | None = None,
 ) -> str:
     """Return a page that runs the circuit in a browser, without a network or any other file.
 
@@ -59,6 +60,7 @@ def write(
         all bits), ``"seed"`` (all channels of the cell in the middle), ``"empty"``, or bits. By default ``start`` of
         `Circuit.about`, or sparse.
       shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
+      update_rate: probability with which a cell of an automaton takes its new state in a step. Default: 1.
 
     Raises:
       ValueError: an argument does not fit the circuit, or its kind.
@@ -75,11 +77,11 @@ def write(
     kind = _kind(circuit)
     options = {
         "examples": examples, "labels": labels, "classes": classes, "maximum": maximum,
-        "size": size, "start": start, "shown": shown,
+        "size": size, "start": start, "shown": shown, "update_rate": update_rate,
     }  # fmt: skip
     allowed = {
         "classifier": ("examples", "labels", "classes", "maximum"),
-        "automaton": ("size", "start", "shown"),
+        "automaton": ("size", "start", "shown", "update_rate"),
     }
     for name, value in options.items():
         if value is not None and name not in allowed.get(kind, ()):
@@ -101,14 +103,14 @@ def write(
     if kind == "classifier":
         data |= _classifier(circuit, examples, labels, classes, maximum)
     elif kind == "automaton":
-        data |= _automaton(circuit, size, start, shown)
+        data |= _automaton(circuit, size, start, shown, update_rate)
     default_title = {
         "classifier": "A circuit that reads images",
         "automaton": "A circuit as a cellular automaton",
     }
     text = {
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
-        "lead": _lead(kind, circuit),
+        "lead": _lead(kind, circuit, data.get("update_rate", 1)),
         "gates": _gates(kind, circuit),
         # Inside of a script element only "<" could end it or begin a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -366,6 +368,7 @@ def _automaton(
     size: tuple[int, int] | None,
     start: str | np.ndarray | None,
     shown: int | None,
+    update_rate: float | int | None,
 ) -> dict[str, Any]:
     channels = circuit.about["channels"]
     if start is None:
@@ -398,11 +401,17 @@ def _automaton(
         raise ValueError(
             f"page.write: shown is {shown}; it is 1, or 3 if there are so many channels ({channels})."
         )
+    update_rate = 1 if update_rate is None else update_rate
+    if not 0 < update_rate <= 1:
+        raise ValueError(
+            f"page.write: update_rate is {update_rate}; it is a probability, above 0 and at most 1."
+        )
     return {
         "size": [int(side) for side in size],
         "start": given,
         "begin": "given" if given else start,
         "shown": shown,
+        "update_rate": update_rate,
     }
 
 
@@ -410,7 +419,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _lead(kind: str, circuit: Circuit) -> str:
+def _lead(kind: str, circuit: Circuit, update_rate: float | int) -> str:
     gates = f"A circuit of {_count(len(circuit), 'gate')}"
     if kind == "classifier":
         n_classes = circuit.about.get("n_classes")
@@ -420,9 +429,12 @@ def _lead(kind: str, circuit: Circuit) -> str:
         edge = "The grid is a torus: each edge meets the opposite one." if circuit.about.get("periodic") else (
             "Cells beyond the edge of the grid are 0."
         )  # fmt: skip
+        when = "All cells change at once" if update_rate == 1 else (
+            f"In a step each cell changes with a probability of {update_rate:g}"
+        )  # fmt: skip
         return (
             f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
-            f"each of its eight neighbours, and answers with the cell's new bits. All cells change at once. {edge}"
+            f"each of its eight neighbours, and answers with the cell's new bits. {when}. {edge}"
         )
     if circuit.about.get("kind") == "classifier" and circuit.about.get("classes"):
         names = circuit.about["classes"]

@@ -351,6 +351,19 @@ load_model = models.Loader(Record, _best)
 """Loads the best hard automaton of a run, and its record; see `lutjax.training.models.Loader`."""
 
 
+def grid(record: Record) -> dict[str, Any]:
+    """Return what the page of an automaton shows: the grid and the start that it was trained with; see `lutjax.circuits.page`."""
+    training = record.training
+    if record.target is None:
+        return {}
+    start = {"random": "random", "seed": "seed", "zero": "empty"}[training.start]
+    return {
+        "size": (training.size, training.size),
+        "start": start,
+        "shown": 3 if len(record.target) >= 3 else 1,
+    }
+
+
 def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
     """The bits that a run is to draw; None in the Game of Life."""
     if record.target is None:

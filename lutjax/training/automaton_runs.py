@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
+from lutjax.circuits import netlist_json, page
 from lutjax.models import LogicCA, LogicCAConfig
-from lutjax.training import circuits, patterns, runs
-from lutjax.training.automaton import N_BOARDS, Record, Run, TrainingConfig, life, pattern
+from lutjax.training import circuits, patterns, pruning, runs
+from lutjax.training.automaton import N_BOARDS, Record, Run, TrainingConfig, grid, life, pattern
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
 from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
@@ -41,7 +42,7 @@ class Automaton(Experiment):
     configs = Configs(LogicCAConfig, TrainingConfig, Options)
     kept = Record
     refuses = patterns.PatternError
-    files = ("gates.txt", "automaton.gif")
+    files = ("gates.txt", "pruned.json", "automaton.html", "automaton.gif")
     curves = ("training loss", "wrong bits")
     ends_early = "--stop-when-solved"
 
@@ -117,7 +118,9 @@ class Automaton(Experiment):
         return [
             Part("checks", "checking the automaton where it was not trained", self._check),
             Part("gates.txt", "counting its gates", self._count),
+            Part("pruned.json", "removing gates that its task does not depend on", self._prune),
             self.curves_part(),
+            Part("automaton.html", "writing its page", self._page),
             *([film_part] if self.intervals.pictures else []),
         ]
 
@@ -137,9 +140,38 @@ class Automaton(Experiment):
         ]
 
     def _count(self, state: State, path: Path) -> list[str]:
-        text = circuits.table(self.run.best(state), 1 if self.run.target is None else len(self.run.target))
+        text = circuits.table(self.run.best(state), self._n_shown)
         path.write_text(text)
         return ["", text]
+
+    @property
+    def _n_shown(self) -> int:
+        return max(self.run.compared) + 1
+
+    def _prune(self, state: State, path: Path) -> list[str]:
+        model, n = self.run.best(state), self._n_shown
+        before = pruning.without_channels(pruning.synchronous(model).circuit(merge=2), n)
+        pruned = pruning.pruned(self.run, model)
+        after = pruned.rule(n)
+        path.write_text(netlist_json.write(after))
+        counts = circuits.active(model, n), circuits.active(pruned.model, n)
+        return [
+            "Active live gates, and those of the circuit of one cell, in which equal gates are one:",
+            f"  {counts[0]:>6} {len(before):>6}  as learnt",
+            f"  {counts[1]:>6} {len(after):>6}  with the same last state {'in' if pruned.proved else 'in tests of'} {pruned.where}"
+            f"{': these are all that there are' if pruned.proved else ''}",
+            "",
+        ]
+
+    def _page(self, state: State, path: Path) -> None:
+        config, model = self.run.config, self.run.best(state)
+        text = page.write(
+            pruning.synchronous(model).circuit(),
+            f"An automaton that learnt: {self.record.training.experiment}",
+            **grid(self.record),
+            update_rate=config.update_rate,
+        )
+        path.write_text(text)
 
     def _draw(self, state: State, path: Path) -> None:
         from lutjax.training.animation import animate, film

@@ -1,7 +1,7 @@
 """Gates that the circuit of a hard automaton uses."""
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from lutjax.models import LogicCA
 
@@ -11,13 +11,18 @@ NAMES = (
 )  # fmt: skip
 
 
-def live(model: LogicCA, n_outputs: int) -> Bool[np.ndarray, " gates"]:
+def live(
+    model: LogicCA, n_outputs: int, gates: Int[np.ndarray, " gates"] | None = None
+) -> Bool[np.ndarray, " gates"]:
     """The gates on which the first channels depend, over any number of steps.
 
     A gate depends on those of its inputs that its truth table depends on.
+
+    Args:
+      gates: numbers of the gates, 0 to 15. Default: the model's.
     """
     config = model.config
-    gates = np.asarray(model.gates())
+    gates = np.asarray(model.gates()) if gates is None else gates
     table = gates[:, None] >> np.arange(3, -1, -1) & 1  # answers to ab = 00, 01, 10, 11
     needs = np.stack([(table[:, :2] != table[:, 2:]).any(1), (table[:, ::2] != table[:, 1::2]).any(1)], -1)
     starts = np.cumsum([0, *config.sizes])
@@ -67,3 +72,8 @@ def table(model: LogicCA, n_outputs: int) -> str:
     counts = [int((chosen & active).sum()) for p in parts for chosen in (p, p & used)]
     lines.append(f"{'active':<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
     return "\n".join(lines) + "\n"
+
+
+def active(model: LogicCA, n_outputs: int) -> int:
+    """Return the number of live gates that do not only pass an input on; see `table`."""
+    return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), (3, 5))).sum())

@@ -525,22 +525,9 @@ def _of_automaton(
         samples_name=name,
         answer=answer,
         run=_facts(folder, "ca", step),
-        page=_grid(record),
+        page=automaton.grid(record),
         remarks=remarks,
     )
-
-
-def _grid(record: automaton.Record) -> dict[str, Any]:
-    """Return what the page of an automaton shows: the grid and the start that it was trained with."""
-    training = record.training
-    if record.target is None:
-        return {}
-    start = {"random": "random", "seed": "seed", "zero": "empty"}[training.start]
-    return {
-        "size": (training.size, training.size),
-        "start": start,
-        "shown": 3 if len(record.target) >= 3 else 1,
-    }
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:

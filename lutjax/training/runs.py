@@ -493,8 +493,10 @@ def made(kind: Any, fields: Any) -> Any:
         for name, hint in hints.items()
         if any(map(dataclasses.is_dataclass, typing.get_args(hint) or [hint]))
     }
+    tuples = {name for name, hint in hints.items() if typing.get_origin(hint) is tuple}
+    values = {name: tuple(value) if name in tuples else value for name, value in fields.items()}
     return kind(
-        **{name: made(hints[name], value) if name in inner else value for name, value in fields.items()}
+        **{name: made(hints[name], value) if name in inner else value for name, value in values.items()}
     )
 
 

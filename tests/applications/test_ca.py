@@ -22,10 +22,11 @@ from machine import needs_gpu
 
 import lutjax
 from lutjax import reference
+from lutjax.circuits import netlist_json, step_automaton
 from lutjax.cli import _progress
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.models._automaton_wires import NEIGHBOURS
-from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, runs
+from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, pruning, runs
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -450,7 +451,50 @@ def test_pictures_and_gates(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == own
     model, record = training.load_model(finished)
     assert circuits.table(model, 1) == (finished / "gates.txt").read_text()
+    rule = netlist_json.read(finished / "pruned.json")
+    assert rule.about["kind"] == "automaton"
+    assert "probability of 0.6" in (finished / "automaton.html").read_text()
     assert record.training.experiment == "checkerboard-async"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "fields", "proved", "where"),
+    [
+        ("letter", {"n_steps": 5}, True, "5 steps of 16 x 16 cells"),
+        slow("life", {"channels": 1, "update": (8, 4, 1)}, True, "all 512 neighbourhoods"),
+        slow(
+            "checkerboard-async",
+            {"size": 6, "n_steps": 4, "update": (16, 16, 8, 4)},
+            False,
+            "4 steps of 6 x 6 cells from 16 random states, with random updates",
+        ),
+    ],
+)
+def test_gates_are_removed_that_the_last_state_does_not_depend_on(
+    experiment: str, fields: dict, proved: bool, where: str
+) -> None:
+    sizes = {"channels": 4, "kernels": 2, "perception": (8, 2), "update": (16, 8, 4), "runs": 1, **fields}
+    run = automaton_runs.Automaton.new(sizes, experiment).run
+    model, n = run.best(run.init()), len(run.compared)
+    gates = np.random.default_rng(3).choice([1, 3, 6, 7, 9, 14, 15], model.config.n_gates)
+    model.logits.set_value(jnp.eye(16)[:, gates])
+    pruned = pruning.pruned(run, model)
+    assert (pruned.proved, pruned.where) == (proved, where)
+    assert circuits.active(pruned.model, n) < circuits.active(model, n)
+    first, _ = run.sample(jax.random.key(1), 16 if run.training.start == "random" else 512)
+    key, shown = jax.random.key(3), []
+    for one in (model, pruned.model):
+        last = automaton.run_hard(one.config, one.gates(), one.wiring, first, run.training.n_steps, key)
+        shown.append(np.asarray(last[:n]))
+    np.testing.assert_array_equal(*shown)
+    assert shown[0].any()
+    rule = pruned.rule(n)
+    assert len(rule) <= circuits.active(pruned.model, n) * run.config.channels
+    if run.config.update_rate == 1:
+        last = np.moveaxis(np.asarray(first), 0, -1)
+        for _ in range(run.training.n_steps):
+            last = step_automaton(rule, last)
+        np.testing.assert_array_equal(np.moveaxis(last, -1, 0)[:n], shown[0])
 
 
 @pytest.mark.slow  # as digits that are killed while they finish
@@ -607,7 +651,9 @@ def test_a_picture_decides_the_grid(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.target, expected)
     own = new({**sizes, "n_steps": 9}, path=tmp_path / "wide.png").run
     assert (own.training.size, own.training.n_steps) == (5, 9)
-    with pytest.raises(patterns.PatternError, match=r"large\.png has 65 x 2 pixels; at most 64 x 64 are drawn"):
+    with pytest.raises(
+        patterns.PatternError, match=r"large\.png has 65 x 2 pixels; at most 64 x 64 are drawn"
+    ):
         new(sizes, path=tmp_path / "large.png")
 
 

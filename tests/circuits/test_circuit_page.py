@@ -151,6 +151,7 @@ def test_examples_are_numbers_of_the_format():
         (life_circuit, {"shown": 3}, r"shown is 3; it is 1, or 3 if there are so many channels \(1\)"),
         (life_circuit, {"start": np.zeros((4, 4, 2), bool)}, r"start has shape \[4, 4, 2\]; expected \[height, width, 1\]"),
         (life_circuit, {"start": np.zeros((4, 4, 1), bool), "size": (5, 4)}, r"size is \(5, 4\) and start has shape"),
+        (life_circuit, {"update_rate": 0}, "update_rate is 0; it is a probability, above 0 and at most 1"),
         (life_circuit, {"classes": ["a"]}, "classes is given, which is for classifiers of images; by its `about` .* kind 'automaton'"),
         (lambda: random_circuit(0, 3, 3), {"size": (9, 9)}, "size is given, which is for automata; by its `about` .* kind 'network'"),
         (lambda: classifier_circuit(["class"]), {"classes": ["a"]}, "classes has 1 names; the circuit has 10 classes"),
@@ -336,6 +337,30 @@ def test_cells_after_some_steps(opened, periodic, height, width):
         seen.add(state.tobytes())
     assert len(seen) > 1
     assert page.run("lutjax.steps()") == 6
+
+
+@needs_browser
+def test_some_cells_of_an_asynchronous_automaton_change(opened):
+    about = {"kind": "automaton", "channels": 2, "periodic": True}
+    circuit = random_circuit(5, 18, 60, arities=(2,), ports={"y": (2, Format())}, about=about, near=60)
+    start = np.random.default_rng(0).integers(0, 2, (40, 70, 2)).astype(bool)
+    page = opened(circuit, start=start, update_rate=0.25)
+    page.run("lutjax.play(false)")
+    page.click("#start-given")
+    state = np.moveaxis(start, -1, 0).astype(np.uint8)
+    page.run("lutjax.step(1)")
+    new, after = automaton_step(circuit, state, True), cells(page, state.shape)
+    differs = (new != state).any(0)
+    updated = (after == new).all(0)
+    assert (updated | (after == state).all(0)).all()
+    assert abs(updated[differs].mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / differs.sum())
+
+
+def test_the_rate_of_updates_is_said():
+    assert "All cells change at once." in circuits.page.write(life_circuit())
+    text = circuits.page.write(life_circuit(), update_rate=0.6)
+    assert "In a step each cell changes with a probability of 0.6." in text
+    assert data_of(text)["update_rate"] == 0.6
 
 
 @needs_browser

@@ -20,6 +20,13 @@
     }
   }
 
+  // Cells of a word that are updated.
+  function updated() {
+    let word = 0;
+    for (let k = 0; k < 32; k++) word |= (Math.random() < data.update_rate) << k;
+    return word;
+  }
+
   function step() {
     for (let at = 0; at < state.length; at += across) {
       shift(state, at, -1, sides.left.subarray(at, at + across));
@@ -45,6 +52,12 @@
       evaluator.run();
       for (let c = 0; c < channels; c++) {
         for (let w = 0; w < n; w++) next[c * area + top * across + w] = evaluator.word(evaluator.outputs[c], w);
+      }
+    }
+    if (data.update_rate < 1) {
+      for (let at = 0; at < area; at++) {
+        const mask = updated();
+        for (let k = at; k < next.length; k += area) next[k] = (next[k] & mask) | (state[k] & ~mask);
       }
     }
     for (let at = across - 1; at < next.length; at += across) next[at] &= valid;

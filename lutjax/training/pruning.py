@@ -1,0 +1,179 @@
+"""Automata with the gates alone that what they learnt depends on."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Bool, Int
+
+from lutjax.circuits import Circuit, simplify
+from lutjax.models import LogicCA, automaton
+from lutjax.training.automaton import EVALUATION_BATCH, N_BOARDS, Run
+from lutjax.training.circuits import live
+
+CONSTANTS, INPUTS = (0, 15), (3, 5)
+"""Gates without an input, and those that pass one on."""
+
+_TOGETHER = 32
+"""Changes that are tried in one call of a compiled program."""
+_LARGEST_GROUP = 16
+"""Gates that are changed together at first."""
+
+Gates = Int[np.ndarray, " gates"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """An automaton of which gates were removed.
+
+    Attributes:
+      model: the same wires with other gates: constants, and gates that pass an input on.
+      proved: True if the samples on which it is the same are all that there are.
+      where: those samples, in words.
+    """
+
+    model: LogicCA
+    proved: bool
+    where: str
+
+    def rule(self, n_outputs: int) -> Circuit:
+        """Return the circuit of one cell in gates of two inputs, without what the first channels do not depend on over any number of steps."""
+        return without_channels(synchronous(self.model).circuit(merge=2), n_outputs)
+
+
+def pruned(run: Run, model: LogicCA) -> Pruned:
+    """Return the automaton with as few gates as trials find, whose target channels are the same on samples.
+
+    A gate is tried as a constant, then as one of its inputs, many gates at first and single ones where that changes the last state. Samples are all that there are where a
+    run starts from one state or learns all boards; there it is a proof. Else they are random grids.
+
+    Args:
+      run: says where it starts, and how many steps it takes.
+      model: the trained one.
+    """
+    samples, proved, where = _samples(run)
+    target_channels = list(run.compared)
+    config, wiring, n_steps, key = run.config, model.wiring, run.training.n_steps, jax.random.key(3)
+
+    def shown(gates: jax.Array) -> jax.Array:
+        last = automaton.run_hard(config, gates, wiring, samples, n_steps, key)
+        return last[np.array(target_channels)]
+
+    expected = jax.jit(shown)(model.gates())
+    same = jax.jit(jax.vmap(lambda gates: (shown(gates) == expected).all()))
+    found = _removed(
+        np.asarray(model.gates()),
+        lambda gates: live(model, max(target_channels) + 1, gates),
+        lambda several: _tried(same, several),
+    )
+    logits = np.where(np.arange(16)[:, None] == found, 1.0, 0.0).astype(np.float32)
+    same_wires = nnx.clone(model)
+    same_wires.logits.set_value(jnp.asarray(logits))
+    return Pruned(same_wires, proved, where)
+
+
+def _samples(run: Run) -> tuple[jax.Array, bool, str]:
+    """Return first states, channels first; True if they are all; and words for them."""
+    training = run.training
+    if run.target is None:
+        first, _ = run.sample(jax.random.key(1), N_BOARDS)
+        return first, True, f"all {N_BOARDS} neighbourhoods"
+    drawn = training.start == "random"
+    first, _ = run.sample(jax.random.key(1), EVALUATION_BATCH if drawn else 1)
+    where = f"{training.n_steps} steps of {training.size} x {training.size} cells"
+    where += f" from {first.shape[1]} random states" if drawn else ""
+    where += ", with random updates" if run.config.update_rate < 1 else ""
+    return first, not drawn and run.config.update_rate == 1, where
+
+
+def _tried(same: Callable[[jax.Array], jax.Array], several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
+    """Return which of these gates leave the last state as it is."""
+    found: list[np.ndarray] = []
+    for start in range(0, len(several), _TOGETHER):
+        part = np.stack(several[start : start + _TOGETHER])
+        padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
+        found.append(np.asarray(same(jnp.asarray(padded, jnp.int32)))[: len(part)])
+    return np.concatenate(found) if found else np.zeros(0, bool)
+
+
+def _removed(
+    gates: Gates,
+    live_of: Callable[[Gates], np.ndarray],
+    tried: Callable[[Sequence[Gates]], np.ndarray],
+) -> Gates:
+    """Return gates of which as many as trials find are constants, or one of their inputs.
+
+    Args:
+      live_of: which gates are read, of all gates.
+      tried: which of several arrays of gates may be.
+    """
+    before = -1
+    while before != (before := int((live_of(gates) & ~np.isin(gates, INPUTS)).sum())):
+        for value in (*CONSTANTS, *INPUTS):
+            size = _LARGEST_GROUP
+            passed_on = INPUTS if value in INPUTS else ()
+            left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
+            while len(left):
+                groups = [left[k : k + size] for k in range(0, len(left), size)]
+                changed = tried([_changed(gates, group, value) for group in groups])
+                good = [group for group, ok in zip(groups, changed, strict=True) if ok]
+                gates, failed = _accepted(gates, good, value, tried)
+                if size == 1:
+                    break
+                done = np.concatenate([[], *(g for g in good if id(g) not in failed)])
+                left, size = np.setdiff1d(left, done).astype(int), size // 2
+                left = left[live_of(gates)[left]]
+    return gates
+
+
+def _changed(gates: Gates, group: np.ndarray, value: int) -> Gates:
+    new = gates.copy()
+    new[group] = value
+    return new
+
+
+def _accepted(
+    gates: Gates, groups: Sequence[np.ndarray], value: int, tried: Callable[[Sequence[Gates]], np.ndarray]
+) -> tuple[Gates, set[int]]:
+    """Return gates with those groups changed that may be together, and the ids of the others."""
+    if not groups:
+        return gates, set()
+    together = _changed(gates, np.concatenate(groups), value)
+    if tried([together])[0]:
+        return together, set()
+    if len(groups) == 1:
+        return gates, {id(groups[0])}
+    half = len(groups) // 2
+    gates, first = _accepted(gates, groups[:half], value, tried)
+    gates, second = _accepted(gates, groups[half:], value, tried)
+    return gates, first | second
+
+
+def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
+    """Return the rule of a cell with 0 for the channels on which the first ones do not depend, over any number of steps."""
+    channels, first = circuit.about["channels"], circuit.first_gate
+    needed = np.arange(channels) < n_outputs
+    before = -1
+    while before != (before := int(needed.sum())):
+        alive = np.zeros(first + len(circuit), bool)
+        alive[[literal >> 1 for literal, wanted in zip(circuit.literals, needed, strict=True) if wanted]] = (
+            True
+        )
+        for gate in range(len(circuit) - 1, -1, -1):
+            if alive[first + gate]:
+                alive[list(circuit.fanins[gate])] = True
+        needed |= alive[1:first].reshape(-1, channels).any(0)
+    literals = tuple(
+        literal if wanted else 0 for literal, wanted in zip(circuit.literals, needed, strict=True)
+    )
+    return simplify(dataclasses.replace(circuit, literals=literals), merge=2)
+
+
+def synchronous(model: LogicCA) -> LogicCA:
+    """Return an automaton with the same rule that updates every cell in each step: circuits are of such ones."""
+    same = nnx.clone(model)
+    same.config = dataclasses.replace(model.config, update_rate=1)
+    return same
