@@ -156,12 +156,18 @@ def digits() -> Iterator[Row]:
 
 
 def automata() -> Iterator[Row]:
-    """A training step of each experiment of `lutjax train ca`: its time, and its temporaries as XLA plans them."""
+    """A training step of experiments of `lutjax train ca`: its time, and its temporaries as XLA plans them; the Game of Life in words."""
     from lutjax.training.automaton_runs import Automaton
-    from lutjax.training.presets import EXPERIMENTS
 
-    for name in EXPERIMENTS:
-        run = Automaton.new({}, name).run
+    several = 24 if jax.default_backend() == "gpu" else 2
+    steps: list[tuple[str, str, dict[str, int]]] = [
+        (name, name, {"runs": 1})
+        for name in ("life", "checkerboard", "checkerboard-async", "lizard", "letter")
+    ]
+    steps.append((f"lizard, {several} runs", "lizard", {"runs": several}))
+    steps += [(f"letter, every {n or 'half'}", "letter", {"runs": 1, "keep_every": n}) for n in (4, 0)]
+    for what, name, fields in steps:
+        run = Automaton.new(fields, name).run
         program, advance = run.advance.compiled(run.abstract())
         state, first, times = run.init(), 0, []
         for _ in range(11):
@@ -169,9 +175,31 @@ def automata() -> Iterator[Row]:
             state, _ = jax.block_until_ready(advance(state, first, 4))
             times.append((time.perf_counter() - start) / 4)
             first += 4
-        yield Row(f"automaton step, {name}", "ms", None, *np.percentile(times[1:], [20, 50, 80]) * 1e3)
+        yield Row(f"automaton step, {what}", "ms", None, *np.percentile(times[1:], [20, 50, 80]) * 1e3)
         memory = program.memory_analysis().temp_size_in_bytes / 1e6
-        yield Row(f"automaton temporaries, {name}", "MB", None, *[memory] * 3)
+        yield Row(f"automaton temporaries, {what}", "MB", None, *[memory] * 3)
+    yield from _life_in_words()
+
+
+def _life_in_words() -> Iterator[Row]:
+    """Cells of the Game of Life that a second computes, 32 in a word."""
+    from lutjax.circuits import Builder, arithmetic
+    from lutjax.models import PackedAutomaton
+
+    builder = Builder()
+    *near, cell = (bit for (bit,) in builder.input("x", 9))
+    one, two, four, eight = arithmetic.popcount(builder, near)
+    none = builder.gate([four, eight], 0b0001)
+    alive = builder.gate([two, none, builder.gate([one, cell], 0b1110)], 0b10000000)
+    builder.output("y", [[alive]])
+    rule = PackedAutomaton(builder.circuit({"kind": "automaton", "channels": 1, "periodic": True}))
+    for side in (1024, 16384):
+        n_steps = 2**28 // side**2 or 4
+        words = jax.random.bits(jax.random.key(0), (1, side, side // 32), jnp.uint32)
+        rates = (
+            n_steps * side**2 / seconds(lambda w=words, n=n_steps, s=side: rule.steps(w, s, n), repeats=10)
+        )
+        yield Row(f"Game of Life, {side} x {side} cells", "G cells/s", None, *rates[::-1] / 1e9)
 
 
 def memory() -> Iterator[Row]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig, pack
     from lutjax.models.gpt import GPT, GPTConfig
     from lutjax.models.packed import PackedClassifier
+    from lutjax.models.packed_automaton import PackedAutomaton
     from lutjax.models.transformer import LUTTransformer, LUTTransformerConfig
     from lutjax.models.tree_net import LogicTreeNet, LogicTreeNetConfig, PackedTreeNet
 
@@ -24,6 +25,7 @@ __all__ = [
     "LogicClassifierConfig",
     "LogicTreeNet",
     "LogicTreeNetConfig",
+    "PackedAutomaton",
     "PackedClassifier",
     "PackedTreeNet",
     "pack",
@@ -40,6 +42,7 @@ _MODULES = {
     "LogicClassifierConfig": "classifier",
     "LogicTreeNet": "tree_net",
     "LogicTreeNetConfig": "tree_net",
+    "PackedAutomaton": "packed_automaton",
     "PackedClassifier": "packed",
     "PackedTreeNet": "tree_net",
     "pack": "classifier",

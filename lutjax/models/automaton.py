@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Float, Int, Shaped, UInt32
+from jaxtyping import Float, Int, Shaped
 
 import lutjax
 from lutjax import circuits
@@ -26,6 +26,7 @@ from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires
 from lutjax.models._automaton_wires import CENTRE, NEIGHBOURS, draw, pairs
+from lutjax.models._automaton_words import packed, shifted, unpacked
 from lutjax.models._config import Config, require_arguments
 from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
@@ -546,37 +547,29 @@ def _run_hard(
     wires: tuple[Array, ...],
     key: Array | None,
 ) -> jax.Array:
-    shape, width = state.shape, state.shape[-1]
-    truth = truth_of(gates)
+    width, truth = state.shape[-1], truth_of(gates)
 
-    def pack(bits: jax.Array) -> jax.Array:
-        *rows, _ = bits.shape
-        words = lutjax.pack_bits(bits.reshape(math.prod(rows), width))
-        return words.reshape(*rows, words.shape[-1])
-
-    valid = pack(jnp.ones((1, 1, 1, width), bool))
+    valid = packed(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:
         new = _packed_step(config, truth, wires, words, width) & valid
         if config.update_rate < 1:
             assert key is not None
-            updated = pack(_updated(config, key, state))
+            updated = packed(_updated(config, key, state))
             new = new & updated | words & ~updated
         return new, new if states else None
 
     keys = None if config.update_rate == 1 or key is None else jax.random.split(key, n_steps)
-    first = pack(jnp.asarray(state))
+    first = packed(jnp.asarray(state))
     words, others = jax.lax.scan(step, first, keys, length=n_steps)
-    if others is not None:
-        words, shape = jnp.concatenate([first[None], others]), (n_steps + 1, *shape)
-    return lutjax.unpack_bits(words.reshape(math.prod(shape[:-1]), words.shape[-1]), width).reshape(shape)
+    return unpacked(words if others is None else jnp.concatenate([first[None], others]), width)
 
 
 def _packed_step(
     config: LogicCAConfig, truth: jax.Array, wires: tuple[Array, ...], words: jax.Array, width: int
 ) -> jax.Array:
     channels, n_words = words.shape[0], words[0].size
-    near = jnp.stack([*_shifted_words(config, words, width), words])
+    near = jnp.stack([*shifted(words, width, periodic=config.periodic), words])
     x, rest = near.reshape(CENTRE + 1, channels * n_words), config.sizes[0]
     x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
     for layer, w in enumerate(wires):
@@ -586,24 +579,3 @@ def _packed_step(
         x = lutjax.packed_lut(x, truth[rest : rest + len(w)], w)
         rest += len(w)
     return x.reshape(words.shape)
-
-
-def _shifted_words(
-    config: LogicCAConfig, words: UInt32[Array, "channels batch height words"], width: int
-) -> list[jax.Array]:
-    """The eight neighbours of every cell, where bit j of word w is column ``32 w + j``; bits beyond the row are 0."""
-    words = jnp.asarray(words)
-    edge = jnp.zeros_like(words[..., :1])
-    before = jnp.concatenate([edge, words[..., :-1]], -1)
-    after = jnp.concatenate([words[..., 1:], edge], -1)
-    left, right = words << 1 | before >> 31, words >> 1 | after << 31
-    if config.periodic:
-        last = (width - 1) % 32
-        left = left.at[..., 0].set(left[..., 0] | words[..., -1] >> last & 1)
-        right = right.at[..., -1].set(right[..., -1] | (words[..., 0] & 1) << last)
-    rows = []
-    for a in (left, words, right):
-        outer = ((0, 0), (0, 0), (1, 1), (0, 0))
-        rows.append(jnp.pad(a, outer, mode="wrap" if config.periodic else "constant"))
-    height = words.shape[2]
-    return [rows[x][:, :, y : y + height] for y, x in NEIGHBOURS]

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import example_circuits
 import jax
 import jax.numpy as jnp
 import kills
@@ -22,9 +23,9 @@ from machine import needs_gpu
 
 import lutjax
 from lutjax import reference
-from lutjax.circuits import netlist_json, step_automaton
+from lutjax.circuits import Format, netlist_json, step_automaton
 from lutjax.cli import _progress
-from lutjax.models import LogicCA, LogicCAConfig, automaton
+from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton, automaton
 from lutjax.models._automaton_wires import NEIGHBOURS
 from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, pruning, runs
 
@@ -221,6 +222,37 @@ def test_what_is_kept_takes_less_memory() -> None:
     assert more[1] >= 240 * state.nbytes
     assert more[16] <= more[1] / 8
     assert more[0] <= more[1] / 20
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("width", [3, 33, 64])
+def test_a_packed_automaton_does_as_its_circuit(width: int, periodic: bool) -> None:
+    about = {"kind": "automaton", "channels": 2, "periodic": periodic}
+    ports = {"y": (2, Format())}
+    circuit = example_circuits.random_circuit(
+        width, 18, 80, arities=(2, 3), ports=ports, about=about, near=90
+    )
+    state = np.random.default_rng(width).integers(0, 2, (2, 5, width, 2), np.uint8)
+    got = PackedAutomaton(circuit)(state, 3)
+    assert got.dtype == jnp.uint8
+    np.testing.assert_array_equal(got, step_automaton(circuit, state, 3))
+    np.testing.assert_array_equal(PackedAutomaton(circuit)(state, 0), state)
+
+
+def test_a_packed_automaton_checks_its_arguments() -> None:
+    rule = PackedAutomaton(example_circuits.life_circuit())
+    assert rule == PackedAutomaton(example_circuits.life_circuit())
+    assert rule != PackedAutomaton(example_circuits.life_circuit(periodic=False))
+    with pytest.raises(
+        ValueError, match=r"state has shape \[4, 5, 2\]; expected \[\.\.\., height, width, 1\]"
+    ):
+        rule(jnp.zeros((4, 5, 2)))
+    with pytest.raises(ValueError, match=r"expected \[1, \.\.\., height, 2\] for 33 columns"):
+        rule.steps(jnp.zeros((1, 4, 1), jnp.uint32), 33)
+    with pytest.raises(ValueError, match="n_steps is -1; it must not be negative"):
+        rule(jnp.zeros((4, 5, 1)), -1)
+    with pytest.raises(ValueError, match="circuit is of kind None; it must be the rule of an automaton"):
+        PackedAutomaton(example_circuits.random_circuit(0, 3, 3))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Rules of cellular automata that run on words of 32 cells, in gates that the compiler joins."""
+
+import dataclasses
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Shaped, UInt32
+
+from lutjax._arguments import require_array
+from lutjax._typing import Array
+from lutjax.circuits import Circuit
+from lutjax.circuits._operations import operations
+from lutjax.models._automaton_words import packed, shifted, unpacked
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class PackedAutomaton:
+    """A rule that runs on words of 32 cells, where every gate of the circuit is an operation of a program that XLA compiles as one.
+
+    A `LogicCA` reads its gates from arrays, so training does not compile anew; here they are part of the program: larger grids run faster, and a rule of
+    thousands of gates takes long to compile. All cells are updated in each step.
+
+    Args:
+      circuit: the rule of a cell, such as ``LogicCA.circuit()`` or what `lutjax.circuits.netlist_json` reads of ``pruned.json``.
+
+    Raises:
+      ValueError: it is not the rule of an automaton.
+
+    Source: docs/logic.md, section 5.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton
+      >>> model = LogicCA(LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2)), rngs=nnx.Rngs(0))
+      >>> state = jnp.zeros((64, 100, 2), bool).at[32, 50].set(True)
+      >>> after = PackedAutomaton(model.circuit())(state, 10)
+      >>> bool((after == model(state, 10, deterministic=True)).all())
+      True
+    """
+
+    circuit: Circuit
+    periodic: bool = dataclasses.field(init=False)
+    """True if the grid is a torus, as the circuit says; circuits are equal where gates are."""
+
+    def __post_init__(self) -> None:
+        if self.circuit.about.get("kind") != "automaton":
+            raise ValueError(
+                f"PackedAutomaton: circuit is of kind {self.circuit.about.get('kind')!r}; it must be the rule of an automaton, "
+                "which LogicCA.circuit makes."
+            )
+        object.__setattr__(self, "periodic", bool(self.circuit.about.get("periodic")))
+
+    def __call__(
+        self, state: Shaped[Array, "*batch height width channels"], n_steps: int = 1
+    ) -> Shaped[jax.Array, "*batch height width channels"]:
+        """Return the state after some steps, of the same dtype; what is not 0 is 1.
+
+        Raises:
+          ValueError: there are other channels, or n_steps is negative.
+        """
+        require_array("PackedAutomaton", "state", state)
+        channels = self.circuit.n_outputs
+        if state.ndim < 3 or state.shape[-1] != channels:
+            raise ValueError(
+                f"PackedAutomaton: state has shape {list(state.shape)}; expected [..., height, width, {channels}]."
+            )
+        bits = jnp.moveaxis(jnp.asarray(state).astype(bool), -1, 0)
+        words = self.steps(packed(bits), state.shape[-2], n_steps)
+        return jnp.moveaxis(unpacked(words, state.shape[-2]), 0, -1).astype(state.dtype)
+
+    def steps(
+        self, words: UInt32[Array, "channels *batch height words"], width: int, n_steps: int = 1
+    ) -> UInt32[jax.Array, "channels *batch height words"]:
+        """Return the state after some steps, in words all the time: for large grids.
+
+        Args:
+          words: bit j of word w is column ``32 w + j``; bits beyond the row are 0. `lutjax.pack_bits` makes them.
+          width: columns of the grid.
+
+        Raises:
+          ValueError: the words are too many or too few for the width, or n_steps is negative.
+        """
+        if words.ndim < 3 or words.shape[0] != self.circuit.n_outputs or words.shape[-1] != -(-width // 32):
+            raise ValueError(
+                f"PackedAutomaton: words has shape {list(words.shape)}; expected [{self.circuit.n_outputs}, ..., height, {-(-width // 32)}] "
+                f"for {width} columns."
+            )
+        if operator.index(n_steps) < 0:
+            raise ValueError(f"PackedAutomaton: n_steps is {n_steps}; it must not be negative.")
+        return _steps(self, jnp.asarray(words), width, operator.index(n_steps))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _steps(rule: PackedAutomaton, words: jax.Array, width: int, n_steps: int) -> jax.Array:
+    first = words.reshape(len(words), -1, *words.shape[-2:])
+    valid = packed(jnp.ones((1, 1, 1, width), bool))
+
+    def step(words: jax.Array, _: None) -> tuple[jax.Array, None]:
+        near = [*shifted(words, width, periodic=rule.periodic), words]
+        return _answers(rule.circuit, [bits for place in near for bits in place]) & valid, None
+
+    last: jax.Array = jax.lax.scan(step, first, None, length=n_steps)[0]
+    return last.reshape(words.shape)
+
+
+def _answers(circuit: Circuit, bits: list[jax.Array]) -> jax.Array:
+    """Return the output bits of a circuit, for words of its input bits."""
+    program = operations(circuit)
+    values: list[jax.Array] = [jnp.zeros_like(bits[0]), *bits]
+    for nodes, table in zip(program.fanins, program.tables, strict=True):
+        values.append(_gate(table, [values[node] for node in nodes]))
+    return jnp.stack([~values[k >> 1] if k & 1 else values[k >> 1] for k in program.literals])
+
+
+def _gate(table: int, inputs: list[jax.Array]) -> jax.Array:
+    """Return the answers of a table that is no constant; the first input is the lowest bit of the address."""
+    *rest, last = inputs
+    ones = (1 << (1 << len(rest))) - 1
+    low, high = table & ones, table >> (1 << len(rest))  # where the last input is 0, and 1
+    if low == high:
+        return _gate(low, rest)
+    if low == ones - high:
+        return last ^ _gate(low, rest) if 0 < low < ones else last if high else ~last
+    if low in (0, ones):
+        return last & _gate(high, rest) if low == 0 else ~last | _gate(high, rest)
+    if high in (0, ones):
+        return ~last & _gate(low, rest) if high == 0 else last | _gate(low, rest)
+    return ~last & _gate(low, rest) | last & _gate(high, rest)
