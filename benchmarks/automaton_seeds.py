@@ -12,6 +12,7 @@ import json
 import time
 
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
+from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
 
@@ -22,8 +23,8 @@ def fields(words: list[str]) -> dict[str, object]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
-def trained(experiment: Automaton, all_steps: bool) -> tuple[list[tuple[int, float]], float]:
-    """Return the steps and wrong bits of all tests, and the last mean loss."""
+def trained(experiment: Automaton, all_steps: bool = False) -> tuple[list[tuple[int, float]], float, State]:
+    """Return the steps and wrong bits of all tests, the last mean loss, and the last state."""
     run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
     state, tests, done, loss = run.init(), [], 0, float("nan")
     while done < steps:
@@ -33,7 +34,7 @@ def trained(experiment: Automaton, all_steps: bool) -> tuple[list[tuple[int, flo
         tests.append((done, run.wrong(state)))
         if not all_steps and [wrong for _, wrong in tests[-SOLVED_TESTS:]] == [0] * SOLVED_TESTS:
             break
-    return tests, loss
+    return tests, loss, state
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
     solved = 0
     for seed in arguments.seeds:
         start = time.perf_counter()
-        tests, loss = trained(
+        tests, loss, _ = trained(
             Automaton.new({**values, "seed": seed}, arguments.experiment), arguments.all_steps
         )
         wrong = [count for _, count in tests]
