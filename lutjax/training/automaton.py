@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 
 import lutjax
 from lutjax._extras import needed_by
@@ -99,6 +99,13 @@ class TrainingConfig(Training):
     def hardens(self) -> bool:
         """True if gates are the likeliest ones in any step."""
         return bool(self.hard_share or self.last_hard_share)
+
+    scheduled_name = "rate or share of hard gates"
+
+    def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
+        """Return the learning rate and the share of hard gates of steps."""
+        shares = np.broadcast_to(np.asarray(self.hard_share_at(jnp.asarray(numbers))), numbers.shape)
+        return np.concatenate([super().scheduled_values(numbers), shares[:, None]], 1, dtype=np.float32)
 
     def hard_share_at(self, number: Array) -> Array | float:
         """Return the share of hard gates in a step."""

@@ -125,7 +125,7 @@ class Automaton(Experiment):
         ]
 
     def _check(self, state: State, path: Path) -> list[str]:
-        wrong = self.record.history.test[-1][1]
+        wrong = self.run.wrong(state)
         several = []
         if self.record.training.runs > 1:
             seeds = range(self.record.training.seed, self.record.training.seed + self.record.training.runs)

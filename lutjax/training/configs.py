@@ -1,6 +1,10 @@
 """Fields and checks that the training of every kind of model shares."""
 
 import dataclasses
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from lutjax._extras import needed_by
 from lutjax.models._fields import MOST_INT, check_floats
@@ -68,6 +72,14 @@ class Training:
     def rate(self) -> optax.Schedule:
         """Return the learning rate of every step, counted from 0."""
         return self.scheduled()
+
+    scheduled_name: ClassVar[str] = "rate"
+    """What of a step depends on the number of all steps, in words."""
+
+    def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
+        """Return what depends on the number of all steps, for steps that are counted from 0."""
+        rates = np.asarray(self.rate()(numbers), np.float32)  # a constant schedule answers with one number
+        return np.broadcast_to(rates, numbers.shape)[:, None]
 
     def scheduled(
         self, schedule: str = "constant", *, warmup: float = 0.0, cooldown: float = 0.0

@@ -450,16 +450,17 @@ def _of_other_length(
     training = dataclasses.replace(record.training, steps=steps)
     lengths = record.history.lengths or [(0, record.training.steps)]
     starts = [first for first, _ in lengths]
-    taken = np.empty(done, np.float32)  # the rate of every step so far
+    scheduled = training.scheduled_values(np.arange(done))
+    taken = np.empty_like(scheduled)  # at every step so far
     for first, last, length in zip(starts, [*starts[1:], done], (n for _, n in lengths), strict=True):
-        rate = dataclasses.replace(record.training, steps=length).rate()
-        taken[first:last] = rate(np.arange(first, last))
-    other = np.flatnonzero(taken != training.rate()(np.arange(done)))
+        own = dataclasses.replace(record.training, steps=length)
+        taken[first:last] = own.scheduled_values(np.arange(first, last))
+    other = np.flatnonzero((taken != scheduled).any(1))
     if other.size:
         show.line(
-            f"goes on to {steps} steps: from here on at the learning rates of a run of {steps} steps. Those before depended on the "
+            f"goes on to {steps} steps: from here on as a run of {steps} steps does. Steps before depended on the "
             f"number of steps, too: {other.size} of them, the first of them step {other[0] + 1}, were taken at another "
-            f"rate than in a run started with --steps {steps}, so the result is not that of such a run."
+            f"{training.scheduled_name} than in a run started with --steps {steps}, so the result is not that of such a run."
         )
     else:
         show.line(

@@ -54,7 +54,7 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
       run: says where it starts, and how many steps it takes.
       model: the trained one.
     """
-    samples, proved, where = _samples(run)
+    (samples, _), proved, where = samples_of(run)
     target_channels = list(run.compared)
     config, wiring, n_steps, key = run.config, model.wiring, run.training.n_steps, jax.random.key(3)
 
@@ -75,18 +75,17 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
     return Pruned(same_wires, proved, where)
 
 
-def _samples(run: Run) -> tuple[jax.Array, bool, str]:
-    """Return first states, channels first; True if they are all; and words for them."""
+def samples_of(run: Run) -> tuple[tuple[jax.Array, jax.Array], bool, str]:
+    """Return first states and what they are to become, see `Run.sample`; True if they are all that there are; and words for them."""
     training = run.training
     if run.target is None:
-        first, _ = run.sample(jax.random.key(1), N_BOARDS)
-        return first, True, f"all {N_BOARDS} neighbourhoods"
+        return run.sample(jax.random.key(1), N_BOARDS), True, f"all {N_BOARDS} neighbourhoods"
     drawn = training.start == "random"
-    first, _ = run.sample(jax.random.key(1), EVALUATION_BATCH if drawn else 1)
+    n = EVALUATION_BATCH if drawn else 1
     where = f"{training.n_steps} steps of {training.size} x {training.size} cells"
-    where += f" from {first.shape[1]} random states" if drawn else ""
+    where += f" from {n} random states" if drawn else ""
     where += ", with random updates" if run.config.update_rate < 1 else ""
-    return first, not drawn and run.config.update_rate == 1, where
+    return run.sample(jax.random.key(1), n), not drawn and run.config.update_rate == 1, where
 
 
 def _tried(same: Callable[[jax.Array], jax.Array], several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:

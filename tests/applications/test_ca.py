@@ -27,7 +27,15 @@ from lutjax.circuits import Format, netlist_json, step_automaton
 from lutjax.cli import _progress
 from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton, automaton
 from lutjax.models._automaton_wires import NEIGHBOURS
-from lutjax.training import automaton as training, automaton_runs, circuits, models, patterns, pruning, runs
+from lutjax.training import (
+    automaton as training,
+    automaton_runs,
+    circuits,
+    models,
+    patterns,
+    pruning,
+    runs,
+)
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -346,6 +354,13 @@ def test_outputs_of_kernels_start_in_different_directions(
 
 
 # ------------------------------------------------------------------------------------- training
+def test_a_run_that_goes_on_says_that_shares_were_others(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(*WORDS, "--no-pictures", "--out", out).exit_code == 0
+    result = train("--resume", "--steps=10", "--no-pictures", "--out", out)
+    assert "were taken at another rate or share of hard gates" in " ".join(result.output.split())
+
+
 def test_the_share_of_hard_gates_grows() -> None:
     config = automaton_runs.Automaton.new(
         {"steps": 100, "hard_share": 0.1, "last_hard_share": 0.8}

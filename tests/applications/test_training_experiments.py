@@ -21,23 +21,21 @@ import optax
 import pytest
 from flax import nnx
 
-from lutjax.training import checkpoints, experiments, loop, models, optimizers, runs
+from lutjax.training import checkpoints, configs, experiments, loop, models, runs
 from lutjax.training.errors import CheckpointError, InUseError, RunError
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(configs.Training):
     steps: int = 12
     batch_size: int = 1
+    learning_rate: float = 0.5
     cooldown: float = 0.0
-    seed: int = 0
 
     def rate(self) -> optax.Schedule:
-        return optimizers.learning_rate(
-            "constant", rate=0.5, steps=self.steps, batch_size=1, warmup=0.0, cooldown=self.cooldown
-        )
+        return self.scheduled(cooldown=self.cooldown)
 
 
 @dataclasses.dataclass(frozen=True)
