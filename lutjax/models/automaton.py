@@ -177,6 +177,16 @@ class LogicCA(nnx.Module):
         """Return the number of the likeliest gate, 0 to 15, for every gate of all layers: int32."""
         return jnp.argmax(self.logits[...], 0).astype(jnp.int32)
 
+    def with_update_rate(self, update_rate: float | int) -> "LogicCA":
+        """Return a copy with the same rule that updates a cell in a step with another probability.
+
+        Raises:
+          ValueError: it is no probability above 0.
+        """
+        same = nnx.clone(self)
+        same.config = dataclasses.replace(self.config, update_rate=update_rate)
+        return same
+
     def circuit(self, **options: Any) -> Circuit:
         """The hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
 
@@ -203,7 +213,7 @@ class LogicCA(nnx.Module):
         if config.update_rate < 1:
             raise ValueError(
                 f"circuits.of: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
-                "which no circuit does. The rule itself is that of a LogicCA with the same variables and an update_rate of 1."
+                "which no circuit does. The rule itself is that of with_update_rate(1)."
             )
         if np.isnan(np.asarray(self.logits[...])).any():
             raise ValueError("circuits.of: logits of the LogicCA hold NaN, which decides nothing.")

@@ -1,6 +1,7 @@
 """Runs of automata: their targets, when they are solved, and the checks and pictures at the end."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ class Automaton(Experiment):
 
     def _prune(self, state: State, path: Path) -> list[str]:
         model, n = self.run.best(state), self._n_shown
-        before = pruning.without_channels(pruning.synchronous(model).circuit(merge=2), n)
+        before = pruning.without_channels(model.with_update_rate(1).circuit(merge=2), n)
         pruned = pruning.pruned(self.run, model)
         after = pruned.rule(n)
         path.write_text(netlist_json.write(after))
@@ -166,7 +167,7 @@ class Automaton(Experiment):
     def _page(self, state: State, path: Path) -> None:
         config, model = self.run.config, self.run.best(state)
         text = page.write(
-            pruning.synchronous(model).circuit(),
+            model.with_update_rate(1).circuit(),
             f"An automaton that learnt: {self.record.training.experiment}",
             **grid(self.record),
             update_rate=config.update_rate,
@@ -243,6 +244,14 @@ def checks(run: Run, model: LogicCA) -> list[str]:
             lines.append(
                 f"{large} x {large} cells, {steps} steps: {wrong(after(noise, steps), expected)} bits wrong"
             )
+        if run.config.update_rate < 1:
+            start = jax.random.bernoulli(key, shape=whole.shape)
+            for rate in (run.config.update_rate / 2, 1):
+                steps = math.ceil(training.n_steps * run.config.update_rate / rate)
+                last = model.with_update_rate(rate)(start, steps, key=key, deterministic=True)
+                lines.append(
+                    f"cells updated with probability {rate:g}, {steps} steps: {wrong(last, target)} bits wrong"
+                )
         return lines
     if training.start == "seed":
         double = 2 * training.size

@@ -41,7 +41,7 @@ class Pruned:
 
     def rule(self, n_outputs: int) -> Circuit:
         """Return the circuit of one cell in gates of two inputs, without what the first channels do not depend on over any number of steps."""
-        return without_channels(synchronous(self.model).circuit(merge=2), n_outputs)
+        return without_channels(self.model.with_update_rate(1).circuit(merge=2), n_outputs)
 
 
 def pruned(run: Run, model: LogicCA) -> Pruned:
@@ -169,10 +169,3 @@ def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
         literal if wanted else 0 for literal, wanted in zip(circuit.literals, needed, strict=True)
     )
     return simplify(dataclasses.replace(circuit, literals=literals), merge=2)
-
-
-def synchronous(model: LogicCA) -> LogicCA:
-    """Return an automaton with the same rule that updates every cell in each step: circuits are of such ones."""
-    same = nnx.clone(model)
-    same.config = dataclasses.replace(model.config, update_rate=1)
-    return same

@@ -123,6 +123,9 @@ def test_words_are_the_hard_automaton(width: int, options: dict) -> None:
 def test_asynchronous_cells_are_new_or_old() -> None:
     state = jax.random.uniform(jax.random.key(2), (8, 8, 2))
     synchronous, asynchronous = small(), small(update_rate=0.5)
+    assert asynchronous.with_update_rate(1).config == synchronous.config
+    with pytest.raises(ValueError, match=r"update_rate is 2\.0; it is a probability"):
+        asynchronous.with_update_rate(2.0)
     new = synchronous(state)
     mixed = asynchronous(state, key=jax.random.key(0))
     updated = jnp.isclose(mixed, new).all(-1)
@@ -484,6 +487,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.exit_code == 0, result.output
     assert "training checkerboard-async" in result.output
     assert "a cleared quarter after 6 steps" in result.output
+    assert "cells updated with probability 0.3, 6 steps" in result.output
+    assert "cells updated with probability 1, 2 steps" in result.output
     assert "2 runs of" in result.output
     assert re.search(r"Wrong bits of each run: seed 0: [0-9.]+, seed 1: [0-9.]+", result.output)
     assert "wrong bits of a grid" in result.output
