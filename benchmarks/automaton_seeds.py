@@ -1,19 +1,102 @@
-"""Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`.
+"""Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`; `--write` alone writes the table of the page.
 
 A seed draws wires and batches. Every seed is trained by itself (`--set runs=1` is the default here) until three tests, one after the other, find no
 wrong bit, as `lutjax train ca` does, or with `--all-steps` to the end. Its best hard automaton is tested every `eval_every` steps of the experiment, on
 samples that no step has seen. A row says how many bits of a grid were wrong in the best and the last test, after how many steps a test
 found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
-the best of the seeds 3 to 6.
+the best of the seeds 3 to 6. ``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
+docs/cellular-automaton.md.
 """
 
 import argparse
+import csv
+import dataclasses
+import datetime
 import json
 import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
 
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, ROWS = DOCS / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
+_BEGIN, _END = "<!-- seeds -->\n", "<!-- end -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Training of a seed.
+
+    Attributes:
+      experiment, seed: of `lutjax train ca`.
+      device, versions, date: where, with what and when.
+      steps: that were taken.
+      first: steps after which a test found no wrong bit for the first time; -1 for never.
+      wrong: fewest wrong bits in a test.
+    """
+
+    experiment: str
+    seed: int
+    device: str
+    versions: str
+    date: str
+    steps: int
+    first: int
+    wrong: float
+
+
+def read(path: Path = ROWS) -> list[Row]:
+    """Return the rows of a file."""
+    kinds = {"seed": int, "steps": int, "first": int, "wrong": float}
+    with path.open(newline="") as file:
+        return [
+            Row(**{name: kinds.get(name, str)(x) for name, x in row.items()}) for row in csv.DictReader(file)
+        ]
+
+
+def add(path: Path, row: Row) -> None:
+    """Add a row to a file, which is made where there is none."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(dataclasses.asdict(row))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a table in Markdown: for each seed the steps until no bit was wrong, or how many were in the best test."""
+    seeds = sorted({row.seed for row in rows})
+    lines = [
+        f"| experiment | {' | '.join(map(str, seeds))} | without a wrong bit |",
+        f"| --- {'| --: ' * len(seeds)}| --: |",
+    ]
+    for name in EXPERIMENTS:
+        own = {row.seed: row for row in rows if row.experiment == name}
+        if own:
+            cells = [
+                ""
+                if seed not in own
+                else f"{own[seed].first}"
+                if own[seed].first >= 0
+                else f"({own[seed].wrong:g})"
+                for seed in seeds
+            ]
+            solved = sum(row.first >= 0 for row in own.values())
+            lines.append(f"| `{name}` | {' | '.join(cells)} | {solved} of {len(own)} |")
+    where = "; ".join(sorted({f"{row.device}, {row.versions}, {row.date}" for row in rows}))
+    return "\n".join(lines) + f"\n\n{where}.\n"
+
+
+def written(page: str, rows: Sequence[Row]) -> str:
+    """Return the page with its table replaced by that of rows."""
+    before, rest = page.split(_BEGIN)
+    return before + _BEGIN + table(rows) + rest[rest.index(_END) :]
 
 
 def fields(words: list[str]) -> dict[str, object]:
@@ -39,14 +122,22 @@ def trained(experiment: Automaton, all_steps: bool = False) -> tuple[list[tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--steps", type=int, help="default: those of the experiment")
     parser.add_argument(
         "--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON"
     )
     parser.add_argument("--all-steps", action="store_true", help="go on where the task is solved")
+    parser.add_argument("--rows", type=Path, help="file that gets the rows, too")
+    parser.add_argument("--device", default=jax.devices()[0].device_kind, help="its name in these rows")
+    parser.add_argument("--write", action="store_true", help=f"write the table of {PAGE.name}")
     arguments = parser.parse_args()
+    if arguments.write:
+        PAGE.write_text(written(PAGE.read_text(), read(arguments.rows or ROWS)))
+        return
+    if arguments.experiment is None:
+        parser.error("give an experiment, or --write")
     values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
     print("| --: | --: | --: | --: | --: | --: | --: |")
@@ -61,6 +152,18 @@ def main() -> None:
         solved += first != "never"
         cells = (seed, tests[-1][0], first, f"{min(wrong):g}", f"{wrong[-1]:g}", f"{loss:.4g}")
         print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
+        if arguments.rows:
+            row = Row(
+                *(
+                    arguments.experiment,
+                    seed,
+                    arguments.device,
+                    f"jax {jax.__version__}",
+                    f"{datetime.date.today()}",
+                ),
+                *(tests[-1][0], -1 if first == "never" else int(first), min(wrong)),
+            )
+            add(arguments.rows, row)
     print(f"\n{arguments.experiment}: without a wrong bit {solved} of {len(arguments.seeds)}")
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -433,8 +433,10 @@ def _run_soft(
     wiring: Wiring,
     key: Array | None,
 ) -> jax.Array:
+    networks = _networks(config, coefficients, wiring)
+
     def step(state: jax.Array, key: Array | None) -> jax.Array:
-        new = _step(config, coefficients, wiring, state)
+        new = _step(config, networks, state)
         if config.update_rate < 1:
             assert key is not None
             new = jnp.where(_updated(config, key, state), new, state)
@@ -480,33 +482,63 @@ def _updated(config: LogicCAConfig, key: Array, state: Array) -> jax.Array:
     return jax.random.bernoulli(key, config.update_rate, state.shape[2:])[None, None]
 
 
-def _step(config: LogicCAConfig, coefficients: Array, wiring: Wiring, state: Array) -> jax.Array:
-    """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
-    channels, n_cells, n_layers = config.channels, state[0].size, len(config.perception)
+class _Network(NamedTuple):
+    """Layers of gates that one call of `gate_network` evaluates.
+
+    Attributes:
+      coefficients, wires: of the gates of all its layers, one layer after the other.
+      readers: of each layer.
+      sizes: gates of each layer.
+    """
+
+    coefficients: jax.Array
+    wires: jax.Array
+    readers: tuple[Array, ...]
+    sizes: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        coefficients, wires, readers, sizes = self
+        found: jax.Array = gate_network(
+            x, coefficients, wires, sizes=sizes, readers=list(readers), feature_axis=0
+        )
+        return found
+
+
+def _networks(config: LogicCAConfig, coefficients: Array, wiring: Wiring) -> tuple[_Network, _Network]:
+    """Return the circuits of perception and of the update, outside of the loop over steps."""
     # Each neighbour meets a copy of the centre, so that no value has more readers than there are kernels: their sum is then gathered.
     of_neighbour = np.arange(CENTRE * config.kernels, dtype=np.int32).reshape(-1, CENTRE)
     first = np.stack([of_neighbour % CENTRE, of_neighbour % CENTRE + CENTRE], -1).reshape(-1, 2)
     readers_of_first = np.concatenate([2 * of_neighbour.T, 2 * of_neighbour.T + 1])
     wires, readers = [first, *wiring.wires], [readers_of_first, *wiring.readers]
+    n_layers = len(config.perception)
     n_perceiving = sum(config.sizes[:n_layers])
 
-    def circuits(x: jax.Array, layers: slice, gates: slice) -> jax.Array:
-        return gate_network(
-            x,
-            coefficients[:, gates],
+    def network(layers: slice, gates: slice) -> _Network:
+        return _Network(
+            jnp.asarray(coefficients)[:, gates],
             jnp.concatenate(wires[layers]),
-            sizes=config.sizes[layers],
-            readers=readers[layers],
-            feature_axis=0,
+            tuple(readers[layers]),
+            config.sizes[layers],
         )
 
+    return (
+        network(slice(n_layers), slice(n_perceiving)),
+        network(slice(n_layers, None), slice(n_perceiving, None)),
+    )
+
+
+def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Array) -> jax.Array:
+    """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
+    channels, n_cells = config.channels, state[0].size
+    perception, update = networks
     near = jnp.stack([*_shifted(config, state), *(state,) * CENTRE]).reshape(2 * CENTRE, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
-    perceived = circuits(near, slice(n_layers), slice(n_perceiving))
+    perceived = perception(near)
     x = jnp.concatenate(
         [state.reshape(channels, n_cells), perceived.reshape(len(perceived) * channels, n_cells)]
     )
-    return circuits(x, slice(n_layers, None), slice(n_perceiving, None)).reshape(state.shape)
+    return update(x).reshape(state.shape)
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
@@ -557,12 +589,13 @@ def _run_hard(
     wires: tuple[Array, ...],
     key: Array | None,
 ) -> jax.Array:
-    width, truth = state.shape[-1], truth_of(gates)
+    width, tables = state.shape[-1], jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1])
+    wires = (_first_wires(config.kernels), *wires)
 
     valid = packed(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:
-        new = _packed_step(config, truth, wires, words, width) & valid
+        new = _packed_step(config, tables, wires, words, width) & valid
         if config.update_rate < 1:
             assert key is not None
             updated = packed(_updated(config, key, state))
@@ -576,16 +609,18 @@ def _run_hard(
 
 
 def _packed_step(
-    config: LogicCAConfig, truth: jax.Array, wires: tuple[Array, ...], words: jax.Array, width: int
+    config: LogicCAConfig,
+    tables: Sequence[jax.Array],
+    wires: Sequence[Array],
+    words: jax.Array,
+    width: int,
 ) -> jax.Array:
     channels, n_words = words.shape[0], words[0].size
     near = jnp.stack([*shifted(words, width, periodic=config.periodic), words])
-    x, rest = near.reshape(CENTRE + 1, channels * n_words), config.sizes[0]
-    x = lutjax.packed_lut(x, truth[:rest], _first_wires(config.kernels))
-    for layer, w in enumerate(wires):
-        if layer == len(config.perception) - 1:
+    x = near.reshape(CENTRE + 1, channels * n_words)
+    for layer, (table, w) in enumerate(zip(tables, wires, strict=True)):
+        if layer == len(config.perception):
             perceived = x.reshape(len(x) * channels, n_words)
             x = jnp.concatenate([words.reshape(channels, n_words), perceived])
-        x = lutjax.packed_lut(x, truth[rest : rest + len(w)], w)
-        rest += len(w)
+        x = lutjax.packed_lut(x, table, w)
     return x.reshape(words.shape)

@@ -83,6 +83,16 @@ def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
     assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
 
 
+def test_seeds_of_automata_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import automaton_seeds
+
+    page = automaton_seeds.PAGE.read_text()
+    assert automaton_seeds.written(page, automaton_seeds.read()) == page, (
+        "python benchmarks/automaton_seeds.py --write writes the table"
+    )
+
+
 def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     import facts
