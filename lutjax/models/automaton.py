@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 import lutjax
 from lutjax import circuits
@@ -549,8 +549,8 @@ def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
     return [padded[..., y : y + height, x : x + width] for y, x in NEIGHBOURS]
 
 
-def _first_wires(n_kernels: int) -> jax.Array:
-    """Return the wires of the first layer, into the neighbours and then the centre: int32 ``[kernels * 8, 2]``."""
+def first_wires(n_kernels: int) -> jax.Array:
+    """Return the wires of the first layer, into the neighbours and then the cell itself: int32 ``[kernels * 8, 2]``."""
     near = jnp.arange(n_kernels * CENTRE, dtype=jnp.int32) % CENTRE
     return jnp.stack([near, jnp.full_like(near, CENTRE)], -1)
 
@@ -571,7 +571,7 @@ def run_hard(
     Args:
       states: return those of all steps, the first one included.
     """
-    run = functools.partial(_run_hard, config, n_steps, states)
+    run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
     last: jax.Array = _meshes.divided_by_compiler(run, spec)(
         jnp.asarray(state), gates, tuple(wiring.wires), key
@@ -579,8 +579,7 @@ def run_hard(
     return last
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run_hard(
+def _run_gates(
     config: LogicCAConfig,
     n_steps: int,
     states: bool,
@@ -589,9 +588,32 @@ def _run_hard(
     wires: tuple[Array, ...],
     key: Array | None,
 ) -> jax.Array:
-    width, tables = state.shape[-1], jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1])
-    wires = (_first_wires(config.kernels), *wires)
+    tables = jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1])
+    found: jax.Array = run_tables(
+        config, n_steps, state, tuple(tables), (first_wires(config.kernels), *wires), key, states=states
+    )
+    return found
 
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="states")
+def run_tables(
+    config: LogicCAConfig,
+    n_steps: int,
+    state: Shaped[Array, "channels batch height width"],
+    tables: tuple[Bool[Array, "_ 4"], ...],
+    wires: tuple[Int[Array, "_ 2"], ...],
+    key: Array | None,
+    *,
+    states: bool = False,
+) -> Shaped[jax.Array, "*states channels batch height width"]:
+    """The hard automaton of layers of any sizes, of which the last has a gate for each channel; see `run_hard`.
+
+    Args:
+      config: has its channels, the number of layers of perception, the edge and the rate of updates.
+      tables: answers of the gates of each layer; see `lutjax.packed_lut`.
+      wires: of each layer; see `first_wires` for the first.
+    """
+    width = state.shape[-1]
     valid = packed(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:
@@ -610,8 +632,8 @@ def _run_hard(
 
 def _packed_step(
     config: LogicCAConfig,
-    tables: Sequence[jax.Array],
-    wires: Sequence[Array],
+    tables: Sequence[Array | np.ndarray],
+    wires: Sequence[Array | np.ndarray],
     words: jax.Array,
     width: int,
 ) -> jax.Array:

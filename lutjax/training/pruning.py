@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Bool, Int
 
 from lutjax.circuits import Circuit, simplify
+from lutjax.layers._logic import truth_of
 from lutjax.models import LogicCA, automaton
 from lutjax.training.automaton import EVALUATION_BATCH, N_BOARDS, Run
 from lutjax.training.circuits import live
@@ -17,9 +18,10 @@ from lutjax.training.circuits import live
 CONSTANTS, INPUTS = (0, 15), (3, 5)
 """Gates without an input, and those that pass one on."""
 
+_SEED = 3  # of random updates
 _TOGETHER = 32
 """Changes that are tried in one call of a compiled program."""
-_LARGEST_GROUP = 16
+_LARGEST_GROUP = 32
 """Gates that are changed together at first."""
 
 Gates = Int[np.ndarray, " gates"]
@@ -55,20 +57,18 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
       model: the trained one.
     """
     (samples, _), proved, where = samples_of(run)
-    target_channels = list(run.compared)
-    config, wiring, n_steps, key = run.config, model.wiring, run.training.n_steps, jax.random.key(3)
+    channels = list(run.compared)
+    expected = automaton.run_hard(
+        run.config, model.gates(), model.wiring, samples, run.training.n_steps, jax.random.key(_SEED)
+    )[np.array(channels)]
 
-    def shown(gates: jax.Array) -> jax.Array:
-        last = automaton.run_hard(config, gates, wiring, samples, n_steps, key)
-        return last[np.array(target_channels)]
+    def live_of(gates: Gates) -> np.ndarray:
+        return live(model, max(channels) + 1, gates)
 
-    expected = jax.jit(shown)(model.gates())
-    same = jax.jit(jax.vmap(lambda gates: (shown(gates) == expected).all()))
-    found = _removed(
-        np.asarray(model.gates()),
-        lambda gates: live(model, max(target_channels) + 1, gates),
-        lambda several: _tried(same, several),
-    )
+    def smaller(gates: Gates) -> "_Smaller":
+        return _Smaller(run, model, live_of(gates), samples, expected)
+
+    found = _removed(np.asarray(model.gates()), live_of, smaller)
     logits = np.where(np.arange(16)[:, None] == found, 1.0, 0.0).astype(np.float32)
     same_wires = nnx.clone(model)
     same_wires.logits.set_value(jnp.asarray(logits))
@@ -88,38 +88,82 @@ def samples_of(run: Run) -> tuple[tuple[jax.Array, jax.Array], bool, str]:
     return run.sample(jax.random.key(1), n), not drawn and run.config.update_rate == 1, where
 
 
-def _tried(same: Callable[[jax.Array], jax.Array], several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
-    """Return which of these gates leave the last state as it is."""
-    found: list[np.ndarray] = []
-    for start in range(0, len(several), _TOGETHER):
-        part = np.stack(several[start : start + _TOGETHER])
-        padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
-        found.append(np.asarray(same(jnp.asarray(padded, jnp.int32)))[: len(part)])
-    return np.concatenate(found) if found else np.zeros(0, bool)
+class _Smaller:
+    """The layers of an automaton without gates that nothing depends on, which says what changes of the others leave the last state as it is.
+
+    Args:
+      kept: the gates that remain, of all.
+      expected: the last state.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: LogicCA,
+        kept: Bool[np.ndarray, " gates"],
+        samples: jax.Array,
+        expected: jax.Array,
+    ):
+        config, n_layers = run.config, len(run.config.perception)
+        self.n_gates = int(kept.sum())
+        of_layers = [np.flatnonzero(one) for one in np.split(kept, np.cumsum(config.sizes)[:-1])]
+        of_layers[-1] = np.arange(config.channels)
+        of_layers = [one if len(one) else np.zeros(1, int) for one in of_layers]
+        starts = np.cumsum([0, *config.sizes[:-1]])
+        self._places = tuple(first + one for first, one in zip(starts, of_layers, strict=True))
+        all_wires = [np.asarray(w) for w in (automaton.first_wires(config.kernels), *model.wiring.wires)]
+        wires = [all_wires[0][of_layers[0]]]
+        for layer in range(1, len(all_wires)):
+            before, n_before = of_layers[layer - 1], config.sizes[layer - 1]
+            place = np.zeros(n_before, np.int32)  # what is not kept is not read either
+            place[before] = np.arange(len(before))
+            if layer == n_layers:  # after the channels of the cell every output of a kernel has all channels
+                of_channels = np.arange(config.channels, dtype=np.int32)
+                outputs = config.channels * (1 + place[:, None]) + of_channels
+                place = np.concatenate([of_channels, outputs.reshape(-1)])
+            wires.append(place[all_wires[layer][of_layers[layer]]])
+        target, n_steps = np.array(run.compared), run.training.n_steps
+
+        def same(tables: tuple[jax.Array, ...]) -> jax.Array:
+            last = automaton.run_tables(config, n_steps, samples, tables, tuple(wires), jax.random.key(_SEED))
+            answer: jax.Array = (last[target] == expected).all()
+            return answer
+
+        self._same = jax.jit(jax.vmap(same))
+
+    def tried(self, several: Sequence[Gates]) -> Bool[np.ndarray, " several"]:
+        """Return which of these gates leave the last state as it is."""
+        found: list[np.ndarray] = []
+        for start in range(0, len(several), _TOGETHER):
+            part = np.stack(several[start : start + _TOGETHER])
+            padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
+            tables = tuple(jax.vmap(truth_of)(jnp.asarray(padded[:, at], jnp.int32)) for at in self._places)
+            found.append(np.asarray(self._same(tables))[: len(part)])
+        return np.concatenate(found) if found else np.zeros(0, bool)
 
 
 def _removed(
-    gates: Gates,
-    live_of: Callable[[Gates], np.ndarray],
-    tried: Callable[[Sequence[Gates]], np.ndarray],
+    gates: Gates, live_of: Callable[[Gates], np.ndarray], smaller: Callable[[Gates], _Smaller]
 ) -> Gates:
     """Return gates of which as many as trials find are constants, or one of their inputs.
 
     Args:
       live_of: which gates are read, of all gates.
-      tried: which of several arrays of gates may be.
+      smaller: the automaton without the others.
     """
-    before = -1
+    before, without = -1, smaller(gates)
     while before != (before := int((live_of(gates) & ~np.isin(gates, INPUTS)).sum())):
         for value in (*CONSTANTS, *INPUTS):
+            if 2 * live_of(gates).sum() < without.n_gates:
+                without = smaller(gates)
             size = _LARGEST_GROUP
             passed_on = INPUTS if value in INPUTS else ()
             left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
             while len(left):
                 groups = [left[k : k + size] for k in range(0, len(left), size)]
-                changed = tried([_changed(gates, group, value) for group in groups])
-                good = [group for group, ok in zip(groups, changed, strict=True) if ok]
-                gates, failed = _accepted(gates, good, value, tried)
+                may = without.tried([_changed(gates, group, value) for group in groups])
+                good = [group for group, ok in zip(groups, may, strict=True) if ok]
+                gates, failed = _accepted(gates, good, value, without.tried)
                 if size == 1:
                     break
                 done = np.concatenate([[], *(g for g in good if id(g) not in failed)])
