@@ -15,6 +15,7 @@ EXTRAS = {
     "orbax": "apps",
     "pyarrow": "parquet",
     "rich": "apps",
+    "safetensors": "bundles",
     "sklearn": "apps",
     "triton": "triton",
 }

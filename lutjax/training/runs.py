@@ -174,6 +174,13 @@ def finished(folder: Path) -> Finished:
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
 
 
+def results(folder: Path) -> tuple[str, ...]:
+    """Return the lines in which a finished run has said its results, which come first of its parts; none before its end."""
+    found = Finished.read(folder)
+    first = next(iter(found.parts.values()), (False, [])) if found else (False, [])
+    return tuple(first[1])
+
+
 def changed(folder: Path) -> list[str]:
     """Return a line for each file in the folder of a finished run that is not as the run wrote it, beside its checkpoints."""
     try:
