@@ -72,6 +72,15 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
       FileNotFoundError: there is no such folder.
       BundleError: it is no bundle, or a damaged one; the message is one line.
       ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
+
+    Source: docs/bundles.md, sections 3 and 4.
+
+    Example:
+      >>> import lutjax, numpy as np, tempfile
+      >>> folder = tempfile.mkdtemp()
+      >>> lutjax.save({"params": {"weights": np.ones((2, 4, 3), np.float32)}}, folder)
+      >>> lutjax.bundles.read(folder).tree()["params"]["weights"].shape
+      (2, 4, 3)
     """
     path = Path(folder)
     config = read_config(path)

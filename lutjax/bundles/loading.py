@@ -16,7 +16,8 @@ from lutjax.training import runs
 def load(folder: Path, into: Any = None) -> Any:
     """Return the model, or the arrays, that a bundle holds; see `lutjax.load`."""
     bundle = read(folder)
-    wide = next((t for t in bundle.config.tensors.values() if jnp.zeros((), t.dtype).dtype != t.dtype), None)
+    found = bundle.config.tensors.values()
+    wide = next((t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None)
     if wide is not None:
         raise BundleError(
             f"the bundle {folder} has {wide.dtype}, which JAX has switched off: jax.config.update('jax_enable_x64', True)."

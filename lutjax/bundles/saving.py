@@ -71,7 +71,7 @@ def save(
       TypeError: the model is none, or holds something that is no array of numbers.
       ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
 
-    Source: docs/bundles.md.
+    Source: docs/bundles.md, sections 1 and 2.
 
     Example:
       >>> import jax.numpy as jnp, lutjax, tempfile
