@@ -71,7 +71,7 @@ def parts(module: nnx.Module) -> Iterator[Part]:
     """Yield what is learnt or kept in a module, without caches and streams of random numbers."""
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Not(_PASSING))):
         kind = _KINDS.get(type(variable), type(variable).__name__.lower())
-        yield Part(_keys(path), kind, variable.get_value())
+        yield Part(keys(path), kind, variable.get_value())
 
 
 def is_module(model: Any) -> bool:
@@ -161,6 +161,17 @@ def fill(bundle: Bundle, module: nnx.Module) -> None:
     nnx.update(module, new)
 
 
+def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
+    """Return the arrays of a module by the names of their tensors, and what makes a module of arrays of these names."""
+    graph, kept, passing = _split(module)
+
+    def made(arrays: Mapping[str, Any]) -> Any:
+        named = {part.path: arrays[name_of(part.path)] for part in parts(module)}
+        return nnx.merge(graph, _with(kept, named), passing)
+
+    return {name_of(part.path): part.array for part in parts(module)}, made
+
+
 def _fitting(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
     """Return the values of a bundle by path, all of which are arrays of a module, and its only ones."""
     wanted = {part.path: part.array for part in parts(module)}
@@ -176,12 +187,13 @@ def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
     return graph, kept, passing
 
 
-def _keys(path: Any) -> Path:
+def keys(path: Any) -> Path:
+    """Return the path of a variable as that of a tensor."""
     return tuple(path)
 
 
 def _with(state: Any, arrays: Mapping[Path, Any]) -> Any:
-    flat = [(path, variable.replace(arrays[_keys(path)])) for path, variable in nnx.to_flat_state(state)]
+    flat = [(path, variable.replace(arrays[keys(path)])) for path, variable in nnx.to_flat_state(state)]
     return nnx.from_flat_state(flat)
 
 

@@ -26,9 +26,7 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
 
     if folder.resolve() == run.resolve():
         raise click.BadParameter("it is RUN; give another folder.", param_hint="DIR")
-    if not run.exists():
-        raise click.BadParameter(f"the folder {run} does not exist.", param_hint="RUN")
-    model = lutjax.load(run)
+    model = _run.model(run)
     if getattr(model, "record", None) is None:
         raise BundleError(f"{run} is a bundle of no run; lutjax.load and lutjax.save of Python take it.")
     try:
