@@ -78,6 +78,7 @@ __all__ = [
     "cell_total_variation",
     "circuits",
     "conv_lut",
+    "convert",
     "detect",
     "detect_signs",
     "explain",
@@ -147,6 +148,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
     "bundles",
     "circuits",
+    "convert",
     "layers",
     "models",
     "reads",
