@@ -17,7 +17,9 @@ EXTRAS = {
     "rich": "apps",
     "safetensors": "bundles",
     "sklearn": "apps",
+    "starlette": "serve",
     "triton": "triton",
+    "uvicorn": "serve",
 }
 """The extra that brings a package, by the package's name in an import."""
 

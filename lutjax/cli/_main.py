@@ -13,6 +13,7 @@ from lutjax.cli._info import info
 from lutjax.cli._predict import predict
 from lutjax.cli._quantise import quantise
 from lutjax.cli._save import save
+from lutjax.cli._serve import serve
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
 from lutjax.cli._train_classify import classify, digits
@@ -45,6 +46,7 @@ cli.add_command(predict)
 cli.add_command(info)
 cli.add_command(save)
 cli.add_command(import_)
+cli.add_command(serve)
 cli.add_command(export)
 cli.add_command(verify)
 cli.add_command(bench)
