@@ -52,8 +52,12 @@ def classifier(
     """
     arity = layers[0].wires.shape[1]
     expected = 16 if kind == "gates" else 2**arity
-    n_before = None if thresholds is None else thresholds.size
-    n_before = n_before or n_inputs or int(layers[0].wires.max()) + 1
+    first_wires = layers[0].wires
+    n_before = (None if thresholds is None else thresholds.size) or n_inputs or int(first_wires.max()) + 1
+    if thresholds is None and n_inputs is None and n_before > first_wires.size:
+        raise ConversionError(
+            f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: it cannot read all inputs. Say how many there are."
+        )
     wiring, first = [], n_before
     for layer in layers:
         n_gates, n = layer.wires.shape
@@ -69,7 +73,7 @@ def classifier(
             raise ConversionError(
                 f"{layer.name} has wires from {least} to {largest}; its inputs are 0 to {n_before - 1}."
             )
-        most_read = int(np.bincount(layer.wires.ravel().astype(np.int64)).max())
+        most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
         wiring.append("balanced" if most_read <= -(-layer.wires.size // n_before) else "random")
         n_before = n_gates
     try:

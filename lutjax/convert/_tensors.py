@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ MOST_BYTES = 1 << 34
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
-    """Return the tensors of a file by name: ``.safetensors``, or a state dict of PyTorch, ``.pt`` or ``.pth``.
+    """Return the tensors of a file by name: a state dict of PyTorch, ``.pt``, ``.pth`` or ``.bin``, or else of safetensors.
 
     A file of PyTorch is read by its loader of weights alone (``torch.load(weights_only=True)``), which runs no code of the file; so PyTorch has to be installed for it. It takes at most
     100 times the memory of the file.
@@ -42,7 +41,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
 
 
 def _is_of_torch(path: Path) -> bool:
-    return path.suffix in (".pt", ".pth", ".bin") or zipfile.is_zipfile(path)
+    return path.suffix in (".pt", ".pth", ".bin")
 
 
 def _of_safetensors(path: Path) -> dict[str, Any]:

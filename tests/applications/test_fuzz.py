@@ -23,15 +23,17 @@ import damage
 import exports
 import numpy as np
 import pytest
+import safetensors.numpy
 from example_circuits import random_circuit
 from flax import nnx
 from PIL import Image
 
-from lutjax import bundles, circuits, load, save, tuning
+from lutjax import bundles, circuits, convert, load, save, tuning
 from lutjax.bundles import BundleError
 from lutjax.bundles._layout import CONFIG, TENSORS
 from lutjax.circuits import Format, deployment, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
+from lutjax.convert import ConversionError
 from lutjax.models import (
     LogicCAConfig,
     LogicClassifierConfig,
@@ -430,6 +432,20 @@ def read_signed(folder: Path) -> None:
     bundles.read(folder).tree()
 
 
+def network_of_others() -> Files:
+    wires = np.asarray([[0, 1, 2, 3], [1, 2, 3, 0]])
+    return {
+        "m.safetensors": safetensors.numpy.save(
+            {"0.weight": np.eye(16, dtype=np.float32)[:4], "0.connections.indices": wires}
+        )
+    }
+
+
+def read_network(folder: Path) -> None:
+    """Read a network as `lutjax import` does."""
+    convert.torchlogix(convert.read(folder / "m.safetensors"), n_classes=2)
+
+
 def in_header(data: bytes, draw: random.Random) -> bytes:
     """Return a file of tensors whose header has another value, and the length that it then has."""
     length = int.from_bytes(data[:8], "little")
@@ -598,6 +614,7 @@ READERS: dict[str, Reader] = {
     "bundle of arrays": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (BYTES,)),
     "bundle of arrays, config": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (JSON,), 1.0, CONFIG),
     "bundle of arrays, signed": Reader(bundle_of_arrays, read_signed, (BundleError,), 100, bundles.read, "bundle", (BYTES, in_header), 1.0, TENSORS),
+    "network of others": Reader(network_of_others, read_network, (ConversionError,), 100, convert.read, "", (BYTES, in_header)),
 }  # fmt: skip
 """All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
 
