@@ -1,7 +1,6 @@
 """Layers of gates and tables that come from elsewhere, as a `lutjax.models.LogicClassifier`."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,9 +119,8 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts names by the numbers in them."""
-    return [
-        (not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"[.]", name)
-    ]
+    numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
+    return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
 
 
 def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:

@@ -195,7 +195,7 @@ def test_how_it_is(client: TestClient) -> None:
 
 
 def test_too_many(model: LUTTransformer) -> None:
-    """One text in the only slot and one that waits: the third is refused, and those two are answered."""
+    """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
     app = application(model, "texts", Limits(slots=1, queue=1))
     with TestClient(app) as client:
         gate, engine = threading.Event(), _engine(app)
@@ -338,7 +338,8 @@ def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
     lutjax.save(text_model(), tmp_path / "texts")
     kinds = [{"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)]
     with served(tmp_path / "texts", "--queue", CLIENTS) as (process, address):
-        alone = [text_of(complete(httpx.Client(base_url=address, timeout=60), **kind)) for kind in kinds]
+        with httpx.Client(base_url=address, timeout=60) as one:
+            alone = [text_of(complete(one, **kind)) for kind in kinds]
         before = memory(process.pid)
 
         async def client(number: int, http: httpx.AsyncClient, end: float) -> int:
@@ -387,8 +388,11 @@ def memory(pid: int) -> float:
 @pytest.mark.thorough
 def test_requests_end_before_the_server_does(tmp_path: Path) -> None:
     lutjax.save(text_model(), tmp_path / "texts")
-    with served(tmp_path / "texts") as (process, address), ThreadPoolExecutor(1) as pool:
-        client = httpx.Client(base_url=address, timeout=60)
+    with (
+        served(tmp_path / "texts") as (process, address),
+        httpx.Client(base_url=address, timeout=60) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         answer = pool.submit(complete, client, prompt="x", max_tokens=4096)
         _until(lambda: "lutjax_active 1" in httpx.get(f"{address}/metrics").text)
         process.send_signal(signal.SIGTERM)
