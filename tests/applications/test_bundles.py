@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from commands import command, output
 from flax import linen, nnx
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from small_runs import HISTORY, RUNS, call, saved
 
@@ -247,7 +247,6 @@ TREES = st.dictionaries(
 
 
 @given(TREES)
-@settings(max_examples=25)
 def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[Any, Any]) -> None:
     folder = tmp_path_factory.mktemp("tree")
     try:
@@ -263,7 +262,6 @@ def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[An
 
 
 @given(hnp.arrays(np.float32, (2, 4, 3), elements=st.floats(-(2.0**40), 2.0**40, width=32)))
-@settings(max_examples=25)
 def test_tables_of_int8_are_off_by_at_most_a_unit(
     tmp_path_factory: pytest.TempPathFactory, table: Any
 ) -> None:
@@ -372,6 +370,9 @@ def test_commands(tmp_path: Path) -> None:
     found = command("predict", tmp_path / "saved", __file__)
     assert found.exit_code == 1
     assert "holds a run of train lm; this command takes a run of train classify" in found.output
+    found = command("info", tmp_path / "saved")
+    assert found.exit_code == 1
+    assert "is a bundle, which lutjax.load reads" in found.output
     found = command("save", tmp_path / "no", tmp_path / "saved")
     assert found.exit_code == 2
     assert "does not exist" in found.output

@@ -140,6 +140,7 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
     check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), found)
 
 
+@pytest.mark.thorough("1.0")
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_automata(rate: float, tmp_path: Path) -> None:
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate)
