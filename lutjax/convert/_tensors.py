@@ -70,11 +70,15 @@ def _of_torch(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConversionError(
-            f"{path} cannot be read as tensors alone: {in_a_line(error)} Save a state dict, not a model."
+            f"{path} cannot be read as tensors alone: PyTorch's loader of weights refuses it. Save a state dict, not a model."
         ) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConversionError(f"{path} holds no state dict. Save model.state_dict().")
     others = [name for name, value in found.items() if not torch.is_tensor(value)]
     if others:
         raise ConversionError(f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict().")
-    return {name: tensor.detach().cpu().numpy() for name, tensor in found.items()}
+    narrow = torch.bfloat16  # which NumPy has not
+    return {
+        name: (tensor.float() if tensor.dtype == narrow else tensor).detach().cpu().numpy()
+        for name, tensor in found.items()
+    }
