@@ -12,7 +12,20 @@ from lutjax import _jit_key as _jit_key
 from lutjax._version import __version__
 
 if TYPE_CHECKING:
-    from lutjax import circuits, layers, models, reads, reference, sharding, testing, training, tuning, wiring
+    from lutjax import (
+        bundles,
+        circuits,
+        layers,
+        models,
+        reads,
+        reference,
+        sharding,
+        testing,
+        training,
+        tuning,
+        wiring,
+    )
+    from lutjax.bundles.saving import save
     from lutjax.dispatch.registry import (
         Backend,
         NoImplementationError,
@@ -61,9 +74,11 @@ __all__ = [
     "__version__",
     "bilinear_gates",
     "binary_lut",
+    "bundles",
     "cell_total_variation",
     "circuits",
     "conv_lut",
+    "convert",
     "detect",
     "detect_signs",
     "explain",
@@ -86,6 +101,7 @@ __all__ = [
     "reads",
     "reference",
     "sample_anchors",
+    "save",
     "scale_gradient",
     "scored_lut",
     "sharding",
@@ -106,6 +122,7 @@ __all__ = [
 
 # A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
 _HOMES = {
+    "bundles.saving": ("save",),
     "values._anchors": ("sample_anchors",),
     "values._detection": ("Detection",),
     "values._fixed_point": ("FixedPoint",),
@@ -129,7 +146,9 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
+    "bundles",
     "circuits",
+    "convert",
     "layers",
     "models",
     "reads",

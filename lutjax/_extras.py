@@ -15,8 +15,11 @@ EXTRAS = {
     "orbax": "apps",
     "pyarrow": "parquet",
     "rich": "apps",
+    "safetensors": "bundles",
     "sklearn": "apps",
+    "starlette": "serve",
     "triton": "triton",
+    "uvicorn": "serve",
 }
 """The extra that brings a package, by the package's name in an import."""
 

@@ -11,6 +11,9 @@ import click
 from lutjax.cli import _run
 from lutjax.cli._flags import by_options
 
+PROGRAMS = "jax"
+"""Format of programs of JAX, which is none of a circuit."""
+
 
 class Formats(click.ParamType):
     """Type of names of formats with commas between them, or of all: an empty tuple."""
@@ -24,8 +27,10 @@ class Formats(click.ParamType):
 
         words = tuple(word.strip() for word in value.split(","))
         for word in words:
-            if word not in FORMATS:
-                self.fail(f"{word!r} is none of {', '.join(FORMATS)}, or all.", param, ctx)
+            if word not in (*FORMATS, PROGRAMS):
+                self.fail(f"{word!r} is none of {', '.join(FORMATS)}, {PROGRAMS}, or all.", param, ctx)
+        if PROGRAMS in words and len(words) > 1:
+            self.fail(f"{PROGRAMS} is no format of a circuit: export it by itself.", param, ctx)
         return words
 
 
@@ -38,10 +43,13 @@ class Formats(click.ParamType):
     metavar="FORMAT,...",
     default="all",
     show_default=True,
-    help="verilog, blif, aiger, json, c, html, dot, or several with commas between them.",
+    help="verilog, blif, aiger, json, c, html, dot, or several with commas between them; or jax: programs of JAX.",
 )
 @click.option(
-    "--out", "folder", type=click.Path(path_type=Path), help="Folder to write. Default: RUN/circuit."
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder to write. Default: RUN/circuit, or RUN/jax.",
 )
 @click.option(
     "--inputs",
@@ -99,7 +107,23 @@ def export(
     The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
     manifest. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
     as a C program.
+
+    With --format jax the model is written as programs that JAX runs without lutjax, for CPUs, NVIDIA GPUs and TPUs and batches of any size, beside its bundle (`lutjax save`); RUN may
+    be a bundle, too.
     """
+    if formats == (PROGRAMS,):
+        others = {
+            "--inputs": inputs,
+            "--outputs": outputs,
+            "--name": name,
+            "--lut": lut,
+            "--optimise": optimise,
+        }
+        for option, value in {**others, "--registers": registers, "--integers": integers}.items():
+            if value:
+                raise click.UsageError(f"--format jax has no option {option}; leave it out.")
+        _export_programs(run, folder or run / PROGRAMS)
+        return
     from lutjax.training import export as exporting
 
     start = time.perf_counter()
@@ -125,6 +149,21 @@ def export(
         click.echo(line)
     again = _run.command("verify", str(target))
     click.echo(f"written to {target} in {time.perf_counter() - start:.1f} s. Prove it by:\n  {again}")
+
+
+def _export_programs(run: Path, folder: Path) -> None:
+    """Write the programs of a run or of a bundle."""
+    from lutjax.bundles import programs
+
+    start = time.perf_counter()
+    with progress("exporting") as doing:
+        written = programs.write(_run.model(run), folder, progress=doing)
+    for path in written:
+        click.echo(f"  {path.name:<11}  {path.stat().st_size:>11,} bytes")
+    click.echo(
+        f"written to {folder} in {time.perf_counter() - start:.1f} s, for {', '.join(programs.PLATFORMS)}. "
+        f"{programs.ABOUT} says what they take."
+    )
 
 
 @contextmanager

@@ -122,8 +122,13 @@ def _generate(
 
     import jax
 
+    from lutjax.bundles import loading
+    from lutjax.bundles._layout import is_bundle
     from lutjax.training import hosts, lm_runs, meshes, runs
 
+    bundled = is_bundle(folder)
+    if bundled and mesh is not None:
+        raise click.UsageError(f"{folder} is a bundle, which is read on one device; leave --mesh out.")
     waits = (
         not prompts and str(prompt_file or "-") == "-"
     )  # for somebody who types: the run is looked at first
@@ -136,12 +141,16 @@ def _generate(
         if mesh is None:
             mesh = {meshes.DETECTORS: jax.device_count()}
 
-    step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
+    model: LanguageModel | None = None
+    if bundled:
+        model = loading.trained(folder, lm_runs.Record.kind)
+    else:
+        step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     if waits:
         found = hosts.by_first(lambda: _prompts(prompts, prompt_file))
     texts = [(text, seed + k) for text in found for k in range(samples)]
     try:
-        model = lm_runs.language_model(folder, step, record, mesh)
+        model = model or lm_runs.language_model(folder, step, record, mesh)
     except RunError:
         raise
     except ValueError as error:

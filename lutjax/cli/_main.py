@@ -8,9 +8,12 @@ from lutjax.cli._errors import Commands
 from lutjax.cli._explain import explain
 from lutjax.cli._export import export
 from lutjax.cli._generate import generate
+from lutjax.cli._import import import_
 from lutjax.cli._info import info
 from lutjax.cli._predict import predict
 from lutjax.cli._quantise import quantise
+from lutjax.cli._save import save
+from lutjax.cli._serve import serve
 from lutjax.cli._status import status
 from lutjax.cli._train_ca import ca
 from lutjax.cli._train_classify import classify, digits
@@ -41,6 +44,9 @@ cli.add_command(generate)
 cli.add_command(quantise)
 cli.add_command(predict)
 cli.add_command(info)
+cli.add_command(save)
+cli.add_command(import_)
+cli.add_command(serve)
 cli.add_command(export)
 cli.add_command(verify)
 cli.add_command(bench)

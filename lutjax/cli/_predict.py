@@ -26,12 +26,14 @@ from lutjax.cli._export import progress
 def predict(run: Path, file: Path, out: Path | None, target: str | None, encoding: str | None) -> None:
     """Predict the classes of the rows or images in FILE with the classifier of RUN.
 
-    RUN is the folder of a run of `train classify`: what it got as --out. FILE is a table, .csv, .tsv or .parquet, whose
+    RUN is the folder of a run of `train classify`: what it got as --out, or of a bundle of one (`lutjax save`). FILE is a table, .csv, .tsv or .parquet, whose
     columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images; or a folder of IDX
     files or of CIFAR-10, whose test part is taken. Labels are not needed.
 
     A CSV table has a line for each row, in their order: the name of its class, and the votes for each class.
     """
+    from lutjax.bundles import loading
+    from lutjax.bundles._layout import is_bundle
     from lutjax.files._files import atomically
     from lutjax.training import predictions, raw
     from lutjax.training.samples import SamplesError
@@ -43,7 +45,10 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
         )
     with progress("predicting") as doing:
         doing("reading the run")
-        trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
+        if is_bundle(run):
+            trained = predictions.of_model(loading.trained(run, "classify"))
+        else:
+            trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
         doing(f"reading {file}")
         try:
             x, labels = raw.read(file, trained.form, target=target, encoding=encoding)

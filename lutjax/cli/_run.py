@@ -118,6 +118,15 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
     return decorate
 
 
+def model(run: Path) -> Any:
+    """Return the model of the run, or of the bundle, in a folder."""
+    import lutjax
+
+    if not run.exists():
+        raise click.BadParameter(f"the folder {run} does not exist.", param_hint="RUN")
+    return lutjax.load(run)
+
+
 def process_options(does: str) -> list[click.Option]:
     """Return the options of a command that several processes run together; they are arguments of `processes`.
 

@@ -1,6 +1,5 @@
-"""Reading the model of a run, of whatever kind."""
+"""Reading the model of a run or of a bundle, of whatever kind."""
 
-import dataclasses
 import importlib
 import os
 from pathlib import Path
@@ -8,57 +7,32 @@ from typing import Any
 
 from lutjax._arguments import shown
 from lutjax._extras import needed_by
-
-
-# Equal to itself alone, because models are compared by their attributes.
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loaded:
-    """Record of the run that a model comes from.
-
-    Fields of its checkpoint are attributes too: `model` and `training` decide the run, beside `text` of a language model,
-    `samples` of a classifier or `target` of an automaton; `history` has the losses and tests so far; `options` is
-    what the command remembers.
-
-    Attributes:
-      kind: the command that trained it: ``"lm"``, ``"classify"`` (``"digits"`` without data of its own) or ``"ca"`` of ``lutjax train``.
-      folder: of the run.
-      steps: steps done at the checkpoint.
-      record: the checkpoint's record.
-    """
-
-    kind: str
-    folder: Path
-    steps: int
-    record: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "record" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.record, name)
-
+from lutjax.bundles._layout import is_bundle
 
 _READERS = {"lm": "lm_runs", "digits": "classifier", "classify": "classifier", "ca": "automaton"}
 """The module that reads the models of each kind of run."""
 
 
-def load(folder: str | os.PathLike[str]) -> Any:
-    """Return the model of a run of ``lutjax train lm``, ``classify`` or ``ca``, ready to call.
+def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
+    """Return the model of a run of ``lutjax train lm``, ``classify`` or ``ca``, or of a bundle of `lutjax.save`, ready to call.
 
     The model is that of the latest checkpoint, or the best one so far where a run keeps one (automata, ``--select-every``).
     It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
 
     Args:
-      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``.
+      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``; or of a bundle.
+      into: for a bundle of a model of your own: a `flax.nnx.Module` of its class, whose arrays are replaced, or arrays in the structure that was
+        saved. By default arrays are returned in nested dicts.
 
     Returns:
       A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` or `LogicCA`. Its attribute `record` says what decides the run
       (``model.record.training``), what was measured (``model.record.history``) and how many steps were done
-      (``model.record.steps``).
+      (``model.record.steps``). Of a bundle of another model: `into`, or arrays.
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: it is not the folder of a run, or its checkpoint is damaged or of another version.
-      ModuleNotFoundError: a package of the extra ``apps`` is missing.
+      ValueError: it is not the folder of a run or of a bundle, it is damaged or of another version, or does not fit `into`.
+      ModuleNotFoundError: a package of the extra ``apps``, or for bundles of ``bundles``, is missing.
 
     Example:
       >>> import jax, lutjax
@@ -79,7 +53,14 @@ def load(folder: str | os.PathLike[str]) -> Any:
     if not path.exists():
         raise FileNotFoundError(f"load: the folder {path} does not exist.")
     with needed_by("lutjax.load"):
+        if is_bundle(path):
+            from lutjax.bundles import loading
+
+            return loading.load(path, into)
+        if into is not None:
+            raise TypeError(f"load: into is given, but {path} holds no bundle; leave it out.")
         from lutjax.training import checkpoints, runs
+        from lutjax.training.loaded import Loaded
 
         kind = runs.kind(path)
         steps = checkpoints.steps(path / runs.FOLDER)
@@ -91,5 +72,5 @@ def load(folder: str | os.PathLike[str]) -> Any:
         reader = importlib.import_module(f"lutjax.training.{_READERS[kind]}")
         model, record = reader.load_model(path, on_damage=passed_over)
     model.eval()
-    model.record = Loaded(kind, path, steps[-1], record)
+    model.record = Loaded(kind, path, steps[-1], record, runs.results(path))
     return model

@@ -51,6 +51,11 @@ class Structure(Generic[M]):
         # One program, because compiling every draw by itself takes longer.
         self._init = jax.jit(self.drawn)
 
+    def empty(self) -> M:
+        """Return a model that has shapes and dtypes in place of arrays."""
+        model: M = nnx.merge(self._graph, self._params, self._others)
+        return model
+
     def abstract(self) -> tuple[Any, Any]:
         """Shapes and dtypes of `State.params` and `State.others`."""
         return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)

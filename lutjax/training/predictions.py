@@ -121,6 +121,20 @@ def load(
     return TrainedRun(model.packed(), form, step)
 
 
+def of_model(model: Any) -> TrainedRun:
+    """Return the run of a classifier that `lutjax.load` returned, ready to predict.
+
+    Raises:
+      CheckpointError: its record does not say what its samples are.
+    """
+    record = model.record
+    if not record.form.shape:
+        raise CheckpointError(
+            f"the record in {record.folder} does not say what its samples are; train it again."
+        )
+    return TrainedRun(model.packed(), record.form, record.steps)
+
+
 def _form_of_old(folder: Path, record: classifier.Record) -> Form:
     """Return the form of the samples of a run of an earlier version, whose record has none."""
     model, columns = record.model, folder / "columns.json"

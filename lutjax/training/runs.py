@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 import lutjax
+from lutjax.bundles._layout import is_bundle
 from lutjax.files import _json
 from lutjax.files._files import atomically as atomically, digest_of, replacing as replacing
 from lutjax.files._json import Fields
@@ -172,6 +173,13 @@ class Finished:
 def finished(folder: Path) -> Finished:
     """Return the record of the latest checkpoint in the folder of a run."""
     return Finished.read(folder) or Finished(checkpoints.peek(folder / FOLDER)[2])
+
+
+def results(folder: Path) -> tuple[str, ...]:
+    """Return the lines in which a finished run has said its results, which come first of its parts; none before its end."""
+    found = Finished.read(folder)
+    first = next(iter(found.parts.values()), (False, [])) if found else (False, [])
+    return tuple(first[1])
 
 
 def changed(folder: Path) -> list[str]:
@@ -322,6 +330,11 @@ def check(folder: Path) -> None:
         raise CheckpointError(f"{folder} does not exist.")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; give the folder of a run.")
+    if is_bundle(folder):
+        raise CheckpointError(
+            f"{folder} is a bundle, which lutjax.load reads, and lutjax generate, predict, save, serve and export --format jax: this takes the "
+            "folder of a run."
+        )
     for outer in folder.absolute().parents:
         if exists(outer):
             given = outer if folder.is_absolute() else os.path.relpath(outer)

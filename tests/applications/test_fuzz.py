@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -22,13 +23,17 @@ import damage
 import exports
 import numpy as np
 import pytest
+import safetensors.numpy
 from example_circuits import random_circuit
 from flax import nnx
 from PIL import Image
 
-from lutjax import circuits, load, tuning
+from lutjax import bundles, circuits, convert, load, save, tuning
+from lutjax.bundles import BundleError
+from lutjax.bundles._layout import CONFIG, TENSORS
 from lutjax.circuits import Format, deployment, language_model, proofs
 from lutjax.circuits.deployment import DeploymentError, Vectors
+from lutjax.convert import ConversionError
 from lutjax.models import (
     LogicCAConfig,
     LogicClassifierConfig,
@@ -386,6 +391,68 @@ def read_run(folder: Path) -> None:
             predictions.load(folder)
 
 
+def bundle(make: Callable[[], tuple[models.State, runs.Record]]) -> Callable[[], Files]:
+    """Return what makes the files of a bundle of a run."""
+
+    @functools.cache
+    def files() -> Files:
+        with temporary() as folder:
+            for name, content in run(make)().items():
+                (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "run" / name).write_bytes(content)
+            save(load(folder / "run"), folder / "saved")
+            return contents(folder / "saved")
+
+    return files
+
+
+def bundle_of_arrays() -> Files:
+    with temporary() as folder:
+        table = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 4, 3)
+        save(
+            {"params": {"w": table, "b": np.ones(3, np.float16)}, "ids": np.arange(4, dtype=np.int32)},
+            folder,
+            tables=["w"],
+            table_dtype="int8",
+        )
+        return contents(folder)
+
+
+def read_bundle(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype")  # of 64 bits
+        load(folder)
+
+
+def read_signed(folder: Path) -> None:
+    """Read the arrays of a bundle of whose tensors, whatever they are, the config has the digest."""
+    found, content = json.loads((folder / CONFIG).read_bytes()), (folder / TENSORS).read_bytes()
+    found["files"][TENSORS] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / CONFIG).write_text(json.dumps(found))
+    bundles.read(folder).tree()
+
+
+def network_of_others() -> Files:
+    wires = np.asarray([[0, 1, 2, 3], [1, 2, 3, 0]])
+    return {
+        "m.safetensors": safetensors.numpy.save(
+            {"0.weight": np.eye(16, dtype=np.float32)[:4], "0.connections.indices": wires}
+        )
+    }
+
+
+def read_network(folder: Path) -> None:
+    """Read a network as `lutjax import` does."""
+    convert.torchlogix(convert.read(folder / "m.safetensors"), n_classes=2)
+
+
+def in_header(data: bytes, draw: random.Random) -> bytes:
+    """Return a file of tensors whose header has another value, and the length that it then has."""
+    length = int.from_bytes(data[:8], "little")
+    text = draw.choice((JSON, BYTES))(data[8 : 8 + length], draw)
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
 def resigned(data: bytes, draw: random.Random) -> bytes:
     """Return the JSON of a checkpoint with another value, and the digest of what it then is."""
     content = json.loads(damage.of_json(data, draw))
@@ -536,6 +603,18 @@ READERS: dict[str, Reader] = {
         )
         for name, make in RUNS.items()
     },
+    **{
+        f"bundle of {name}": Reader(bundle(make), read_bundle, (BundleError,), 100, bundles.read, "bundle", (BYTES,), 0.1, None, 16 * ROOM)
+        for name, make in RUNS.items()
+    },
+    **{
+        f"bundle of {name}, config": Reader(bundle(make), read_bundle, (BundleError,), 100, bundles.read, "bundle", (JSON,), 0.2, CONFIG, 16 * ROOM)
+        for name, make in RUNS.items()
+    },
+    "bundle of arrays": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (BYTES,)),
+    "bundle of arrays, config": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (JSON,), 1.0, CONFIG),
+    "bundle of arrays, signed": Reader(bundle_of_arrays, read_signed, (BundleError,), 100, bundles.read, "bundle", (BYTES, in_header), 1.0, TENSORS),
+    "network of others": Reader(network_of_others, read_network, (ConversionError,), 100, convert.read, "", (BYTES, in_header)),
 }  # fmt: skip
 """All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
 
@@ -634,6 +713,10 @@ def check(name: str, seed: int, n: int, folder: Path) -> None:
 
 @pytest.mark.thorough(
     "program",
+    "bundle of ca*",
+    "bundle of classify*",
+    "bundle of lm, config",
+    "bundle of trees*",
     "run of ca",
     "run of classify, selected, signed",
     "run of classify, selected",

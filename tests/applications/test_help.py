@@ -26,6 +26,8 @@ FREE = {
     "--format",
     "--inputs",
     "--coordinator",
+    "--host",
+    "--model-name",
     "--wiring",
     "--op",
     "--size",

@@ -31,7 +31,7 @@ STOREYS = {
         *("training.linen", "training.nnx", "training.parameters", "training.tables"),
     ),
     CIRCUITS: ("circuits",),
-    APPLICATIONS: ("benchmark", "cli", "models", "training"),
+    APPLICATIONS: ("benchmark", "bundles", "cli", "convert", "models", "serving", "training"),
 }
 DOORS = {
     "lutjax": "every name of the package is found here when it is first used",

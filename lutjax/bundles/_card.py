@@ -1,0 +1,188 @@
+"""The ``README.md`` of a bundle: a card of the model in the form that hubs read."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lutjax._version import __version__
+from lutjax.bundles._layout import CONFIG, TENSORS, Config
+from lutjax.files._messages import in_a_line, printable
+
+LAST = (
+    "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"
+)
+"""Last line of a card, by which it is known."""
+
+MOST_TENSORS = 60
+"""Tensors that are listed one by one."""
+
+_TASKS = {"lm": "text-generation", "digits": "image-classification", "classify": "tabular-classification"}
+"""Names that hubs have for what a model does, by the kinds of runs."""
+
+_MEASURED = {
+    "lm": ("training loss, nats per byte", "test loss, nats per byte"),
+    "digits": (
+        "training loss",
+        "accuracy of the hard network on the test part",
+        "accuracy of the soft network",
+    ),
+    "ca": ("training loss", "wrong bits of the best hard automaton, a grid"),
+}
+_MEASURED["classify"] = _MEASURED["digits"]
+"""What the histories of runs hold, in the order train, test, other."""
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a card may be written at a path: there is none, or one that was written so and that nobody keeps."""
+    if not path.exists() and not path.is_symlink():
+        return True
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2 * len(LAST)))
+        return file.read().rstrip().endswith(LAST.encode())
+
+
+def card(name: str, config: Config) -> str:
+    """Return the text of the card of a bundle.
+
+    Args:
+      name: of the model.
+    """
+    parts = (_head(name, config), _body(name, config), [LAST, ""])
+    return "\n".join(line for part in parts for line in part)
+
+
+def _head(name: str, config: Config) -> Iterator[str]:
+    """Yield the lines of YAML at the beginning; strings of JSON are strings of YAML."""
+    run = config.run or {}
+    task = _TASKS.get(run.get("kind", ""))
+    yield from ("---", "library_name: lutjax")
+    if task:
+        yield f"pipeline_tag: {task}"
+    yield from ("tags:", "- lutjax", "- jax", f"- {json.dumps(config.architecture)}")
+    measured = list(_measured(run))
+    if task and measured:
+        what, step, value = measured[-1] if len(measured) == 1 else measured[1]
+        yield from ("model-index:", f"- name: {json.dumps(name)}", "  results:")
+        yield from (
+            f"  - task: {{type: {task}}}",
+            f"    dataset: {{name: {json.dumps(_data_name(run))}, type: custom}}",
+        )
+        yield f"    metrics: [{{type: {json.dumps(what.partition(',')[0])}, value: {value!r}, name: {json.dumps(f'{what}, after {step} steps')}}}]"
+    yield from ("---", "")
+
+
+def _body(name: str, config: Config) -> Iterator[str]:
+    yield from (f"# {_text(name)}", "")
+    parameters = f"{config.n_values:,} numbers in {len(config.tensors)} tensors, {config.n_bytes:,} bytes"
+    yield from (
+        f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}: {parameters}.",
+        "",
+    )
+    if config.model is not None:
+        yield from ("## Sizes", "", *_table(config.model), "")
+    if config.run is not None:
+        yield from _of_run(config.run)
+    yield from _use(config)
+    yield from ("## Tensors", "", *_tensors(config), "")
+
+
+def _of_run(run: Mapping[str, Any]) -> Iterator[str]:
+    record = run["record"]
+    measured = list(_measured(run))
+    if measured:
+        yield from ("## Measured", "", "| | after steps | |", "| --- | --- | --- |")
+        for what, step, value in measured:
+            yield f"| {what} | {step} | {value:.6g} |"
+        yield ""
+    if run["results"]:
+        yield from ("At the end of the run:", "", "```", *map(printable, run["results"]), "```", "")
+    source = record.get("text") or record.get("samples")
+    if source is not None:
+        unit = "bytes" if record.get("text") else "samples"
+        yield from (
+            "## Data",
+            "",
+            f"{_text(_data_name(run))}: {source['size']:,} {unit}, SHA-256 `{_text(source['digest'])}`.",
+            "",
+        )
+    yield from ("## Training", "", f"{run['steps']} steps were done.", "", *_table(record["training"]), "")
+
+
+def _measured(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
+    """Yield what was measured last of each kind, with the steps done."""
+    history = run["record"]["history"] if run else {}
+    for key, what in zip(("train", "test", "other"), _MEASURED.get(run.get("kind", ""), ()), strict=False):
+        if history.get(key):
+            step, value = history[key][-1]
+            yield what, step, value
+
+
+def _data_name(run: Mapping[str, Any]) -> str:
+    source = run["record"].get("text") or run["record"].get("samples") or {}
+    usual = {"lm": "source text of the standard library of Python", "digits": "digits of scikit-learn"}
+    return source.get("path") or usual.get(run["kind"], "no data")
+
+
+def _use(config: Config) -> Iterator[str]:
+    given = "" if config.model is not None else "into=model"
+    call = f'lutjax.load("FOLDER", {given})' if given else 'lutjax.load("FOLDER")'
+    yield from (
+        "## Use",
+        "",
+        "With lutjax (`pip install lutjax[apps,bundles]`):",
+        "",
+        "```python",
+        "import lutjax",
+        "",
+    )
+    yield from (f"model = {call}", "```", "")
+    yield from (f"Without it, the values of `{TENSORS}` by what `{CONFIG}` says of them:", "", "```python")
+    yield from ("import json", "", "import numpy as np", "from safetensors.numpy import load_file", "")
+    yield from (f'stored, about = load_file("{TENSORS}"), json.load(open("{CONFIG}"))["tensors"]', "")
+    yield from ("", "def value(name):", '    scale = about[name]["scale"]')
+    yield from (
+        "    return stored[name] if scale is None else stored[name].astype(np.float32) * stored[scale]",
+        "```",
+        "",
+    )
+
+
+def _tensors(config: Config) -> Iterator[str]:
+    if len(config.tensors) <= MOST_TENSORS:
+        yield from ("| tensor | is | shape | dtype | stored as |", "| --- | --- | --- | --- | --- |")
+        for name, t in config.tensors.items():
+            scaled = f"{t.stored} x `{_text(t.scale)}`" if t.scale else t.stored
+            yield f"| `{_text(name)}` | {_text(t.kind)} | {' x '.join(map(str, t.shape)) or 'one'} | {t.dtype} | {scaled} |"
+        return
+    kinds = Counter((t.kind, t.dtype, t.stored) for t in config.tensors.values())
+    yield from ("| tensors | are | numbers | dtype | stored as |", "| --- | --- | --- | --- | --- |")
+    for (kind, dtype, stored), n in kinds.items():
+        numbers = sum(
+            math.prod(t.shape)
+            for t in config.tensors.values()
+            if (t.kind, t.dtype, t.stored) == (kind, dtype, stored)
+        )
+        yield f"| {n} | {_text(kind)} | {numbers:,} | {dtype} | {stored} |"
+
+
+def _table(fields: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("| | |", "| --- | --- |")
+    for name, value in fields.items():
+        if value is not None:
+            yield f"| {_text(name)} | {_text(json.dumps(value))} |"
+
+
+def _text(text: str) -> str:
+    """Return a text that stands in a table: in one line, with what Markdown would take for itself escaped."""
+    return (
+        printable(in_a_line(text))
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("`", "'")
+    )

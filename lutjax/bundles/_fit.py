@@ -1,0 +1,53 @@
+"""Trees of arrays as tensors with paths, and whether those of a bundle are those of a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lutjax.bundles._layout import Path, name_of
+from lutjax.bundles._reading import Bundle
+from lutjax.bundles.errors import BundleError
+from lutjax.files import _json
+
+
+def path_of(entries: tuple[Any, ...]) -> Path:
+    """Return keys from the root of a tree of JAX as texts and numbers.
+
+    Example:
+      >>> import jax
+      >>> from lutjax.bundles._fit import path_of
+      >>> [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path({"a": [1.0, {"b": 2.0}]})]
+      [('a', 0), ('a', 1, 'b')]
+    """
+    return tuple(map(_key, entries))
+
+
+def _key(entry: Any) -> str | int:
+    for attribute in ("key", "idx", "name"):  # of dicts, of sequences, of attributes
+        found = getattr(entry, attribute, None)
+        if isinstance(found, str | int):
+            return found
+    return str(entry)
+
+
+def flat(tree: Any) -> dict[Path, Any]:
+    """Return the leaves of a tree by their paths."""
+    return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
+    """Check that a bundle has arrays of these paths, dtypes and shapes, and no others.
+
+    Raises:
+      BundleError: it has others.
+    """
+    found = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
+    for path in sorted({*found, *wanted}, key=str):
+        there = f"{found[path].dtype}{list(found[path].shape)}" if path in found else "missing"
+        needed = f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
+        if there != needed:
+            raise BundleError(
+                f"the bundle {bundle.folder} does not fit this model: its tensor {_json.shown(name_of(path))} is {there}; the model's is {needed}."
+            )

@@ -1,0 +1,171 @@
+"""Reading bundles that anybody may have written: everything is checked before an array is made, and nothing is executed."""
+
+import dataclasses
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax._extras import needed_by
+from lutjax.bundles import _tables
+from lutjax.bundles._layout import CODES, CONFIG, MOST_BYTES, TENSORS, Config
+from lutjax.bundles.errors import BundleError
+from lutjax.files import _json
+from lutjax.files._files import digest_of
+from lutjax.files._messages import in_a_line
+
+with needed_by("lutjax.bundles"):
+    from safetensors import SafetensorError, safe_open
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bundle:
+    """A bundle that was read.
+
+    Attributes:
+      folder: where it lies.
+      config: what ``config.json`` says.
+      tensors: arrays of ``model.safetensors`` by name, as they are stored, with the scales of tables of int8.
+
+    Example:
+      >>> import lutjax, numpy as np, tempfile
+      >>> folder = tempfile.mkdtemp()
+      >>> lutjax.save({"params": {"weights": np.ones((2, 4, 3), np.float32)}}, folder)
+      >>> bundle = lutjax.bundles.read(folder)
+      >>> {name: array.shape for name, array in bundle.tensors.items()}
+      {'params.weights': (2, 4, 3)}
+    """
+
+    folder: Path
+    config: Config
+    tensors: Mapping[str, Shaped[np.ndarray, "..."]]
+
+    def values(self, name: str) -> Shaped[np.ndarray, "..."]:
+        """Return the values of a tensor, in the dtype that it has in the model."""
+        return _tables.values(self.config.tensors[name], self.tensors)
+
+    def tree(self) -> dict[Any, Any]:
+        """Return the values of all tensors in nested dicts, by the keys of their paths."""
+        tree: dict[Any, Any] = {}
+        for name, tensor in self.config.tensors.items():
+            inner = tree
+            for key in tensor.path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[tensor.path[-1]] = self.values(name)
+        return tree
+
+
+def read(folder: str | os.PathLike[str]) -> Bundle:
+    """Return the bundle in a folder, checked and without a model made of it.
+
+    Names, dtypes and shapes of ``config.json`` are compared with the header of ``model.safetensors``, the header with the size of the file, and the file
+    with its digest, before any array is made. Links are refused, and nothing is executed. It takes at most 100 times the memory of the bundle.
+
+    Args:
+      folder: that `lutjax.save` wrote.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+      BundleError: it is no bundle, or a damaged one; the message is one line.
+      ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
+
+    Source: docs/bundles.md, sections 3 and 4.
+
+    Example:
+      >>> import lutjax, numpy as np, tempfile
+      >>> folder = tempfile.mkdtemp()
+      >>> lutjax.save({"params": {"weights": np.ones((2, 4, 3), np.float32)}}, folder)
+      >>> lutjax.bundles.read(folder).tree()["params"]["weights"].shape
+      (2, 4, 3)
+    """
+    path = Path(folder)
+    config = read_config(path)
+    place, size = path / TENSORS, _size(path, TENSORS)
+    if size != config.n_bytes:
+        raise BundleError(
+            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {_json.shown(config.n_bytes)} as {CONFIG} says."
+        )
+    try:
+        _check_header(place, size)
+        with safe_open(place, framework="np") as file:
+            _check_tensors(file, config)
+            if digest_of(place) != config.sha256:
+                raise ValueError(f"{TENSORS} has changed since it was written")
+            tensors = {name: file.get_tensor(name) for name, *_ in config.stored()}
+    except (SafetensorError, ValueError) as error:
+        raise BundleError(f"the bundle {path} is damaged: {in_a_line(error).removesuffix('.')}.") from error
+    return Bundle(path, config, tensors)
+
+
+def read_config(folder: Path) -> Config:
+    """Return what ``config.json`` of a bundle says; the errors are those of `read`."""
+    if not folder.exists():
+        raise FileNotFoundError(f"the folder {folder} does not exist.")
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is a file; give the folder of a bundle.")
+    size = _size(folder, CONFIG)
+    if size > MOST_BYTES:
+        raise BundleError(
+            f"the bundle {folder} is damaged: {CONFIG} has {size:,} bytes; at most {MOST_BYTES:,} are read."
+        )
+    try:
+        return Config.from_dict(_json.loads((folder / CONFIG).read_bytes()))
+    except BundleError as error:
+        raise BundleError(f"the bundle {folder} cannot be read: {error}") from None
+    except ValueError as error:
+        why = in_a_line(error).removesuffix(".")
+        named = why if CONFIG in why else f"{CONFIG}: {why}"
+        raise BundleError(f"the bundle {folder} is damaged: {named}.") from error
+
+
+def _size(folder: Path, name: str) -> int:
+    """Return the size of a file of a bundle.
+
+    Raises:
+      BundleError: it is missing, or a link, a pipe or anything else than a file.
+    """
+    try:
+        found = (folder / name).lstat()
+    except FileNotFoundError:
+        raise BundleError(f"{folder} is no bundle: it has no {name}. `lutjax save` writes one.") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise BundleError(
+            f"the bundle {folder} cannot be read: {name} is a link, which may lead anywhere; copy what it leads to (cp -L)."
+        )
+    if not stat.S_ISREG(found.st_mode):
+        raise BundleError(f"the bundle {folder} cannot be read: {name} is no file.")
+    return found.st_size
+
+
+def _check_header(path: Path, size: int) -> None:
+    """Raise ValueError if the header of a file of tensors is longer than one of a bundle can be."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MOST_BYTES, size - 8):
+        raise ValueError(
+            f"{TENSORS} has a header of {length:,} bytes; the file has {size:,}, of which at most {MOST_BYTES:,} are one"
+        )
+
+
+def _check_tensors(file: Any, config: Config) -> None:
+    """Raise ValueError if a file has other tensors than the config says."""
+    wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored()}
+    found = set(file.keys())
+    for name in sorted(found ^ set(wanted)):
+        where = (
+            f"{CONFIG} describes and {TENSORS} lacks"
+            if name in wanted
+            else f"{TENSORS} has and {CONFIG} does not describe"
+        )
+        raise ValueError(f"the tensor {_json.shown(name)}, which {where}")
+    for name, (code, shape) in wanted.items():
+        tensor = file.get_slice(name)
+        there = tensor.get_dtype(), tuple(tensor.get_shape())
+        if there != (code, shape):
+            raise ValueError(
+                f"the tensor {_json.shown(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
+            )

@@ -1,0 +1,52 @@
+"""Records of runs in bundles: what trained a model, without the places of files on the machine where that was."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from lutjax.bundles.errors import BundleError
+from lutjax.files._json import Fields
+from lutjax.files._messages import in_a_line
+from lutjax.training import automaton, classifier, lm_runs, runs
+from lutjax.training.loaded import Loaded
+
+RECORDS: dict[str, type[runs.Record]] = {
+    "lm": lm_runs.Record,
+    "digits": classifier.Record,
+    "classify": classifier.Record,
+    "ca": automaton.Record,
+}
+"""Classes of records by kinds of runs."""
+
+
+def to_dict(loaded: Loaded) -> dict[str, Any]:
+    """Return the fields of the record of a run; of paths only the names of files are left."""
+    record = dataclasses.asdict(loaded.record)
+    for source in (record.get("text"), record.get("samples")):
+        if source is not None and source["path"] is not None:
+            source["path"] = _name(source["path"])
+    if record.get("test") is not None:
+        record["test"] = _name(record["test"])
+    return {"kind": loaded.kind, "steps": loaded.steps, "record": record, "results": list(loaded.results)}
+
+
+def _name(path: str) -> str:
+    return Path(path).name
+
+
+def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
+    """Return the record of the run that the bundle in a folder describes.
+
+    Raises:
+      BundleError: it describes none.
+    """
+    fields = Fields("its run")
+    try:
+        kind, steps = fields.field(found, "kind", str), fields.field(found, "steps", int)
+        results = fields.field(found, "results", list)
+        if kind not in RECORDS or not all(isinstance(line, str) for line in results):
+            raise ValueError(f"its run has the kind {in_a_line(kind, 40)}, or results that are no lines.")
+        record = runs.made(RECORDS[kind], fields.field(found, "record", dict))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"the bundle {folder} is damaged: {in_a_line(error)}") from error
+    return Loaded(kind, folder, steps, record, tuple(results))

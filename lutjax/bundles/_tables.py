@@ -1,0 +1,50 @@
+"""Tables in fewer bits: as they are stored, and their values again."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+import lutjax
+from lutjax.bundles._layout import Tensor, name_of, scale_of
+
+Array = Shaped[np.ndarray, "..."]
+
+
+def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
+    """Return the arrays of a file that stand for a tensor, by name.
+
+    Raises:
+      ValueError: tables of int8 have values that are not finite.
+    """
+    name = name_of(tensor.path)
+    if tensor.scale is None:
+        return {name: values.astype(jnp.dtype(tensor.stored))}
+    if not np.isfinite(values).all():
+        raise ValueError(f"save: the table {name} has values that are not finite, which int8 cannot hold.")
+    n_rows, n_outputs = values.shape[-2:]
+    each = values.reshape(-1, n_rows, n_outputs)
+    if not each.size:
+        return {
+            name: np.zeros(values.shape, np.int8),
+            scale_of(name): np.ones(tensor.scale_shape, np.float32),
+        }
+    found = lutjax.quantise_tables(jnp.asarray(each.astype(np.float32)), groups=len(each))
+    scale = np.ldexp(np.float32(1), np.asarray(found.exponents))
+    return {
+        name: np.asarray(found.values).reshape(values.shape),
+        scale_of(name): scale.astype(np.float32).reshape(tensor.scale_shape),
+    }
+
+
+def values(tensor: Tensor, arrays: Any) -> Array:
+    """Return the values of a tensor.
+
+    Args:
+      arrays: of the file, by name.
+    """
+    found: Array = arrays[name_of(tensor.path)]
+    if tensor.scale is not None:
+        found = found.astype(np.float32) * arrays[tensor.scale]
+    return found.astype(jnp.dtype(tensor.dtype), copy=False)

@@ -1,0 +1,299 @@
+"""Models as programs that JAX runs without this package: StableHLO of `jax.export`, for batches and texts of any size, beside their bundle."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+import lutjax
+from lutjax._extras import needed_by
+from lutjax.bundles import _modules
+from lutjax.bundles._layout import name_of
+from lutjax.bundles.errors import BundleError
+from lutjax.bundles.saving import save
+from lutjax.files._files import atomically, digest_of
+from lutjax.models import LogicCA, LogicClassifier, LogicTreeNet, LUTTransformer
+from lutjax.models._decoder import Decoder, fed
+from lutjax.training.classifier import shape_of
+
+with needed_by(__name__):
+    import flatbuffers  # type: ignore[import-untyped] # noqa: F401 (jax.export writes with it)
+    from flax import nnx
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms for which each program is, at once."""
+
+ABOUT = "programs.json"
+"""Name of the file that says what the programs take and return."""
+
+ENDING = ".jax"
+
+Arrays = Mapping[str, Any]
+State = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function that becomes a program.
+
+    Attributes:
+      says: what it computes, in words.
+      function: of weights by names of tensors, and of other arrays.
+      arguments: shapes and dtypes of those, by their names; a state is a dict of some.
+      returns: names of what it returns.
+      differentiable: whether its gradient is written, too.
+    """
+
+    says: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    returns: tuple[str, ...]
+    differentiable: bool = False
+
+
+def write(
+    model: Any,
+    folder: str | os.PathLike[str],
+    *,
+    platforms: tuple[str, ...] = PLATFORMS,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Path]:
+    """Write the programs of a model of this package into a folder, and its bundle with it; return the paths of the programs.
+
+    A language model becomes ``forward``, ``loss``, ``start`` and ``decode``, a classifier ``forward`` and ``loss``, an automaton ``forward``. Each takes the
+    values of the tensors of the bundle by name first. ``programs.json`` says what else it takes, and what it returns.
+
+    Args:
+      model: of `lutjax.models`.
+      folder: as `lutjax.save` takes it.
+      platforms: as `jax.export` names them. A program is for all of them at once.
+      progress: is told what is done next.
+
+    Raises:
+      BundleError: it is another model, or the folder cannot be written; see `lutjax.save`.
+
+    Source: docs/bundles.md, section 5.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax, tempfile
+      >>> from flax import nnx
+      >>> from lutjax.bundles import programs
+      >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
+      >>> config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(8,), n_thresholds=2)
+      >>> folder = tempfile.mkdtemp()
+      >>> paths = programs.write(LogicClassifier(config, rngs=nnx.Rngs(0)), folder)
+      >>> forward = jax.export.deserialize(bytearray(paths[0].read_bytes()))
+      >>> weights = lutjax.bundles.read(folder)
+      >>> weights = {name: jnp.asarray(weights.values(name)) for name in weights.tensors}
+      >>> forward.call(weights, jnp.ones((3, 4))).shape
+      (3, 2)
+    """
+    made = programs_of(model)
+    place = Path(folder)
+    save(model, place)
+    weights, _ = _modules.functional(model)
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+    written, about = [], {}
+    for name, program in made.items():
+        progress(f"exporting {name}")
+        with lutjax.use_implementation("xla"):
+            export = jax.export.export(jax.jit(program.function), platforms=platforms)
+            exported = export(shapes, *program.arguments.values())
+        path = place / f"{name}{ENDING}"
+        with atomically(path) as unfinished:
+            unfinished.write_bytes(exported.serialize(vjp_order=1 if program.differentiable else 0))
+        written.append(path)
+        outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+        results = outputs if len(program.returns) > 1 else (outputs,)
+        about[name] = {
+            "file": path.name,
+            "sha256": digest_of(path),
+            "computes": program.says,
+            "arguments": {"weights": "tensors of model.safetensors by name", **_described(program.arguments)},
+            "returns": _described(dict(zip(program.returns, results, strict=True))),
+            "differentiable": program.differentiable,
+        }
+    facts = {
+        "jax": jax.__version__,
+        "lutjax": lutjax.__version__,
+        "platforms": list(platforms),
+        "programs": about,
+    }
+    with atomically(place / ABOUT) as unfinished:
+        unfinished.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return written
+
+
+def programs_of(model: Any) -> dict[str, Program]:
+    """Return the programs of a model of this package, by name.
+
+    Raises:
+      BundleError: it is another model.
+    """
+    if isinstance(model, Decoder):
+        return _of_decoder(model)
+    if isinstance(model, LogicClassifier | LogicTreeNet):
+        return _of_classifier(model)
+    if isinstance(model, LogicCA):
+        return _of_automaton(model)
+    raise BundleError(
+        f"a {type(model).__name__} is no model of lutjax.models, of whose programs is known what they take: export its call by jax.export."
+    )
+
+
+def _of_decoder(model: Decoder) -> dict[str, Program]:
+    context, vocab = model.config.context, model.config.vocab_size
+    _, made = _modules.functional(model)
+
+    def forward(weights: Arrays, tokens: jax.Array) -> jax.Array:
+        length, model = tokens.shape[1], made(weights)
+        if isinstance(model, LUTTransformer):
+            # Its pairs are divided into tiles of known sizes. What follows a token changes nothing of its logits.
+            tokens = jnp.pad(tokens, ((0, 0), (0, context - length)))
+        logits: jax.Array = model(tokens, deterministic=True)[:, :length]
+        return logits
+
+    def loss(weights: Arrays, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        return _cross_entropy(forward(weights, tokens), targets)
+
+    def split(weights: Arrays, n_texts: Any) -> tuple[Any, Any, Any]:
+        model = made(weights)
+        model.init_cache((n_texts,))
+        parts: Any = nnx.split(model, nnx.Cache, ...)
+        graph, cache, kept = parts
+        return graph, cache, kept
+
+    def decode(weights: Arrays, state: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
+        graph, cache, kept = split(weights, tokens.shape[0])
+        held = [
+            (path, v.replace(state[name_of(_modules.keys(path))])) for path, v in nnx.to_flat_state(cache)
+        ]
+        new, logits = fed(graph, nnx.from_flat_state(held), kept, tokens[:, None])
+        return _named(new), logits
+
+    def start(weights: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
+        _, cache, _ = split(weights, tokens.shape[0])
+
+        def step(carry: tuple[State, jax.Array], token: jax.Array) -> tuple[tuple[State, jax.Array], None]:
+            state, logits = decode(weights, carry[0], token)
+            return (state, logits.astype(carry[1].dtype)), None
+
+        first = _named(cache), jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
+        return jax.lax.scan(step, first, tokens.T)[0]
+
+    batch, length = jax.export.symbolic_shape("batch, length", constraints=[f"length <= {context}"])
+    any_batch, any_length = jax.export.symbolic_shape("batch, length")
+    texts, prompts = (
+        jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, length), (any_batch, any_length))
+    )
+    last = jax.ShapeDtypeStruct((any_batch,), jnp.int32)
+    weights, _ = _modules.functional(model)
+    state = jax.eval_shape(lambda weights: _named(split(weights, any_batch)[1]), weights)
+    return {
+        "forward": Program(
+            f"logits of the token after each, of texts of up to {context} tokens",
+            forward,
+            {"tokens": texts},
+            ("logits",),
+        ),
+        "loss": Program(
+            "mean loss over all tokens of texts, in nats, without dropout",
+            loss,
+            {"tokens": texts, "targets": texts},
+            ("loss",),
+            differentiable=True,
+        ),
+        "start": Program(
+            "state after prompts of any length, and logits of the token after each",
+            start,
+            {"tokens": prompts},
+            ("state", "logits"),
+        ),
+        "decode": Program(
+            "state after one token more of each text, and logits of the one after it",
+            decode,
+            {"state": state, "tokens": last},
+            ("state", "logits"),
+        ),
+    }
+
+
+def _named(cache: Any) -> dict[str, Any]:
+    return {name_of(_modules.keys(path)): v.get_value() for path, v in nnx.to_flat_state(cache)}
+
+
+def _dtype_of_logits(forward: Callable[..., Any], weights: Arrays) -> Any:
+    return jax.eval_shape(forward, weights, jax.ShapeDtypeStruct((1, 1), jnp.int32)).dtype
+
+
+def _of_classifier(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
+    _, made = _modules.functional(model)
+
+    def forward(weights: Arrays, x: jax.Array) -> jax.Array:
+        logits: jax.Array = made(weights)(x, deterministic=True)
+        return logits
+
+    def loss(weights: Arrays, x: jax.Array, labels: jax.Array) -> jax.Array:
+        return _cross_entropy(made(weights)(x, deterministic=False), labels)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    x = jax.ShapeDtypeStruct((batch, *shape_of(model.config)), jnp.float32)
+    found = {
+        "forward": Program(
+            "votes of the hard network for each class, over tau", forward, {"x": x}, ("logits",)
+        )
+    }
+    if not any(isinstance(v, nnx.RngState) for _, v in nnx.to_flat_state(nnx.state(model))):
+        labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        found["loss"] = Program(
+            "mean loss of the soft network, in nats",
+            loss,
+            {"x": x, "labels": labels},
+            ("loss",),
+            differentiable=True,
+        )
+    return found
+
+
+def _of_automaton(model: LogicCA) -> dict[str, Program]:
+    _, made = _modules.functional(model)
+    asynchronous = model.config.update_rate < 1
+
+    def forward(weights: Arrays, state: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        keys = None if key is None else jax.random.wrap_key_data(key)
+        model = made(weights)
+        # Words of 32 cells have no size that is free: the soft automaton runs, of whose mixtures each is one gate.
+        chosen = jnp.arange(16, dtype=jnp.int32)[:, None] == model.gates()[None]
+        model.logits = jnp.where(chosen, 0.0, -jnp.inf).astype(model.logits[...].dtype)
+        after: jax.Array = model(state.astype(jnp.float32), 1, key=keys) > 0.5
+        return after
+
+    sizes = jax.export.symbolic_shape("batch, height, width")
+    state = jax.ShapeDtypeStruct((*sizes, model.config.channels), jnp.bool_)
+    key = {"key": jax.ShapeDtypeStruct((2,), jnp.uint32)} if asynchronous else {}
+    return {
+        "forward": Program(
+            "state of the hard automaton after a step", forward, {"state": state, **key}, ("state",)
+        )
+    }
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    each = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), labels[..., None], -1)
+    return -each.mean()
+
+
+def _described(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dtypes and shapes for JSON, in which sizes that are free are called by names."""
+    return {
+        name: _described(array)
+        if isinstance(array, Mapping)
+        else f"{jnp.dtype(array.dtype)}[{', '.join(map(str, array.shape))}]"
+        for name, array in arrays.items()
+    }

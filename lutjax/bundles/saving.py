@@ -1,0 +1,205 @@
+"""Writing bundles."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lutjax._arguments import shown
+from lutjax._extras import needed_by
+from lutjax.bundles import _card, _tables
+from lutjax.bundles._fit import flat
+from lutjax.bundles._layout import (
+    CARD,
+    CODES,
+    CONFIG,
+    FLOATS,
+    NNX,
+    TABLE_DTYPES,
+    TABLES,
+    TENSORS,
+    TREE,
+    Config,
+    Path as Keys,
+    Tensor,
+    name_of,
+    scale_of,
+)
+from lutjax.bundles._reading import read_config
+from lutjax.bundles.errors import BundleError
+from lutjax.files._files import atomically, digest_of
+
+with needed_by("lutjax.save"):
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+MOST_NAME = 512
+"""Characters of the longest name of a tensor."""
+
+
+def save(
+    model: Any,
+    folder: str | os.PathLike[str],
+    *,
+    table_dtype: str | None = None,
+    tables: Iterable[str] = (),
+) -> None:
+    """Write a model as a bundle: a folder of ``config.json``, ``model.safetensors`` and ``README.md`` that hubs take as it is.
+
+    A tensor is called by the keys that lead to it, with dots between them, such as ``layers.0.ffn.layer.weights``; ``config.json`` says of
+    each what it is, and `lutjax.load` reads all of it. Nothing in it is code.
+
+    Args:
+      model: a `flax.nnx.Module`, of this package or of a user; or arrays: the variables of a Linen module, ``{"params": params, "state": state}`` of a Haiku
+        one, or any tree of dicts and lists. Of a module's variables caches and streams of random numbers are left out. The `record` of a model
+        that `lutjax.load` returned goes into the bundle, with the names of data files and not their folders.
+      folder: to write; made if it is missing. Files of other names in it stay, as those of a clone of a hub's repository, and so does a
+        ``README.md`` from which its last line was deleted.
+      table_dtype: dtype in which tables of floats are stored: ``"float32"``, ``"bfloat16"``, or ``"int8"`` with a power of two as scale of each table and output.
+        By default they are stored as they are, and all other tensors always are.
+      tables: names of the tables among arrays, as `tables_of` of `lutjax.layers.linen` and `lutjax.layers.haiku` returns them. The variables of
+        a `flax.nnx.Module` say it themselves.
+
+    Raises:
+      BundleError: the folder has such files that are of no bundle.
+      ValueError: a table has values that int8 cannot hold, there are no tables to be stored otherwise, or names of arrays are the same or cannot be written.
+      TypeError: the model is none, or holds something that is no array of numbers.
+      ModuleNotFoundError: the package safetensors is missing, of the extra ``bundles``.
+
+    Source: docs/bundles.md, sections 1 and 2.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax, tempfile
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import LUT
+      >>> layer = LUT(8, 5, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(0))
+      >>> folder = tempfile.mkdtemp()
+      >>> lutjax.save(layer, folder, table_dtype="int8")
+      >>> other = lutjax.load(folder, into=LUT(8, 5, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(1)))
+      >>> bool((other.anchors[...] == layer.anchors[...]).all())
+      True
+    """
+    place = Path(folder)
+    if table_dtype is not None and table_dtype not in TABLE_DTYPES:
+        raise ValueError(
+            f"save: table_dtype is {shown(table_dtype)}; expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
+        )
+    facts, found = _taken_apart(model, frozenset(tables))
+    tensors, arrays = _tensors(found, table_dtype)
+    _check_place(place)
+    place.mkdir(parents=True, exist_ok=True)
+    with atomically(place / TENSORS) as path:
+        try:
+            save_file(arrays, path, metadata={"format": "np"})
+        except SafetensorError as error:
+            raise BundleError(f"{place / TENSORS} cannot be written: {error}") from error
+        n_bytes, sha256 = path.stat().st_size, digest_of(path)
+    config = Config(**facts, n_bytes=n_bytes, sha256=sha256, tensors=tensors)
+    with atomically(place / CONFIG) as path:
+        path.write_text(json.dumps(config.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if _card.is_ours(place / CARD):
+        with atomically(place / CARD) as path:
+            path.write_text(_card.card(place.absolute().name, config), encoding="utf-8")
+
+
+def _taken_apart(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+    """Return fields of a `Config`, and path, kind and array of each tensor."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(model, nnx.Module):
+        return _of_module(model)
+    leaves = flat(model)
+    if not leaves or (len(leaves) == 1 and () in leaves):
+        raise TypeError(f"save: model is {shown(model)}; expected a flax.nnx.Module, or arrays in dicts.")
+    unknown = sorted(tables - {name for path in leaves for name in _called(path)})
+    if unknown:
+        raise ValueError(f"save: tables has {shown(unknown[0])}, which no array is called.")
+    facts = {"architecture": "arrays", "library": TREE, "model": None, "quantised": False, "run": None}
+    kinds = {path: TABLES if tables & set(_called(path)) else str(path[0]) for path in leaves}
+    return facts, [(path, kinds[path], leaf) for path, leaf in leaves.items()]
+
+
+def _called(path: Keys) -> tuple[str, ...]:
+    """Return what an array is called from the root of a tree, and from the root of a collection in it."""
+    return "/".join(map(str, path)), "/".join(map(str, path[1:]))
+
+
+def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+    from lutjax.bundles import _modules, _records
+    from lutjax.training.loaded import Loaded
+
+    record = getattr(model, "record", None)
+    facts = {
+        "architecture": type(model).__name__,
+        "library": NNX,
+        "model": _modules.config_of(model),
+        "quantised": _modules.is_quantised(model),
+        "run": _records.to_dict(record) if isinstance(record, Loaded) else None,
+    }
+    return facts, [(part.path, part.kind, part.array) for part in _modules.parts(model)]
+
+
+def _tensors(
+    found: list[tuple[Keys, str, Any]], table_dtype: str | None
+) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+    """Return the tensors by name, and the arrays of the file."""
+    tensors: dict[str, Tensor] = {}
+    arrays: dict[str, np.ndarray] = {}
+    n_tables = 0
+    for path, kind, array in found:
+        name = name_of(path)
+        _check_name(name, array)
+        dtype = str(array.dtype)
+        narrower = table_dtype is not None and kind == TABLES and dtype in FLOATS and array.ndim >= 3
+        n_tables += narrower
+        store = table_dtype if narrower and table_dtype is not None else dtype
+        scale = scale_of(name) if store == "int8" and dtype != "int8" else None
+        tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
+        made = _tables.stored(tensor, np.asarray(array))
+        if name in tensors or set(made) & set(arrays):
+            raise ValueError(
+                f"save: two arrays have the name {shown(name)}, or that of the scale of one: call one otherwise."
+            )
+        tensors[name] = tensor
+        arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
+    if table_dtype is not None and not n_tables:
+        raise ValueError(
+            f"save: table_dtype is {table_dtype}, but the model has no tables of floats; leave it out."
+        )
+    return tensors, arrays
+
+
+def _check_name(name: str, array: Any) -> None:
+    if not name.isprintable() or not 0 < len(name) <= MOST_NAME or name == "__metadata__":
+        raise ValueError(
+            f"save: an array has the name {shown(name)}; expected 1 to {MOST_NAME} characters that can be printed, and not __metadata__."
+        )
+    dtype = getattr(array, "dtype", None)
+    if not isinstance(array, jax.Array | np.ndarray) or str(dtype) not in CODES:
+        raise TypeError(
+            f"save: {name} is {shown(array)}; expected an array of a dtype that a bundle holds: {', '.join(CODES)}."
+        )
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a folder whose files of these names are those of something else.
+
+    Raises:
+      BundleError: it has some.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise BundleError(f"{folder} is a file; choose another folder.")
+    there = [name for name in (CONFIG, TENSORS) if os.path.lexists(folder / name)]
+    if not there:
+        return
+    try:
+        read_config(folder)
+    except BundleError as error:
+        raise BundleError(
+            f"{folder} holds {there[0]}, which is of no bundle that this version knows, and would be replaced: choose another folder, or "
+            f"move it away ({error})."
+        ) from error

@@ -1,0 +1,36 @@
+"""Models that other packages trained, as models of this one: `torchlogix`, `difflogic` and `torch_dwn`, of the tensors that `read` returns.
+
+Hard outputs are the same; what is the same of soft ones is said of each. They need Flax, and `read` safetensors (the extra ``bundles``) or, for files of PyTorch, PyTorch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lutjax._extras import needed_by
+
+if TYPE_CHECKING:
+    from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
+    from lutjax.convert._tensors import read
+    from lutjax.convert.errors import ConversionError
+
+__all__ = ["ConversionError", "difflogic", "read", "torch_dwn", "torchlogix"]
+
+_MODULES = {
+    "ConversionError": "errors",
+    "difflogic": "_packages",
+    "read": "_tensors",
+    "torch_dwn": "_packages",
+    "torchlogix": "_packages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needed_by(f"{__name__}.{name}"):
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,139 @@
+"""Layers of gates and tables that come from elsewhere, as a `lutjax.models.LogicClassifier`."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Float, Int
+
+from lutjax.convert.errors import ConversionError
+from lutjax.files._messages import in_a_line
+from lutjax.models import LogicClassifier, LogicClassifierConfig
+
+MOST_INPUTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer of gates or tables.
+
+    Attributes:
+      name: in the file, for messages.
+      table: trained numbers, ``[gates, 16]`` logits of gates, or ``[gates, 2**inputs]`` with the first input as the lowest bit of an address.
+      wires: ``[gates, inputs]``.
+    """
+
+    name: str
+    table: Float[np.ndarray, "gates entries"]
+    wires: Int[np.ndarray, "gates inputs"]
+
+
+def classifier(
+    layers: Sequence[Layer],
+    *,
+    kind: str,
+    n_classes: int,
+    tau: float | int,
+    thresholds: Float[np.ndarray, "features thresholds"] | None,
+    learned_thresholds: bool = False,
+    n_inputs: int | None,
+) -> LogicClassifier:
+    """Return the classifier of layers, the first of which reads bits of thresholds or, without any, of samples.
+
+    Args:
+      kind: one of `lutjax.models.classifier.TABLES`.
+      n_inputs: inputs of the first layer; by default as many as it needs.
+
+    Raises:
+      ConversionError: layers do not fit each other, or wires are out of range.
+    """
+    arity = layers[0].wires.shape[1]
+    expected = 16 if kind == "gates" else 2**arity
+    first_wires = layers[0].wires
+    n_before = (None if thresholds is None else thresholds.size) or n_inputs or int(first_wires.max()) + 1
+    if thresholds is None and n_inputs is None and n_before > first_wires.size:
+        raise ConversionError(
+            f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: it cannot read all inputs. Say how many there are."
+        )
+    wiring, first = [], n_before
+    for layer in layers:
+        n_gates, n = layer.wires.shape
+        if n != arity or layer.table.shape != (n_gates, expected):
+            raise ConversionError(
+                f"{layer.name} has tables {list(layer.table.shape)} and wires {list(layer.wires.shape)}; expected [{n_gates}, {expected}] of "
+                f"gates with {arity} inputs, as in the first layer."
+            )
+        if not np.isfinite(layer.table).all():
+            raise ConversionError(f"{layer.name} has numbers that are not finite.")
+        least, largest = int(layer.wires.min()), int(layer.wires.max())
+        if least < 0 or largest >= n_before:
+            raise ConversionError(
+                f"{layer.name} has wires from {least} to {largest}; its inputs are 0 to {n_before - 1}."
+            )
+        most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
+        wiring.append("balanced" if most_read <= -(-layer.wires.size // n_before) else "random")
+        n_before = n_gates
+    try:
+        config = LogicClassifierConfig(
+            in_features=first if thresholds is None else len(thresholds),
+            n_classes=n_classes,
+            layers=tuple(len(layer.wires) for layer in layers),
+            n_thresholds=0 if thresholds is None else thresholds.shape[1],
+            n_inputs=arity,
+            tables=kind,
+            wiring=",".join(wiring),
+            tau=tau,
+            learned_thresholds=learned_thresholds,
+        )
+    except ValueError as error:
+        raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
+    model = LogicClassifier(config, thresholds=thresholds, rngs=nnx.Rngs(0))
+    for layer, made in zip(layers, model.layers, strict=True):
+        made.wires = layer.wires.astype(np.int32)
+        setattr(made, "logits" if kind == "gates" else "table", layer.table.astype(np.float32))
+    return model
+
+
+def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the modules of a state dict, in their order, each with its tensors by what follows its name.
+
+    Args:
+      endings: names of tensors in modules, such as ``weight`` and ``connections.indices``; the longest that fits is taken.
+
+    Raises:
+      ConversionError: a tensor has another ending.
+    """
+    known = sorted(endings, key=len, reverse=True)
+    found: dict[str, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        ending = next((e for e in known if name == e or name.endswith(f".{e}")), None)
+        if ending is None:
+            raise ConversionError(
+                f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(sorted(known))}."
+            )
+        found.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
+    return sorted(found.items(), key=lambda item: _natural(item[0]))
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts names by the numbers in them."""
+    numbers = [int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")]
+    return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
+
+
+def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
+    """Return a tensor of a module.
+
+    Raises:
+      ConversionError: it is missing, or has another number of axes.
+    """
+    if name not in parts:
+        raise ConversionError(f"{where or 'the file'} has no {name}.")
+    found = np.asarray(parts[name])
+    if found.ndim != ndim or not found.size:
+        raise ConversionError(
+            f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes, and numbers."
+        )
+    return found

@@ -1,0 +1,84 @@
+"""Tensors of files that other packages wrote, of which nothing is executed."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax._extras import needed_by
+from lutjax.convert.errors import ConversionError
+from lutjax.files._messages import in_a_line
+
+Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
+
+MOST_BYTES = 1 << 34
+"""Bytes of the largest file that is read."""
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Return the tensors of a file by name: a state dict of PyTorch, ``.pt``, ``.pth`` or ``.bin``, or else of safetensors.
+
+    A file of PyTorch is read by its loader of weights alone (``torch.load(weights_only=True)``), which runs no code of the file; so PyTorch has to be installed for it. It takes at most
+    100 times the memory of the file.
+
+    Raises:
+      ConversionError: there is no such file, or it is damaged, or has more than tensors.
+      ModuleNotFoundError: a package is missing.
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise ConversionError(f"{place} is no file.")
+    if place.stat().st_size > MOST_BYTES:
+        raise ConversionError(f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read.")
+    found = _of_torch(place) if _is_of_torch(place) else _of_safetensors(place)
+    if not found:
+        raise ConversionError(f"{place} has no tensors.")
+    return found
+
+
+def _is_of_torch(path: Path) -> bool:
+    return path.suffix in (".pt", ".pth", ".bin")
+
+
+def _of_safetensors(path: Path) -> dict[str, Any]:
+    with needed_by("lutjax.convert"):
+        from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except (
+        SafetensorError,
+        AttributeError,
+        ValueError,
+    ) as error:  # AttributeError: of a dtype that NumPy has not
+        raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
+
+
+def _of_torch(path: Path) -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError(
+            f"{path} is a file of PyTorch, which is not installed here: install it, or save the state dict there by "
+            "safetensors.torch.save_file(model.state_dict(), 'model.safetensors').",
+            name="torch",
+        )
+    torch: Any = importlib.import_module("torch")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConversionError(
+            f"{path} cannot be read as tensors alone: PyTorch's loader of weights refuses it. Save a state dict, not a model."
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConversionError(f"{path} holds no state dict. Save model.state_dict().")
+    others = [name for name, value in found.items() if not torch.is_tensor(value)]
+    if others:
+        raise ConversionError(f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict().")
+    narrow = torch.bfloat16  # which NumPy has not
+    return {
+        name: (tensor.float() if tensor.dtype == narrow else tensor).detach().cpu().numpy()
+        for name, tensor in found.items()
+    }

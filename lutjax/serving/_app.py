@@ -1,0 +1,366 @@
+"""The ASGI application."""
+
+import asyncio
+import contextlib
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from lutjax._extras import needed_by
+from lutjax.files._messages import in_a_line
+from lutjax.models import LogicClassifier, LogicTreeNet
+from lutjax.models._decoder import Decoder
+from lutjax.serving._engine import Engine, FullError, Job, StoppedError
+from lutjax.serving._limits import Limits
+from lutjax.serving._metrics import Metrics
+from lutjax.serving._requests import Completion, RequestError, loads
+from lutjax.serving._text import Answer
+from lutjax.training import predictions
+from lutjax.training.samples import SamplesError
+
+with needed_by("lutjax.serving"):
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def application(model: Any, name: str = "lutjax", limits: Limits | None = None) -> Starlette:
+    """Return an ASGI application that answers requests with a model.
+
+    Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``; all have ``GET /v1/models``, ``/health`` and ``/metrics``. See `docs/serving.md`.
+
+    Args:
+      model: as `lutjax.load` returns it: a text model of bytes, or a classifier with the record of its run.
+      name: by which requests name the model.
+      limits: of what is taken.
+
+    Raises:
+      ValueError: it is another model.
+
+    Source: docs/serving.md, section 1.
+
+    Example:
+      >>> import lutjax
+      >>> from lutjax.serving import application
+      >>> app = application(lutjax.load("my-model"), "my-model")  # doctest: +SKIP
+    """
+    limits = limits or Limits()
+    server: _Server
+    if isinstance(model, Decoder):
+        server = _TextServer(model, name, limits)
+    elif isinstance(model, LogicClassifier | LogicTreeNet) and getattr(model, "record", None) is not None:
+        server = _ClassServer(predictions.of_model(model), name, limits)
+    else:
+        raise ValueError(
+            f"a {type(model).__name__} is not served: text models are, and classifiers that lutjax.load has read with the record of their run."
+        )
+    return server.application()
+
+
+class _Server:
+    """Base of servers: routes that all have, errors, and measurements."""
+
+    path: str
+
+    def __init__(self, name: str, limits: Limits):
+        self.name, self.limits, self.metrics = name, limits, Metrics()
+        self._created = int(time.time())
+
+    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
+        """Return the answer to the body of a request."""
+        raise NotImplementedError
+
+    def now(self) -> dict[str, float | int]:
+        """Return what goes up and down."""
+        raise NotImplementedError
+
+    def healthy(self) -> bool:
+        """Return whether requests are answered."""
+        return True
+
+    def warm(self) -> None:
+        """Compile what requests need, before the first one."""
+
+    def stop(self) -> None:
+        """End all that runs beside the application."""
+
+    def application(self) -> Starlette:
+        @contextlib.asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            await run_in_threadpool(self.warm)
+            yield
+            await run_in_threadpool(self.stop)
+
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route(self.path, self._post, methods=["POST"]),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: _http_error, RequestError: _error}
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+    async def _health(self, request: Request) -> Response:
+        healthy = self.healthy()
+        return JSONResponse(
+            {"status": "ok" if healthy else "failed", "model": self.name}, 200 if healthy else 503
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self.metrics.text(self.now()), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        about = {"id": self.name, "object": "model", "created": self._created, "owned_by": "lutjax"}
+        return JSONResponse({"object": "list", "data": [about]})
+
+    async def _post(self, request: Request) -> Response:
+        start = time.perf_counter()
+        try:
+            response = await self.answer(request, loads(await self._body(request)), start)
+        except RequestError as error:
+            self.metrics.request(self.path, error.status, time.perf_counter() - start)
+            raise
+        if not isinstance(response, StreamingResponse):  # which counts at its end
+            self.metrics.request(self.path, response.status_code, time.perf_counter() - start)
+        return response
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request, of which no more is read than the limit."""
+        parts, size = [], 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > self.limits.body:
+                    raise RequestError(
+                        413, f"the body has more than {self.limits.body:,} bytes, the limit of this server."
+                    )
+                parts.append(part)
+        except ClientDisconnect as error:
+            raise RequestError(400, "the body is not whole.") from error
+        return b"".join(parts)
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {} if error.retry is None else {"Retry-After": str(error.retry)}
+    return JSONResponse(error.body(), error.status, headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:100]}"
+    said = {404: f"there is no {what}.", 405: f"{what} is not allowed."}.get(error.status_code, error.detail)
+    return JSONResponse(RequestError(error.status_code, said).body(), error.status_code, error.headers)
+
+
+class _TextServer(_Server):
+    """Server of a text model."""
+
+    path = "/v1/completions"
+
+    def __init__(self, model: Decoder, name: str, limits: Limits):
+        super().__init__(name, limits)
+        self.engine = Engine(model, limits)
+
+    def now(self) -> dict[str, float | int]:
+        return {"active": self.engine.n_active, "waiting": self.engine.n_waiting, "slots": self.limits.slots}
+
+    def healthy(self) -> bool:
+        return self.engine.failed is None
+
+    def warm(self) -> None:
+        self.engine.warm()
+
+    def stop(self) -> None:
+        self.engine.stop()
+
+    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
+        asked = Completion.of(found, self.name, self.limits)
+        parts: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def push(part: bytes | BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        job = Job(asked.prompt, asked.n_tokens, asked.temperature, asked.seed, push)
+        try:
+            self.engine.submit(job)
+        except FullError:
+            raise RequestError(
+                429, f"{self.limits.queue} requests wait already; try again later.", retry=1
+            ) from None
+        except StoppedError:
+            raise RequestError(503, "the server is stopping, or has failed.", retry=5) from None
+        self.metrics.tokens("prompt", len(asked.prompt))
+        about = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.name,
+        }
+        texts = self._texts(asked, job, parts)
+        if asked.stream:
+            return StreamingResponse(
+                self._events(asked, about, job, texts, start), media_type="text/event-stream"
+            )
+        whole, ended = "", None
+        watch = asyncio.ensure_future(_gone(request, job))
+        try:
+            async for text, reason in texts:
+                whole, ended = whole + text, reason
+        finally:
+            watch.cancel()
+            job.cancelled = True
+        return JSONResponse({**about, "choices": [_choice(whole, ended)], "usage": _usage(asked, job)})
+
+    async def _texts(
+        self, asked: Completion, job: Job, parts: asyncio.Queue[bytes | BaseException | None]
+    ) -> AsyncIterator[tuple[str, str | None]]:
+        """Yield parts of the text of an answer, the last with the reason of its end."""
+        if asked.echo:
+            yield asked.prompt.decode(errors="replace"), None
+        answer = Answer(asked.stops)
+        while True:
+            part = await parts.get()
+            if isinstance(part, BaseException):
+                raise RequestError(500, "the server has failed.")
+            text = answer.add(part or b"", last=part is None)
+            if part is not None:
+                self.metrics.tokens("answer", len(part))
+            if answer.stopped or part is None:
+                job.cancelled = True
+                yield text, "stop" if answer.stopped else "length"
+                return
+            if text:
+                yield text, None
+
+    async def _events(
+        self,
+        asked: Completion,
+        about: dict[str, Any],
+        job: Job,
+        texts: AsyncIterator[tuple[str, str | None]],
+        start: float,
+    ) -> AsyncIterator[str]:
+        status = 200
+        try:
+            async for text, reason in texts:
+                yield _event({**about, "choices": [_choice(text, reason)]})
+            if asked.usage:
+                yield _event({**about, "choices": [], "usage": _usage(asked, job)})
+            yield "data: [DONE]\n\n"
+        except RequestError as error:
+            status = error.status
+            yield _event(error.body())
+        except BaseException:  # whoever asked has gone
+            status = 499
+            raise
+        finally:
+            job.cancelled = True
+            self.metrics.request(self.path, status, time.perf_counter() - start)
+
+
+async def _gone(request: Request, job: Job) -> None:
+    """Cancel a job when whoever asked for it has gone."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.25)
+    job.cancelled = True
+
+
+def _choice(text: str, reason: str | None) -> dict[str, Any]:
+    return {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(asked: Completion, job: Job) -> dict[str, int]:
+    return {
+        "prompt_tokens": len(asked.prompt),
+        "completion_tokens": job.done,
+        "total_tokens": len(asked.prompt) + job.done,
+    }
+
+
+def _event(found: dict[str, Any]) -> str:
+    return f"data: {json.dumps(found)}\n\n"
+
+
+class _ClassServer(_Server):
+    """Server of a classifier."""
+
+    path = "/v1/classify"
+
+    def __init__(self, run: predictions.TrainedRun, name: str, limits: Limits):
+        super().__init__(name, limits)
+        self.run = run
+        self._one = asyncio.Semaphore(1)
+        self._waiting = 0
+
+    def now(self) -> dict[str, float | int]:
+        return {"waiting": self._waiting}
+
+    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
+        if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
+            raise RequestError(
+                400,
+                "expected rows, a list of samples, or columns, an object of lists, and nothing else but model.",
+            )
+        if found.get("model") not in (None, self.name):
+            raise RequestError(404, f"this is the model {self.name}.", "model")
+        x = self._numbers(found)
+        if self._waiting >= self.limits.queue:
+            raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
+        self._waiting += 1
+        try:
+            async with self._one:
+                votes = await run_in_threadpool(self._votes, x)
+        finally:
+            self._waiting -= 1
+        self.metrics.tokens("rows", len(x))
+        found_classes = predictions.Predictions(votes, self.run.form.classes)
+        return JSONResponse(
+            {
+                "model": self.name,
+                "classes": found_classes.names,
+                "votes": votes.tolist(),
+                "names": list(self.run.form.classes),
+            }
+        )
+
+    def _numbers(self, found: dict[str, Any]) -> np.ndarray:
+        """Return the samples of a body.
+
+        Raises:
+          RequestError: they are none, or too many.
+        """
+        name = "rows" if "rows" in found else "columns"
+        raw = found[name]
+        lists = raw.values() if isinstance(raw, dict) and name == "columns" else [raw]
+        if not lists or not all(isinstance(one, list) for one in lists):
+            raise RequestError(
+                400, f"{name} is not {'a list' if name == 'rows' else 'an object of lists'}.", name
+            )
+        size = max(len(one) for one in lists)
+        if not 1 <= size <= self.limits.rows:
+            raise RequestError(400, f"{name} has {size} samples; expected 1 to {self.limits.rows}.", name)
+        try:
+            return self.run.form.numbers(np.asarray(raw) if name == "rows" else raw, name=name)
+        except (SamplesError, ValueError, TypeError) as error:
+            raise RequestError(400, f"{name}: {in_a_line(error)}", name) from error
+
+    def warm(self) -> None:
+        self._votes(np.zeros((1, math.prod(self.run.form.shape)), np.float32))
+
+    def _votes(self, x: np.ndarray) -> np.ndarray:
+        """Return votes, of as many samples as the next power of two: few programs are compiled."""
+        padded = np.concatenate([x, np.repeat(x[:1], (1 << (len(x) - 1).bit_length()) - len(x), 0)])
+        return self.run.predict_numbers(padded).votes[: len(x)]

@@ -1,0 +1,47 @@
+"""Measurements of a server, in the text format that monitoring systems read."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+
+class Metrics:
+    """Counts of requests and tokens, and seconds that requests took."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        with self._lock:
+            self._requests[path, status] += 1
+            self._seconds[path] += seconds  # type: ignore[assignment]
+
+    def tokens(self, kind: str, number: int) -> None:
+        """Count bytes of prompts or of answers, or rows."""
+        with self._lock:
+            self._tokens[kind] += number
+
+    def text(self, now: Mapping[str, float | int]) -> str:
+        """Return all measurements.
+
+        Args:
+          now: values that go up and down, by name.
+        """
+        with self._lock:
+            lines = ["# TYPE lutjax_requests_total counter"]
+            for (path, status), n in sorted(self._requests.items()):
+                lines.append(f'lutjax_requests_total{{path="{path}",status="{status}"}} {n}')
+            lines.append("# TYPE lutjax_request_seconds_total counter")
+            lines += [
+                f'lutjax_request_seconds_total{{path="{path}"}} {s:.6f}'
+                for path, s in sorted(self._seconds.items())
+            ]
+            lines.append("# TYPE lutjax_items_total counter")
+            lines += [f'lutjax_items_total{{kind="{kind}"}} {n}' for kind, n in sorted(self._tokens.items())]
+        for name, value in now.items():
+            lines += [f"# TYPE lutjax_{name} gauge", f"lutjax_{name} {value:g}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,185 @@
+"""Requests of clients: what is in their bodies, checked, and the errors that they get."""
+
+import dataclasses
+import secrets
+from typing import Any
+
+from lutjax.files import _json
+from lutjax.serving._limits import Limits
+
+_MOST_STOPS, _MOST_STOP = 4, 256
+_MOST_TEMPERATURE = 100.0
+
+_UNUSED: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None,),
+    "n": (None, 1),
+    "presence_penalty": (None, 0),
+    "suffix": (None, ""),
+    "top_p": (None, 1),
+}
+"""Fields of the interface that this server has no use for, each with the values that ask for nothing."""
+
+_KNOWN = {
+    "echo",
+    "max_tokens",
+    "model",
+    "prompt",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "user",
+}
+
+
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+      status: of HTTP, 400 to 599.
+      param: the field of the body that is wrong, if it is one.
+      retry: seconds after which it may succeed, if that helps.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry: int | None = None):
+        super().__init__(message)
+        self.status, self.param, self.retry = status, param, retry
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer in the form that clients of the completion interface know."""
+        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": None}}
+
+
+def loads(body: bytes) -> dict[str, Any]:
+    """Return the object of JSON in a body.
+
+    Raises:
+      RequestError: there is none.
+    """
+    try:
+        found = _json.loads(body)
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RequestError(400, f"the body is {_json.shown(found)}; expected an object.")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """A request for a text.
+
+    Attributes:
+      prompt: in bytes.
+      n_tokens: bytes to add at most.
+      temperature: 0 takes the likeliest.
+      seed: of the draws; the same one gives the same text.
+      stops: texts before which the answer ends.
+      stream: whether parts are sent as they are drawn.
+      usage: whether a stream ends with the numbers of tokens.
+      echo: whether the answer begins with the prompt.
+    """
+
+    prompt: bytes
+    n_tokens: int
+    temperature: float
+    seed: int
+    stops: tuple[str, ...]
+    stream: bool
+    usage: bool
+    echo: bool
+
+    @classmethod
+    def of(cls, found: dict[str, Any], model: str, limits: Limits) -> "Completion":
+        """Return the request of a body.
+
+        Raises:
+          RequestError: a field is wrong, unknown, or asks for what this server has not.
+        """
+        for name, value in found.items():
+            if name in _UNUSED and value not in _UNUSED[name]:
+                raise RequestError(
+                    400,
+                    f"{name} is {_json.shown(value)}, which this server does not have; leave it out.",
+                    name,
+                )
+            if name not in _UNUSED and name not in _KNOWN:
+                raise RequestError(400, f"the field {_json.shown(name)} is unknown; leave it out.", name)
+        if found.get("model") not in (None, model):
+            raise RequestError(
+                404, f"the model {_json.shown(found['model'])} is not here; this is {model}.", "model"
+            )
+        prompt = found.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            prompt = prompt[0]
+        if (
+            isinstance(prompt, list)
+            and prompt
+            and all(type(token) is int and 0 <= token < 256 for token in prompt)
+        ):
+            text = bytes(prompt)
+        elif isinstance(prompt, str):
+            text = prompt.encode(errors="surrogatepass")
+        else:
+            raise RequestError(
+                400, f"prompt is {_json.shown(prompt)}; expected one text, or the bytes of one.", "prompt"
+            )
+        if not 1 <= len(text) <= limits.prompt:
+            raise RequestError(
+                400, f"prompt has {len(text):,} bytes; expected 1 to {limits.prompt:,}.", "prompt"
+            )
+        stops = found.get("stop")
+        stops = () if stops is None else (stops,) if isinstance(stops, str) else stops
+        if (
+            not isinstance(stops, list | tuple)
+            or not all(isinstance(s, str) and 0 < len(s) <= _MOST_STOP for s in stops)
+            or len(stops) > _MOST_STOPS
+        ):
+            raise RequestError(
+                400,
+                f"stop is {_json.shown(found['stop'])}; expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
+                "stop",
+            )
+        options = found.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise RequestError(
+                400, f"stream_options is {_json.shown(options)}; expected an object.", "stream_options"
+            )
+        seed = _number(found, "seed", secrets.randbits(32), 0, 2**32 - 1, int)
+        return cls(
+            text,
+            int(_number(found, "max_tokens", 16, 1, limits.tokens, int)),
+            float(_number(found, "temperature", 1.0, 0, _MOST_TEMPERATURE, (int, float))),
+            int(seed),
+            tuple(stops),
+            _flag(found, "stream"),
+            _flag(options, "include_usage"),
+            _flag(found, "echo"),
+        )
+
+
+def _number(
+    found: dict[str, Any], name: str, default: float | int, least: float | int, most: float | int, kind: Any
+) -> float | int:
+    """Return a field that is a number of a kind between two others, or its default."""
+    value = found.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+        raise RequestError(
+            400, f"{name} is {_json.shown(value)}; expected a number from {least} to {most}.", name
+        )
+    number: float | int = value
+    return number
+
+
+def _flag(found: dict[str, Any], name: str) -> bool:
+    value = found.get(name, False)
+    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
+        raise RequestError(400, f"{name} is {_json.shown(value)}; expected true or false.", name)
+    return bool(value)

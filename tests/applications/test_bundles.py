@@ -1,0 +1,532 @@
+"""Models in bundles: what is saved is loaded, everybody reads it, and what is damaged or hostile is refused in one line."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import command, output
+from flax import linen, nnx
+from hypothesis import given, strategies as st
+from hypothesis.extra import numpy as hnp
+from small_runs import HISTORY, RUNS, call, saved
+
+import lutjax
+from lutjax.bundles import BundleError
+from lutjax.bundles._layout import CARD, CODES, CONFIG, TENSORS
+from lutjax.layers import haiku as haiku_layers, linen as linen_layers, nnx as layers
+from lutjax.models import GPT, GPTConfig, LogicClassifier, LogicClassifierConfig, LogicTreeNetConfig
+from lutjax.training import classifier, lm, lm_runs, models, quantise, runs
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+SIZES = {"n_detectors": 4, "n_anchors": 3}
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
+
+
+def trees_run(folder: Path) -> Any:
+    config = LogicTreeNetConfig(
+        in_shape=(4, 4, 1), n_classes=2, n_thresholds=1, kernels=(2,), layers=(8, 8), depth=1
+    )
+    samples = runs.Source("/secret/place/images", 100, "f" * 64)
+    record = classifier.Record(config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY)
+    return saved(folder, models.Structure(lambda rngs: classifier.classifier_of(config, rngs=rngs)), record)
+
+
+def gpt_run(folder: Path) -> Any:
+    sizes = {
+        "features": 8,
+        "context": 6,
+        "n_layers": 1,
+        "n_heads": 1,
+        "lut_heads": 2,
+        "lut_tables": 2,
+        "lut_bits": 2,
+    }
+    config = GPTConfig(**sizes, read="powers_of_two")
+    text = runs.Source("fox.txt", 100, "f" * 64)
+    record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
+    return saved(folder, lm.structure_of(config), record)
+
+
+def integers_run(folder: Path) -> Any:
+    model = gpt_run(folder)
+    _, record = lm_runs.load_model(folder)
+    record = quantise.deployed_record(folder, record)
+    model = quantise.deployed_model(model, record)
+    quantise.save(folder / "quantised", 3, model, record)
+    (folder / "checkpoints").rename(folder / "others")
+    (folder / "quantised" / "checkpoints").rename(folder / "checkpoints")
+    return model
+
+
+ALL = {**RUNS, "trees": trees_run, "gpt": gpt_run, "integers": integers_run}
+
+
+def called(model: Any) -> Any:
+    if isinstance(model, GPT):
+        return model(jnp.asarray([[1, 2, 3, 4]], jnp.int32))
+    if hasattr(model.config, "in_shape"):
+        return model(jnp.linspace(0, 1, 32, dtype=jnp.float32).reshape(2, 4, 4, 1))
+    return call(model)
+
+
+@pytest.mark.thorough("ca", "gpt", "trees", "integers")
+@pytest.mark.parametrize("kind", ALL)
+def test_models_of_runs(kind: str, tmp_path: Path) -> None:
+    ALL[kind](tmp_path / "run")
+    model, folder = lutjax.load(tmp_path / "run"), tmp_path / "saved"
+    lutjax.save(model, folder)
+    assert {path.name for path in folder.iterdir()} == {CARD, CONFIG, TENSORS}
+    loaded = lutjax.load(folder)
+    assert type(loaded) is type(model)
+    np.testing.assert_array_equal(called(loaded), called(model))
+    assert loaded.record.folder == folder
+    assert (loaded.record.kind, loaded.record.steps) == (model.record.kind, 3)
+    assert loaded.record.history == HISTORY
+    assert loaded.record.model == model.record.model
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert not any(b"/secret" in content or str(tmp_path).encode() in content for content in written.values())
+    lutjax.save(loaded, folder)  # in its own place, to the same bytes
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
+
+
+def test_models_without_a_run(tmp_path: Path) -> None:
+    """Noise of gates, whose streams of random numbers are not kept."""
+    config = LogicClassifierConfig(
+        in_features=6, n_classes=3, n_thresholds=2, layers=(12,), estimator="gumbel"
+    )
+    model = LogicClassifier(config, rngs=nnx.Rngs(0, gates=1))
+    lutjax.save(model, tmp_path)
+    loaded = lutjax.load(tmp_path)
+    model.eval()
+    np.testing.assert_array_equal(call(loaded), call(model))
+    assert not hasattr(loaded, "record")
+    model.layers[0].logits = jnp.zeros((9, 16))
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.logits of this LogicClassifier is not that of its config"
+    ):
+        lutjax.save(model, tmp_path)
+
+
+@pytest.mark.parametrize("table_dtype", ["bfloat16", "int8"])
+def test_tables_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
+    layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
+    layer.weights = np.random.default_rng(0).normal(size=layer.weights.shape).astype(np.float32)
+    lutjax.save(layer, tmp_path / "whole")
+    lutjax.save(layer, tmp_path / "saved", table_dtype=table_dtype)
+    sizes = [(tmp_path / name / TENSORS).stat().st_size for name in ("whole", "saved")]
+    assert sizes[1] < sizes[0]
+    loaded = lutjax.load(tmp_path / "saved", into=layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(1)))
+    found, want = np.asarray(loaded.weights[...]), np.asarray(layer.weights[...])
+    assert found.dtype == np.float32
+    if table_dtype == "bfloat16":
+        np.testing.assert_array_equal(found, want.astype(jnp.bfloat16).astype(np.float32))
+    else:
+        quantised = lutjax.quantise_tables(layer.weights[...], groups=4)
+        unit = np.ldexp(np.float32(1), np.asarray(quantised.exponents))[:, None]
+        np.testing.assert_array_equal(found, np.asarray(quantised.values) * unit)
+        assert (np.abs(found - want) <= unit).all()
+    np.testing.assert_array_equal(loaded.anchors[...], layer.anchors[...])
+
+
+def test_tables_that_cannot_be_stored_so(tmp_path: Path) -> None:
+    layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
+    layer.weights[...] = layer.weights[...] + jnp.nan
+    with pytest.raises(
+        ValueError, match="the table weights has values that are not finite, which int8 cannot hold"
+    ):
+        lutjax.save(layer, tmp_path, table_dtype="int8")
+    gates = layers.LogicGates(6, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match="table_dtype is int8, but the model has no tables of floats; leave it out"
+    ):
+        lutjax.save(gates, tmp_path, table_dtype="int8")
+    with pytest.raises(ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"):
+        lutjax.save(layer, tmp_path, table_dtype="int4")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------- models of users
+class Net(nnx.Module):
+    def __init__(self, *, seed: int, width: int = 6):
+        rngs = nnx.Rngs(seed)
+        self.blocks = nnx.List([layers.LUT(8, width, **SIZES, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.blocks[1](self.dropout(jnp.tanh(self.blocks[0](x)), deterministic=True))
+
+
+def test_a_module_of_a_user(tmp_path: Path) -> None:
+    net = Net(seed=0)
+    lutjax.save(net, tmp_path)
+    other = Net(seed=1)
+    assert lutjax.load(tmp_path, into=other) is other
+    np.testing.assert_array_equal(other(X), net(X))
+    with pytest.raises(
+        ValueError, match=r"holds a Net, a class that is not of lutjax: make one, and give it as into="
+    ):
+        lutjax.load(tmp_path)
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(narrow := Net(seed=0, width=5), nnx.Param)))
+    with pytest.raises(
+        BundleError,
+        match=r"does not fit this model: its tensor \"blocks.0.weights\" is float32\[4, 8, 6\]; the model's is float32\[4, 8, 5\]",
+    ):
+        lutjax.load(tmp_path, into=narrow)
+    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(narrow, nnx.Param)))
+    with pytest.raises(TypeError, match=r"holds a Net of Flax NNX; into is a dict"):
+        lutjax.load(tmp_path, into={})
+
+
+def test_ids_that_do_not_exist(tmp_path: Path) -> None:
+    net = Net(seed=0)
+    net.blocks[0].anchors[...] = net.blocks[0].anchors[...] + 8
+    lutjax.save(net, tmp_path)
+    with pytest.raises(BundleError, match="cannot be used: LUT: anchors holds ids from 8 to"):
+        lutjax.load(tmp_path, into=Net(seed=0))
+
+
+def test_variables_of_linen(tmp_path: Path) -> None:
+    model = linen.Sequential([linen_layers.LUT(8, 6, **SIZES), linen.Dense(2)])
+    variables = model.init(jax.random.key(0), X)
+    tables = linen_layers.tables_of(model.init, jax.random.key(0), X)
+    lutjax.save(variables, tmp_path, tables=tables, table_dtype="bfloat16")
+    loaded = lutjax.load(tmp_path)
+    np.testing.assert_array_equal(model.apply(loaded, X), model.apply(variables, X))  # of tables of zeros
+    kinds = {t.kind for t in lutjax.bundles.read(tmp_path).config.tensors.values()}
+    assert kinds == {"anchors", "params", "tables"}
+    into = model.init(jax.random.key(1), X)
+    jax.tree.map(np.testing.assert_array_equal, lutjax.load(tmp_path, into=into), variables)
+    with pytest.raises(ValueError, match="tables has 'no', which no array is called"):
+        lutjax.save(variables, tmp_path, tables=["no"])
+
+
+def test_variables_of_haiku(tmp_path: Path) -> None:
+    def forward(x: Any) -> Any:
+        return hk.Linear(2)(haiku_layers.LUT(8, 6, **SIZES)(x))
+
+    model = hk.without_apply_rng(hk.transform_with_state(forward))
+    params, state = model.init(jax.random.key(0), X)
+    lutjax.save({"params": params, "state": state}, tmp_path)
+    loaded = lutjax.load(tmp_path)
+    want, _ = model.apply(params, state, X)
+    np.testing.assert_array_equal(model.apply(loaded["params"], loaded["state"], X)[0], want)
+    lutjax.save((params, state), tmp_path)
+    params, state = lutjax.load(tmp_path, into=(params, state))
+    np.testing.assert_array_equal(model.apply(params, state, X)[0], want)
+
+
+KEYS = st.one_of(
+    st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=5).filter(
+        lambda s: "." not in s and not s.isdecimal()
+    ),
+    st.integers(0, 3),
+)
+DTYPES = st.sampled_from([jnp.dtype(name) for name in CODES if "64" not in name])
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3).map(
+        lambda shape: np.random.default_rng(len(shape)).integers(0, 2, shape).astype(dtype)
+    )
+)
+TREES = st.dictionaries(
+    KEYS,
+    st.recursive(ARRAYS, lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3), max_leaves=6),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(TREES)
+def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[Any, Any]) -> None:
+    folder = tmp_path_factory.mktemp("tree")
+    try:
+        jax.tree.structure(tree)
+    except ValueError:  # keys that JAX cannot order
+        return
+    lutjax.save(tree, folder)
+    for loaded in (lutjax.load(folder), lutjax.load(folder, into=tree)):
+        assert jax.tree.structure(loaded) == jax.tree.structure(tree)
+        for found, want in zip(jax.tree.leaves(loaded), jax.tree.leaves(tree), strict=True):
+            assert found.dtype == want.dtype
+            np.testing.assert_array_equal(found, want)
+
+
+@given(hnp.arrays(np.float32, (2, 4, 3), elements=st.floats(-(2.0**40), 2.0**40, width=32)))
+def test_tables_of_int8_are_off_by_at_most_a_unit(
+    tmp_path_factory: pytest.TempPathFactory, table: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("table")
+    lutjax.save({"w": table}, folder, tables=["w"], table_dtype="int8")
+    bundle = lutjax.bundles.read(folder)
+    unit = bundle.tensors["w.scale"]
+    assert (np.abs(bundle.values("w") - table) <= unit).all()
+    assert (unit <= np.maximum(np.abs(table).max(1, keepdims=True), 1e-30) / 32).all()
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (3, TypeError, "model is 3; expected a flax.nnx.Module, or arrays in dicts"),
+        ({}, TypeError, "model is {}; expected"),
+        ({"a": "text"}, TypeError, "a is 'text'; expected an array of a dtype that a bundle holds"),
+        ({"a": jax.random.key}, TypeError, "expected an array of a dtype"),
+        ({"a": np.zeros(2, complex)}, TypeError, "expected an array of a dtype"),
+        ({"a\n": np.zeros(2)}, ValueError, "characters that can be printed"),
+        ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, ValueError, "two arrays have the name 'a.b'"),
+    ],
+)
+def test_what_is_no_model(model: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        lutjax.save(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+# ------------------------------------------------------------------------------------- who has no lutjax
+ALONE = """
+import json, sys
+for name in ("lutjax", "jax", "flax", "ml_dtypes"):
+    sys.modules[name] = None
+import numpy as np
+from safetensors.numpy import load_file
+
+folder, file = sys.argv[1:]
+stored, about = load_file(f"{folder}/model.safetensors"), json.load(open(f"{folder}/config.json"))["tensors"]
+
+
+def value(name):
+    scale = about[name]["scale"]
+    return stored[name] if scale is None else stored[name].astype(np.float32) * stored[scale]
+
+
+x, want = (np.load(file)[name] for name in ("x", "y"))
+anchors, weights = value("anchors"), value("weights")
+assert about["weights"]["kind"] == "tables" and about["anchors"]["kind"] == "anchors"
+bits = x[:, anchors[..., 0]] > x[:, anchors[..., 1]]  # [samples, detectors, comparisons]
+rows = (bits << np.arange(bits.shape[-1])).sum(-1)
+y = weights[np.arange(len(weights)), rows].sum(1)
+np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("table_dtype", ["float32", "int8"])
+def test_numpy_alone_reads_a_layer(table_dtype: str, tmp_path: Path) -> None:
+    layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
+    layer.weights = np.random.default_rng(0).normal(size=layer.weights.shape).astype(np.float32)
+    lutjax.save(layer, tmp_path / "saved", table_dtype=table_dtype)
+    loaded = lutjax.load(tmp_path / "saved", into=layer)
+    np.savez(tmp_path / "a.npz", x=X, y=loaded(X))
+    subprocess.run(
+        [sys.executable, "-c", ALONE, tmp_path / "saved", tmp_path / "a.npz"], check=True, timeout=60
+    )
+
+
+def test_the_card(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    RUNS["lm"](tmp_path / "run")
+    folder = tmp_path / "my model"
+    lutjax.save(lutjax.load(tmp_path / "run"), folder)
+    text = (folder / CARD).read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["library_name"] == "lutjax"
+    assert head["pipeline_tag"] == "text-generation"
+    result = head["model-index"][0]["results"][0]
+    assert result["dataset"]["name"] == "fox.txt"
+    assert result["metrics"][0]["value"] == 2.0
+    for words in (
+        "# my model",
+        "| test loss, nats per byte | 3 | 2 |",
+        f"SHA-256 `{'f' * 64}`",
+        "layers.0.ffn.layer.weights",
+        "| steps | 9 |",
+    ):
+        assert words in text
+    kept = text.rstrip().rpartition("\n")[0] + "\nMine.\n"
+    (folder / CARD).write_text(kept)
+    (folder / "notes.txt").write_text("mine")
+    lutjax.save(lutjax.load(tmp_path / "run"), folder)
+    assert (folder / CARD).read_text() == kept
+    assert (folder / "notes.txt").exists()
+
+
+# ------------------------------------------------------------------------------------- commands
+def test_commands(tmp_path: Path) -> None:
+    RUNS["lm"](tmp_path / "run")
+    said = output("save", tmp_path / "run", tmp_path / "saved", "--table-dtype", "float32")
+    assert "model.safetensors" in said
+    assert f"lutjax generate {tmp_path / 'saved'}" in said
+    words = ("--prompt", "The", "--bytes", 5)
+    assert output("generate", tmp_path / "saved", *words) == output("generate", tmp_path / "run", *words)
+    found = command("predict", tmp_path / "saved", __file__)
+    assert found.exit_code == 1
+    assert "holds a run of train lm; this command takes a run of train classify" in found.output
+    found = command("info", tmp_path / "saved")
+    assert found.exit_code == 1
+    assert "is a bundle, which lutjax.load reads" in found.output
+    found = command("save", tmp_path / "no", tmp_path / "saved")
+    assert found.exit_code == 2
+    assert "does not exist" in found.output
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / CONFIG).write_text("{}")
+    found = command("save", tmp_path / "run", tmp_path / "other")
+    assert found.exit_code == 1
+    assert (
+        "holds config.json, which is of no bundle that this version knows, and would be replaced"
+        in found.output
+    )
+    assert (tmp_path / "other" / CONFIG).read_text() == "{}"
+
+
+@pytest.mark.thorough
+def test_commands_of_classifiers(tmp_path: Path) -> None:
+    config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
+    samples = runs.Source("t.npz", 100, "f" * 64)
+    from lutjax.training.raw import Form
+
+    form = Form((3,), ("no", "yes"), None, 0.0, 1.0)
+    record = classifier.Record(
+        config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY, form=form
+    )
+    saved(tmp_path / "run", models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
+    np.savez(tmp_path / "t.npz", x=np.random.default_rng(0).random((5, 3), np.float32))
+    output("save", tmp_path / "run", tmp_path / "saved")
+    want = output("predict", tmp_path / "run", tmp_path / "t.npz")
+    assert output("predict", tmp_path / "saved", tmp_path / "t.npz") == want
+    found = command("save", tmp_path / "run", tmp_path / "more", "--table-dtype", "int8")
+    assert found.exit_code == 2
+    assert "--table-dtype is int8, but the model has no tables of floats" in found.output
+
+
+# ------------------------------------------------------------------------------------- hostile bundles
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    lutjax.save(Net(seed=0), tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of the tensors, and let the config have the digest of the file."""
+    from lutjax.files._files import digest_of
+
+    content = (folder / TENSORS).read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    found = json.loads(content[8 : 8 + length])
+    change(found)
+    text = json.dumps(found).encode()
+    (folder / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    config = json.loads((folder / CONFIG).read_bytes())
+    size = (folder / TENSORS).stat().st_size
+    config["files"][TENSORS] = {"bytes": size, "sha256": digest_of(folder / TENSORS)}
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads((folder / CONFIG).read_bytes())
+    change(found)
+    (folder / CONFIG).write_text(json.dumps(found))
+
+
+def link(folder: Path, name: str) -> None:
+    (folder / name).rename(folder.parent / name)
+    (folder / name).symlink_to(folder.parent / name)
+
+
+def pipe(folder: Path) -> None:
+    (folder / TENSORS).unlink()
+    os.mkfifo(folder / TENSORS)
+
+
+NAME = "blocks.0.weights"
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a huge shape": (
+        lambda f: header(f, lambda h: h[NAME].update(shape=[10**9] * 3)),
+        "is damaged: .*overflow computing buffer size",
+    ),
+    "a huge shape, twice": (
+        lambda f: (
+            header(f, lambda h: h[NAME].update(shape=[10**5] * 3)),
+            config(f, lambda c: c["tensors"][NAME].update(shape=[10**5] * 3)),
+        ),
+        "is damaged",
+    ),
+    "another shape": (lambda f: header(f, lambda h: h[NAME].update(shape=[8, 4, 6])), "blocks.0.weights.* is F32.8, 4, 6. in"),
+    "another dtype": (lambda f: header(f, lambda h: h[NAME].update(dtype="I32")), "is I32.4, 8, 6. in model.safetensors, and F32"),
+    "an unknown dtype": (lambda f: header(f, lambda h: h[NAME].update(dtype="object")), "is damaged: .*unknown variant"),
+    "offsets beyond the file": (lambda f: header(f, lambda h: h[NAME].update(data_offsets=[0, 10**12])), "is damaged"),
+    "a tensor more": (lambda f: config(f, lambda c: c["tensors"].pop(NAME)), "which model.safetensors has and config.json does not describe"),
+    "a tensor less": (lambda f: header(f, lambda h: h.update(other=h.pop(NAME))), "which config.json describes and model.safetensors lacks"),
+    "a header that lies": (
+        lambda f: ((f / TENSORS).write_bytes(struct.pack("<Q", 2**60) + (f / TENSORS).read_bytes()[8:])),
+        "a header of 1,152,921,504,606,846,976 bytes",
+    ),
+    "a byte": (
+        lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-1] + b"\x7f"),
+        "model.safetensors has changed since it was written",
+    ),
+    "an end": (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-1]), "bytes, not .* as config.json says"),
+    "a link of tensors": (lambda f: link(f, TENSORS), "model.safetensors is a link, which may lead anywhere"),
+    "a link of the config": (lambda f: link(f, CONFIG), "config.json is a link"),
+    "a pipe": (pipe, "model.safetensors is no file"),
+    "no tensors": (lambda f: (f / TENSORS).unlink(), "it has no model.safetensors"),
+    "no config": (lambda f: (f / CONFIG).unlink(), "it has no config.json"),
+    "another config": (lambda f: (f / CONFIG).write_text('{"model_type": "bert"}'), "is of no bundle of lutjax"),
+    "a text": (lambda f: (f / CONFIG).write_text("["), "is damaged: config.json: "),
+    "a large text": (lambda f: (f / CONFIG).write_text(" " * (1 << 24) + "{}"), "at most 16,777,216 are read"),
+    "another version": (lambda f: config(f, lambda c: c.update(bundle=7)), "of version 7 of bundles; lutjax .* reads version 1"),
+    "a path of another name": (lambda f: config(f, lambda c: c["tensors"][NAME].update(path=["x"])), "expected the keys that make the name"),
+    "values of text": (lambda f: config(f, lambda c: c["tensors"][NAME].update(dtype="text")), "has values of .*text"),
+    "int8 without a scale": (lambda f: config(f, lambda c: c["tensors"][NAME].update(stored="int8")), "'scale' is null"),
+    "negative sizes": (lambda f: config(f, lambda c: c["tensors"][NAME].update(shape=[-1])), "expected sizes"),
+    "a tensor in another one": (
+        lambda f: config(f, lambda c: c["tensors"].update({f"{NAME}.x": {**c["tensors"][NAME], "path": ["blocks", 0, "weights", "x"]}})),
+        "lies in another one",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_bundles(what: str, bundle: Path) -> None:
+    change, message = HOSTILE[what]
+    change(bundle)
+    with pytest.raises(BundleError, match=message) as found:
+        lutjax.load(bundle, into=Net(seed=1))
+    assert "\n" not in str(found.value)
+    assert len(str(found.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["model"].update(layers=[10**12]), "its model is no LogicClassifier"),
+        (lambda c: c["model"].update(layers=[10**9, 10**9]), "does not fit this model|is no LogicClassifier"),
+        (lambda c: c["model"].update(layers="os.system"), "its model is no LogicClassifier"),
+        (lambda c: c["model"].pop("tau"), None),
+        (
+            lambda c: c.update(architectures=["os.system"]),
+            "holds a .*os.system.*; the models of this version are",
+        ),
+        (lambda c: c.update(quantised=True), "has no form with tables of integers"),
+        (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
+        (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
+    ],
+)
+def test_hostile_configs(change: Any, message: str | None, tmp_path: Path) -> None:
+    RUNS["digits"](tmp_path / "run")
+    lutjax.save(lutjax.load(tmp_path / "run"), tmp_path / "saved")
+    config(tmp_path / "saved", change)
+    if message is None:  # fields of later versions have defaults
+        lutjax.load(tmp_path / "saved")
+        return
+    with pytest.raises(BundleError, match=message) as found:
+        lutjax.load(tmp_path / "saved")
+    assert "\n" not in str(found.value)

@@ -1,0 +1,178 @@
+"""Networks of other packages: the outputs that were recorded there, and what can be done with them here."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import exports
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from commands import command, output
+from flax import nnx
+from folders import ROOT
+from safetensors.numpy import save_file
+
+import lutjax
+from lutjax import convert
+from lutjax.circuits import proofs
+from lutjax.convert import ConversionError
+from lutjax.convert._packages import PACKAGES
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+CASES = {
+    path.stem.removeprefix("foreign_"): path
+    for path in sorted((ROOT / "tests" / "golden").glob("foreign_*.npz"))
+}
+SOFT = {"torchlogix_raw", "torchlogix_light", "torchlogix_warp_once", "torchlogix_learned_wires", "difflogic"}
+"""Of these, soft outputs are the same."""
+
+
+def package(name: str) -> str:
+    return {"dwn": "torch-dwn"}.get(found := name.partition("_")[0], found)
+
+
+def case(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return tensors, arguments of the conversion, and inputs and outputs."""
+    with np.load(CASES[name]) as file:
+        whole = dict(file)
+    parts: dict[str, dict[str, Any]] = {"t": {}, "a": {}}
+    for key in [key for key in whole if key[1:2] == "/"]:
+        parts[key[0]][key[2:]] = whole.pop(key)
+    return parts["t"], {key: value.item() for key, value in parts["a"].items()}, whole
+
+
+def converted(name: str) -> tuple[Any, dict[str, Any]]:
+    tensors, arguments, found = case(name)
+    return PACKAGES[package(name)](tensors, **arguments), found
+
+
+def test_there_are_cases() -> None:
+    assert {package(name) for name in CASES} == set(PACKAGES)
+    assert set(CASES) > SOFT
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs(name: str, tmp_path: Path) -> None:
+    model, found = converted(name)
+    np.testing.assert_allclose(model(found["x"], deterministic=True), found["hard"], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(model.packed()(found["x"]), found["hard"].argmax(-1))
+    if name in SOFT:
+        np.testing.assert_allclose(model(found["x"], deterministic=False), found["soft"], rtol=0, atol=1e-5)
+    lutjax.save(model, tmp_path)
+    loaded = lutjax.load(tmp_path)
+    np.testing.assert_array_equal(loaded(found["x"]), model(found["x"], deterministic=True))
+
+
+@pytest.mark.parametrize("name", ["torchlogix_raw", "dwn"])
+def test_they_are_trained_here(name: str) -> None:
+    model, found = converted(name)
+    labels = np.arange(len(found["x"])) % 5
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+    def loss(model: Any) -> jax.Array:
+        logits = model(found["x"], deterministic=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels, jnp.int32)).mean()
+
+    step = nnx.jit(nnx.value_and_grad(loss))
+    losses = []
+    for _ in range(40):
+        value, gradients = step(model)
+        with jax.numpy_dtype_promotion("standard"):  # of optax
+            optimizer.update(model, gradients)
+        losses.append(float(value))
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_they_are_proved_here(tmp_path: Path) -> None:
+    """Export the circuit from bits to classes, and prove its files equal to it."""
+    model, found = converted("difflogic")
+    circuit = model.circuit()
+    np.testing.assert_array_equal(circuit(found["x"].astype(np.uint8)), found["hard"].argmax(-1))
+    exports.write(tmp_path / "out", formats=("json", "blif", "aiger"), circuit=circuit)
+    proved = proofs.verify(tmp_path / "out")
+    assert proved
+    assert all(proof.passed is not False for proof in proved), proved
+
+
+def test_files_of_tensors(tmp_path: Path) -> None:
+    tensors, arguments, found = case("torchlogix_raw")
+    save_file(tensors, tmp_path / "m.safetensors")
+    assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
+    words = ("--classes", 5, "--tau", arguments["tau"])
+    said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
+    assert "30 + 20 gates over 6 numbers are written to" in said
+    np.testing.assert_allclose(lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6)
+    refused = command("import", "--from", "difflogic", tmp_path / "m.safetensors", tmp_path / "o", *words)
+    assert refused.exit_code == 1
+    assert "which belongs to no layer that can be converted" in refused.output
+    refused = command(
+        "import",
+        "--from",
+        "difflogic",
+        "--temperature",
+        2,
+        tmp_path / "m.safetensors",
+        tmp_path / "o",
+        *words,
+    )
+    assert refused.exit_code == 2
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
+        with pytest.raises(ConversionError, match=message):
+            convert.read(tmp_path / name)
+
+
+def test_files_of_pytorch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensors, _, _ = case("torchlogix_raw")
+    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, tmp_path / "m.pt")
+    for name, array in convert.read(tmp_path / "m.pt").items():
+        np.testing.assert_array_equal(array, tensors[name])
+    torch.save({"x": Path()}, tmp_path / "code.pt")
+    with pytest.raises(ConversionError, match="cannot be read as tensors alone"):
+        convert.read(tmp_path / "code.pt")
+
+
+def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "m.pt").write_bytes(b"")
+    with pytest.raises(ModuleNotFoundError, match=r"is a file of PyTorch, which is not installed here"):
+        convert.read(tmp_path / "m.pt")
+
+
+WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "the file has no layers"),
+        ({"0.weight": WEIGHT}, "0 has no connections.indices"),
+        ({"0.weight": WEIGHT[0], "0.connections.indices": WIRES}, "0.weight has shape [16]; expected 2 axes"),
+        ({"0.weight": WEIGHT, "0.connections.indices": WIRES - 1}, "0 has wires from -1 to 2; its inputs are 0 to 2"),
+        ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES}, "expected [4, 16] of gates with 2 inputs"),
+        ({"0.weight": WEIGHT + np.nan, "0.connections.indices": WIRES}, "0 has numbers that are not finite"),
+        ({"0.tree_weights.0": WEIGHT}, "0.tree_weights.0, which belongs to no layer that can be converted"),
+        (
+            {f"{k}.{name}": a for k in (0, 1) for name, a in (("weight", WEIGHT), ("connections.indices", WIRES + 4 * k))},
+            "1 has wires from 4 to 7; its inputs are 0 to 3",
+        ),
+        ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES[:, :3]}, "the last of layers is 3; it must be a multiple of the 2"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_typechecking")
+def test_what_is_no_network(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConversionError, match=re.escape(message)) as found:
+        convert.torchlogix(given, n_classes=2)
+    assert "\n" not in str(found.value)
+
+
+def test_a_state_dict_of_difflogic_has_no_wires() -> None:
+    with pytest.raises(
+        ConversionError, match=r"0 has no indices: .* Save them with it: safetensors.torch.save_file"
+    ):
+        convert.difflogic({"0.weights": WEIGHT}, n_classes=2)

@@ -1,0 +1,176 @@
+"""Models as programs of JAX: a process without this package computes with them what the model does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import command, output
+from flax import nnx
+from small_runs import RUNS
+
+import lutjax
+from lutjax.bundles import BundleError, programs
+from lutjax.models import (
+    GPT,
+    GPTConfig,
+    LogicCA,
+    LogicCAConfig,
+    LogicClassifier,
+    LogicClassifierConfig,
+    LogicTreeNet,
+    LogicTreeNetConfig,
+    LUTTransformer,
+    LUTTransformerConfig,
+)
+
+# Sizes are annotated as ints, which symbolic ones are not: as a user calls the package.
+pytestmark = pytest.mark.usefixtures("without_typechecking", "compilation_cache_directory")
+
+ALONE = """
+import json, sys
+sys.modules["lutjax"] = sys.modules["flax"] = None
+import jax, jax.export, jax.numpy as jnp, numpy as np
+from safetensors.numpy import load_file
+
+folder, file = sys.argv[1:]
+weights = {name: jnp.asarray(array) for name, array in load_file(f"{folder}/model.safetensors").items()}
+about = json.load(open(f"{folder}/programs.json"))
+program = {}
+for name, facts in about["programs"].items():
+    program[name] = jax.export.deserialize(bytearray(open(f"{folder}/{facts['file']}", "rb").read()))
+    assert program[name].platforms == ("cpu", "cuda", "tpu"), program[name].platforms
+given = dict(np.load(file))
+found = {}
+if "decode" in program:
+    tokens, targets = given["tokens"], given["targets"]
+    found["logits"] = program["forward"].call(weights, tokens)
+    found["one"] = program["forward"].call(weights, tokens[:1, :1])
+    found["loss"], gradient = jax.value_and_grad(program["loss"].call, allow_int=True)(weights, tokens, targets)
+    state, found["after prompt"] = program["start"].call(weights, given["prompt"])
+    for k in range(given["more"].shape[1]):
+        state, found["after more"] = program["decode"].call(weights, state, given["more"][:, k])
+elif "x" in given:
+    found["logits"] = program["forward"].call(weights, given["x"])
+    found["loss"], gradient = jax.value_and_grad(program["loss"].call, allow_int=True)(weights, given["x"], given["labels"])
+else:
+    found["state"] = program["forward"].call(weights, *(given[name] for name in ("state", "key") if name in given))
+if "loss" in program:
+    found |= {f"gradient {name}": g for name, g in gradient.items() if jnp.issubdtype(weights[name].dtype, jnp.floating)}
+np.savez(file, **found)
+"""
+
+
+def alone(model: Any, folder: Path, **given: Any) -> dict[str, np.ndarray]:
+    """Return what a process without the package computes with the programs of a model."""
+    paths = programs.write(model, folder)
+    facts = json.loads((folder / programs.ABOUT).read_bytes())
+    assert [path.name for path in paths] == [one["file"] for one in facts["programs"].values()]
+    np.savez(folder.parent / "a.npz", **given)
+    subprocess.run([sys.executable, "-c", ALONE, folder, folder.parent / "a.npz"], check=True, timeout=300)
+    with np.load(folder.parent / "a.npz") as found:
+        return dict(found)
+
+
+def loss_of(logits: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
+
+
+def check_gradients(model: Any, loss: Any, found: dict[str, np.ndarray]) -> None:
+    value, gradients = nnx.value_and_grad(loss)(model)
+    np.testing.assert_allclose(found["loss"], value, rtol=1e-5)
+    for path, g in nnx.to_flat_state(gradients):
+        name = ".".join(map(str, path))
+        np.testing.assert_allclose(found[f"gradient {name}"], g[...], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+LUT = LUTTransformerConfig(
+    vocab_size=11, features=6, context=5, n_layers=1, n_heads=1, n_detectors=3, n_anchors=2, ffn_anchors=3
+)
+SOFTMAX = GPTConfig(
+    vocab_size=11, features=8, context=5, n_layers=1, n_heads=2, lut_heads=2, lut_tables=2, lut_bits=2
+)
+
+
+@pytest.mark.thorough("gpt")
+@pytest.mark.parametrize("kind", ["lut", "gpt"])
+def test_language_models(kind: str, tmp_path: Path) -> None:
+    model: Any = LUTTransformer(LUT, rngs=nnx.Rngs(0)) if kind == "lut" else GPT(SOFTMAX, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    for _, layer in nnx.iter_modules(model):
+        if hasattr(layer, "weights"):
+            layer.weights = rng.normal(size=layer.weights.shape).astype(np.float32)
+    model.eval()
+    tokens, targets, prompt, more = (
+        rng.integers(0, 11, shape).astype(np.int32) for shape in ((3, 4), (3, 4), (2, 12), (2, 3))
+    )
+    found = alone(model, tmp_path / "saved", tokens=tokens, targets=targets, prompt=prompt, more=more)
+    np.testing.assert_allclose(found["logits"], model(tokens), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["one"], model(tokens[:1, :1]), rtol=1e-5, atol=1e-5)
+    check_gradients(model, lambda model: loss_of(model(tokens, deterministic=True), targets), found)
+    # Of texts longer than the context.
+    np.testing.assert_allclose(found["after prompt"], model(prompt)[:, -1], rtol=1e-5, atol=1e-5)
+    whole = np.concatenate([prompt, more], 1)
+    np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.thorough("trees")
+@pytest.mark.parametrize("kind", ["gates", "trees"])
+def test_classifiers(kind: str, tmp_path: Path) -> None:
+    if kind == "gates":
+        config = LogicClassifierConfig(in_features=6, n_classes=3, n_thresholds=2, layers=(12, 12))
+        model: Any = LogicClassifier(config, rngs=nnx.Rngs(0))
+    else:
+        trees = LogicTreeNetConfig(
+            in_shape=(4, 4, 1), n_classes=3, n_thresholds=1, kernels=(2,), layers=(9,), depth=1
+        )
+        model = LogicTreeNet(trees, rngs=nnx.Rngs(0))
+    shape = (6,) if kind == "gates" else (4, 4, 1)
+    x, labels = (
+        np.random.default_rng(0).random((5, *shape), np.float32),
+        np.asarray([0, 1, 2, 1, 0], np.int32),
+    )
+    found = alone(model, tmp_path / "saved", x=x, labels=labels)
+    np.testing.assert_array_equal(found["logits"], model(x, deterministic=True))
+    check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), found)
+
+
+@pytest.mark.thorough("1.0")
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_automata(rate: float, tmp_path: Path) -> None:
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate)
+    model = LogicCA(config, rngs=nnx.Rngs(0))
+    state = np.random.default_rng(0).integers(0, 2, (3, 5, 40, 2)).astype(bool)
+    key = jax.random.key(3)
+    given = {} if rate == 1 else {"key": np.asarray(jax.random.key_data(key))}
+    found = alone(model, tmp_path / "saved", state=state, **given)
+    np.testing.assert_array_equal(found["state"], model(state, 1, key=key, deterministic=True))
+
+
+def test_other_models_have_no_programs(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"a Linear is no model of lutjax\.models"):
+        programs.write(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    RUNS["digits"](tmp_path / "run")
+    said = output("export", tmp_path / "run", "--format", "jax")
+    assert "forward.jax" in said
+    assert "for cpu, cuda, tpu" in said
+    model = lutjax.load(tmp_path / "run" / "jax")  # a bundle, too
+    assert model.record.kind == "digits"
+    again = output("export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other")
+    assert "loss.jax" in again
+    for words, message in (
+        (("--format", "jax,c"), "export it by itself"),
+        (("--format", "jax", "--name", "x"), "--format jax has no option --name"),
+    ):
+        result = command("export", tmp_path / "run", *words)
+        assert result.exit_code == 2
+        assert message in result.output

@@ -1,0 +1,400 @@
+"""Models over HTTP: answers are those of the model, whoever else asks, and bad requests are told why."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from small_runs import HISTORY, RUNS, saved
+from starlette.testclient import TestClient
+
+import lutjax
+from lutjax.models import LogicClassifier, LogicClassifierConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.serving import Limits, application
+from lutjax.serving._text import Answer
+from lutjax.training import classifier, models, runs
+from lutjax.training.raw import Form
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+LIMITS = Limits(slots=3, queue=64, prompt=64, tokens=64, rows=8, body=4096)
+
+
+def text_model() -> LUTTransformer:
+    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 3, "n_anchors": 2}
+    model = LUTTransformer(LUTTransformerConfig(**sizes, ffn_detectors=4, ffn_anchors=3), rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    for _, layer in nnx.iter_modules(model):
+        if hasattr(layer, "weights"):
+            layer.weights = rng.normal(size=layer.weights.shape).astype(np.float32)
+    model.eval()
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> LUTTransformer:
+    return text_model()
+
+
+@pytest.fixture(scope="module")
+def client(model: LUTTransformer) -> Iterator[TestClient]:
+    with TestClient(application(model, "texts", LIMITS)) as client:
+        yield client
+
+
+def complete(client: Any, **fields: Any) -> dict[str, Any]:
+    response = client.post("/v1/completions", json=fields)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def text_of(found: dict[str, Any]) -> str:
+    text: str = found["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("prompt", ["a", "The quick brown fox", "größe"])
+def test_the_likeliest_text(prompt: str, client: TestClient, model: LUTTransformer) -> None:
+    found = complete(client, model="texts", prompt=prompt, max_tokens=12, temperature=0)
+    tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.int32)
+    want = model.generate(jnp.asarray(tokens), 12, key=jax.random.key(0), temperature=0)
+    assert text_of(found) == np.asarray(want).astype(np.uint8).tobytes().decode(errors="replace")
+    assert found["choices"][0]["finish_reason"] == "length"
+    n = len(prompt.encode())
+    assert found["usage"] == {"prompt_tokens": n, "completion_tokens": 12, "total_tokens": n + 12}
+    assert (
+        complete(client, prompt=list(prompt.encode()), max_tokens=12, temperature=0)["choices"]
+        == found["choices"]
+    )
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_streams(client: TestClient) -> None:
+    asked = {"prompt": "x", "max_tokens": 30, "seed": 5, "temperature": 0.9}
+    want = complete(client, **asked)
+    response = client.post(
+        "/v1/completions", json={**asked, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *parts, usage = events(response.text)
+    assert "".join(text_of(part) for part in parts) == text_of(want)
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["length"]
+    assert usage["usage"] == want["usage"]
+    assert len({part["id"] for part in parts}) == 1
+    assert len(parts) > 2
+
+
+def test_stops_and_echo(client: TestClient) -> None:
+    asked = {"prompt": "ab", "max_tokens": 40, "seed": 1}
+    whole = text_of(complete(client, **asked))
+    stop = whole[5:7]
+    found = complete(client, **asked, stop=[stop, "not there"], echo=True)
+    assert text_of(found) == "ab" + whole[: whole.index(stop)]
+    assert found["choices"][0]["finish_reason"] == "stop"
+
+
+def test_answers_in_parts() -> None:
+    for cut in range(1, 12):
+        answer, text = Answer(("END", "E!")), "größer ENE END x".encode()
+        parts = [text[k : k + cut] for k in range(0, len(text), cut)]
+        assert "".join(answer.add(part) for part in parts) + answer.add(b"", last=True) == "größer ENE "
+        assert answer.stopped
+    answer = Answer(("END",))
+    assert answer.add(b"EN") + answer.add(b"", last=True) == "EN"
+
+
+def test_many_at_once(client: TestClient) -> None:
+    """More texts than slots, of all lengths: none is lost, and each is what it is alone."""
+    asked = [
+        {
+            "prompt": chr(97 + k % 26) * (1 + 3 * k % 20),
+            "max_tokens": 1 + 5 * k % 40,
+            "seed": k,
+            "temperature": k % 3 / 2,
+        }
+        for k in range(24)
+    ]
+    alone = [text_of(complete(client, **one)) for one in asked]
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(lambda one: text_of(complete(client, **one)), asked))
+    assert together == alone
+    assert len(set(alone)) > 20
+
+
+BAD: list[tuple[Any, int, str]] = [
+    (b"{", 400, "the body is not JSON"),
+    (b"[1]", 400, "expected an object"),
+    (b"[" * 3000, 400, "nested too deeply"),
+    ({}, 400, "prompt is null; expected one text"),
+    ({"prompt": ""}, 400, "prompt has 0 bytes; expected 1 to 64"),
+    ({"prompt": "x" * 65}, 400, "prompt has 65 bytes"),
+    ({"prompt": ["a", "b"]}, 400, "expected one text"),
+    ({"prompt": [300]}, 400, "expected one text"),
+    ({"prompt": "x", "max_tokens": 65}, 400, "max_tokens is 65; expected a number from 1 to 64"),
+    ({"prompt": "x", "max_tokens": True}, 400, "max_tokens is true"),
+    ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
+    ({"prompt": "x", "temperature": "hot"}, 400, 'temperature is "hot"'),
+    ({"prompt": "x", "seed": 2**32}, 400, "seed is 4294967296"),
+    ({"prompt": "x", "stop": [""]}, 400, "stop is"),
+    ({"prompt": "x", "stop": {"a": 1}}, 400, "stop is"),
+    ({"prompt": "x", "stream": "yes"}, 400, 'stream is "yes"; expected true or false'),
+    ({"prompt": "x", "stream_options": 3}, 400, "stream_options is 3"),
+    ({"prompt": "x", "n": 2}, 400, "n is 2, which this server does not have"),
+    ({"prompt": "x", "top_p": 0.5}, 400, "top_p is 0.5, which this server does not have"),
+    ({"prompt": "x", "colour": 2}, 400, 'the field "colour" is unknown'),
+    ({"prompt": "x", "model": "other"}, 404, 'the model "other" is not here; this is texts'),
+    (b" " * 5000, 413, "the body has more than 4,096 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status", "message"), BAD)
+def test_bad_requests(body: Any, status: int, message: str, client: TestClient) -> None:
+    response = client.post("/v1/completions", content=body if isinstance(body, bytes) else json.dumps(body))
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+def test_how_it_is(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ok", "model": "texts"}
+    assert client.get("/v1/models").json()["data"][0]["id"] == "texts"
+    complete(client, prompt="x", max_tokens=3)
+    text = client.get("/metrics").text
+    assert re.search(r'lutjax_requests_total\{path="/v1/completions",status="200"\} \d+', text)
+    assert "lutjax_slots 3" in text
+    assert "lutjax_active 0" in text
+    for path, status in (("/nothing", 404), ("/v1/completions", 405)):
+        response = client.get(path)
+        assert response.status_code == status
+        assert path in response.json()["error"]["message"]
+
+
+def test_too_many(model: LUTTransformer) -> None:
+    """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
+    app = application(model, "texts", Limits(slots=1, queue=1))
+    with TestClient(app) as client:
+        gate, engine = threading.Event(), _engine(app)
+        advance = engine._advance
+
+        def slow(*args: Any) -> Any:
+            gate.wait()
+            return advance(*args)
+
+        engine._advance = slow
+        with ThreadPoolExecutor(2) as pool:
+            found = []
+            for n in (1, 2):
+                found.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
+                _until(lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1)
+            refused = client.post("/v1/completions", json={"prompt": "x"})
+            gate.set()
+            assert [len(one.result()["choices"]) for one in found] == [1, 1]
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert "1 requests wait already" in refused.json()["error"]["message"]
+
+
+def test_who_leaves_frees_a_slot(model: LUTTransformer) -> None:
+    engine = _engine(application(model, "texts", Limits(slots=1, queue=4, tokens=100_000)))
+    from lutjax.serving._engine import Job
+
+    got: list[Any] = []
+    job = Job(b"x", 100_000, 1.0, 0, got.append)
+    engine.submit(job)
+    _until(lambda: len(got) > 1)
+    job.cancelled = True
+    other: list[Any] = []
+    engine.submit(Job(b"y", 3, 1.0, 0, other.append))
+    _until(lambda: other and other[-1] is None)
+    engine.stop()
+    assert sum(map(len, filter(None, other))) == 3
+
+
+def test_a_failure_is_told(model: LUTTransformer) -> None:
+    app = application(model, "texts", Limits(slots=2))
+    with TestClient(app, raise_server_exceptions=False) as client:
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("no memory")
+
+        _engine(app)._advance = broken
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 500
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+        assert client.get("/health").status_code == 503
+
+
+def _engine(app: Any) -> Any:
+    return app.routes[-1].endpoint.__self__.engine
+
+
+def _until(true: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------- classifiers
+@pytest.fixture
+def classes(tmp_path: Path) -> Iterator[TestClient]:
+    config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
+    samples, form = runs.Source("t.npz", 100, "f" * 64), Form((3,), ("no", "yes"), None, 0.0, 1.0)
+    record = classifier.Record(
+        config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY, form=form
+    )
+    saved(tmp_path / "run", models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
+    lutjax.save(lutjax.load(tmp_path / "run"), tmp_path / "saved")
+    with TestClient(application(lutjax.load(tmp_path / "saved"), "classes", LIMITS)) as client:
+        yield client
+
+
+def test_classifiers(classes: TestClient, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((5, 3)).round(3)
+    found = classes.post("/v1/classify", json={"rows": rows.tolist()}).json()
+    votes = lutjax.load(tmp_path / "run").packed().votes(jnp.asarray(rows, jnp.float32))
+    np.testing.assert_array_equal(found["votes"], votes)
+    assert found["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
+    for body, status, message in (
+        ({"rows": [[1, 2]]}, 400, "expected [N, 3]"),
+        ({"rows": [[1, 2], [3]]}, 400, "rows"),
+        ({"rows": [["a", "b", "c"]]}, 400, "expected numbers"),
+        ({"rows": []}, 400, "rows has 0 samples; expected 1 to 8"),
+        ({"rows": [[0, 0, 0]] * 9}, 400, "rows has 9 samples"),
+        ({"rows": 3}, 400, "rows is not a list"),
+        ({"columns": {"a": [1]}}, 400, "columns are columns, but the run was trained on arrays"),
+        ({"x": 1}, 400, "expected rows"),
+        ({"rows": [[1, 2, 3]], "model": "other"}, 404, "this is the model classes"),
+    ):
+        response = classes.post("/v1/classify", json=body)
+        assert response.status_code == status, (body, response.text)
+        assert message in response.json()["error"]["message"]
+    assert 'lutjax_items_total{kind="rows"} 5' in classes.get("/metrics").text
+
+
+def test_other_models_are_not_served(tmp_path: Path) -> None:
+    RUNS["ca"](tmp_path / "run")
+    with pytest.raises(ValueError, match="a LogicCA is not served"):
+        application(lutjax.load(tmp_path / "run"))
+    with pytest.raises(ValueError, match="slots is 0; it must be at least 1"):
+        Limits(slots=0)
+
+
+# ------------------------------------------------------------------------------------- the command
+@contextlib.contextmanager
+def served(folder: Path, *words: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run `lutjax serve` in a process of its own; yield it and its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "lutjax", "serve", str(folder), "--port", str(port), *map(str, words)]
+    with (folder.parent / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        address = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            assert process.poll() is None, (folder.parent / "log").read_text()
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{address}/health").status_code == 200
+            return False
+
+        try:
+            _until(answers, 120)
+            yield process, address
+        finally:
+            process.kill()
+            process.wait()
+
+
+CLIENTS, SECONDS = 200, 60
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
+    lutjax.save(text_model(), tmp_path / "texts")
+    kinds = [{"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)]
+    with served(tmp_path / "texts", "--queue", CLIENTS) as (process, address):
+        with httpx.Client(base_url=address, timeout=60) as one:
+            alone = [text_of(complete(one, **kind)) for kind in kinds]
+        before = memory(process.pid)
+
+        async def client(number: int, http: httpx.AsyncClient, end: float) -> int:
+            done = 0
+            while time.monotonic() < end:
+                k = (number + done) % len(kinds)
+                if number % 2:
+                    response = await http.post("/v1/completions", json={**kinds[k], "stream": True})
+                    text = "".join(text_of(part) for part in events(response.text))
+                else:
+                    response = await http.post("/v1/completions", json=kinds[k])
+                    text = text_of(response.json())
+                assert response.status_code == 200, response.text
+                assert text == alone[k]
+                done += 1
+            return done
+
+        async def clients() -> list[int]:
+            limits = httpx.Limits(max_connections=CLIENTS)
+            async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as http:
+                end = time.monotonic() + SECONDS
+                return await asyncio.gather(*(client(number, http, end) for number in range(CLIENTS)))
+
+        done = asyncio.run(clients())
+        assert min(done) >= 1
+        after = memory(process.pid)
+        assert after < before + 200e6, (before, after)
+        text = httpx.get(f"{address}/metrics").text
+        assert (
+            f'lutjax_requests_total{{path="/v1/completions",status="200"}} {sum(done) + len(kinds)}' in text
+        )
+        assert "lutjax_active 0" in text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM)
+        assert "Application shutdown complete" in (tmp_path / "log").read_text()
+        print(
+            f"{sum(done)} answers, {min(done)} to {max(done)} of a client, memory {before / 1e6:.0f} to {after / 1e6:.0f} MB"
+        )
+
+
+def memory(pid: int) -> float:
+    """Return the resident memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.thorough
+def test_requests_end_before_the_server_does(tmp_path: Path) -> None:
+    lutjax.save(text_model(), tmp_path / "texts")
+    with (
+        served(tmp_path / "texts") as (process, address),
+        httpx.Client(base_url=address, timeout=60) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(complete, client, prompt="x", max_tokens=4096)
+        _until(lambda: "lutjax_active 1" in httpx.get(f"{address}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        assert answer.result()["usage"]["completion_tokens"] == 4096
+        assert process.wait(60) in (0, -signal.SIGTERM)
