@@ -14,7 +14,7 @@ from pathlib import Path
 from lutjax.dispatch.catalogue import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "choose").glob("*.md")))
 
 
 def listed(ops: Iterable[str]) -> str:

@@ -309,7 +309,7 @@ NOT_LISTED = {
     "lutjax.__version__",
     *(
         f"lutjax.{name}"
-        for name in "circuits layers models reads reference sharding testing training tuning wiring".split()
+        for name in ["circuits", "layers", "models", "reads", "reference", "sharding", "testing", "training", "tuning", "wiring"]
     ),
 }
 

@@ -1,6 +1,7 @@
 """The documentation site has every page in its index and every public name in its reference, and is built without a warning."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -107,7 +108,10 @@ def test_every_command_is_in_the_reference(topics):
 
 
 def headings(path):
-    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    for included in re.findall(r"```{include} (\S+)", text):
+        text += (path.parent / included).read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
@@ -124,6 +128,20 @@ def test_links_of_all_pages_lead_somewhere(topics):
             assert target.exists(), (path, name)
             assert not heading or heading in headings(target), (path, name, heading)
     assert found > 60
+
+
+def test_figures_of_choices_are_those_of_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import measured
+
+    for page in measured.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert measured.written(text) == text, "python docs/measured.py --write writes the pages"
+    kept = json.loads(measured.FILE.read_text())
+    texts = "".join(page.read_text(encoding="utf-8") for page in measured.PAGES)
+    assert set(kept) == set(measured.TABLES) == set(re.findall(r"<!-- measured: (\w+) -->", texts))
+    older = {**kept["reads"], "kernels": {**kept["reads"]["kernels"], "scored_lut forward": "another"}}
+    assert "Since then `scored_lut` changed" in measured.table("reads", older)
 
 
 def test_pictures_have_words():
