@@ -309,7 +309,18 @@ NOT_LISTED = {
     "lutjax.__version__",
     *(
         f"lutjax.{name}"
-        for name in ["circuits", "layers", "models", "reads", "reference", "sharding", "testing", "training", "tuning", "wiring"]
+        for name in [
+            "circuits",
+            "layers",
+            "models",
+            "reads",
+            "reference",
+            "sharding",
+            "testing",
+            "training",
+            "tuning",
+            "wiring",
+        ]
     ),
 }
 

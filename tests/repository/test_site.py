@@ -125,6 +125,8 @@ def test_links_of_all_pages_lead_somewhere(topics):
             found += 1
             if target in made:
                 continue
+            if target.parent.name == "play":  # pages that the site has as they are
+                target = DOCS / "gallery" / "pages" / "play" / target.name
             assert target.exists(), (path, name)
             assert not heading or heading in headings(target), (path, name, heading)
     assert found > 60
