@@ -1,6 +1,8 @@
 """Settings of the documentation site; CONTRIBUTING.md has the command that builds it."""
 
+import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
-    "sphinx-mathjax-offline",
     "sphinx_copybutton",
     "sphinx_design",
 ]
@@ -32,6 +33,10 @@ exclude_patterns = ["_build", "benchmarks/README.md", "**/.ipynb_checkpoints"]
 root_doc = "index"
 topics.write()
 intersphinx_mapping = inventories.write(DOCS / "_build" / "inventories")
+# Formulas are drawn by MathJax, one file of it, which the site brings with it.
+(DOCS / "_build" / "static").mkdir(parents=True, exist_ok=True)
+for _folder in importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations:
+    shutil.copy(Path(_folder, "static", "mathjax", "tex-svg.js"), DOCS / "_build" / "static")
 
 # Markdown and notebooks: text, executed when the site is built; what has not changed is kept in the cache.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
@@ -62,7 +67,8 @@ suppress_warnings = ["ref.python"]  # several libraries have a layer of each nam
 
 html_theme = "sphinx_book_theme"
 html_title = f"lutjax {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "_build/static"]
+mathjax_path = "tex-svg.js"
 html_css_files = ["site.css"]
 html_extra_path = ["gallery/pages"]
 html_show_sourcelink = False

@@ -146,6 +146,21 @@ def test_figures_of_choices_are_those_of_the_file(monkeypatch):
     assert "Since then `scored_lut` changed" in measured.table("reads", older)
 
 
+def test_there_is_one_version():
+    """The version of the package is that of its native kernels, its changelog, its citation and the switcher of the site."""
+    import lutjax
+
+    version = lutjax.__version__
+    native = (ROOT / "native" / "lutjax_cpu" / "__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{version}"' in native
+    assert f'"lutjax=={version}"' in (ROOT / "native" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert version in [
+        v["version"] for v in json.loads((DOCS / "_static" / "versions.json").read_text(encoding="utf-8"))
+    ]
+    assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_pictures_have_words():
     """Every picture of a page has a text that stands for it."""
     for path in SOURCES:
