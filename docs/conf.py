@@ -70,6 +70,7 @@ html_title = f"lutjax {release}"
 html_static_path = ["_static", "_build/static"]
 mathjax_path = "tex-svg.js"
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_extra_path = ["gallery/pages"]
 html_show_sourcelink = False
 html_copy_source = False
