@@ -46,6 +46,7 @@ def as_a_reader(without_typechecking):
     "implementations.md",
     "logic.md",
     "semantics.md",
+    "sharp-bits.md",
     "training-large-tables.md",
 )
 @pytest.mark.parametrize(
