@@ -5,8 +5,12 @@ Each is a circuit that is trained here and written by `lutjax.circuits.page`, or
 """
 
 import argparse
+import base64
+import gzip
 import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -102,6 +106,69 @@ def healing() -> str:
     return circuits.page.write(circuit, "An automaton that heals", size=(32, 32), start="random", shown=1)
 
 
+def text() -> str:
+    """Return a page that writes text: a model of tables, as a C program without floating point, compiled to WebAssembly by Zig."""
+    from lutjax import circuits
+    from lutjax.models import LUTTransformerConfig
+    from lutjax.training import presets
+    from lutjax.training.lm import Run, TrainingConfig
+    from lutjax.training.text import load_text
+
+    sizes = {"n_anchors": 4, "n_position_bits": 3, "n_detectors": 16, "ffn_detectors": 24, "ffn_anchors": 7}
+    values = {**presets.preset("lut", "demo"), **sizes, "steps": 2500}
+    configs = [presets.make(c, presets.fields_of(c, values)) for c in (LUTTransformerConfig, TrainingConfig)]
+    data = load_text(context=configs[0].context)
+    run = Run(*configs, data.train)
+    state = run.init()
+    for first in range(0, configs[1].steps, 250):
+        state, losses = run.advance(state, first, 250)
+        print(f"text: step {first + 250}, loss {float(np.mean(losses)):.3f}", flush=True)
+    loss = run.evaluate(state, data.test, max_windows=512)
+    integers = circuits.language_model.of(run.structure.model(state.params, state.others), tables="int8")
+    print(f"text: test loss {loss:.3f}, {integers.n_values:,} numbers")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in integers.to_c(tables_in_file=True).items():
+            Path(folder, name).write_bytes(content)
+        (Path(folder) / "text.c").write_text(_text("text.c"))
+        compiler = [sys.executable, "-m", "ziglang", "cc", "-std=c99", "-O2"]
+        wasm = [
+            "-target",
+            "wasm32-freestanding",
+            "-nostdlib",
+            "-Wl,--no-entry",
+            "-Wl,--strip-all",
+            "-o",
+            "text.wasm",
+        ]
+        subprocess.run([*compiler, *wasm, "text.c", "language_model.c", "tables.c"], cwd=folder, check=True)
+        native = [*compiler, "-o", "language_model", "main.c", "language_model.c", "tables.c"]
+        subprocess.run(native, cwd=folder, check=True)
+        prompt, n, seed = "def ", 300, 7
+        asked = ["./language_model", "-n", str(n), "-t", "0.6", "-s", str(seed), prompt]
+        written = subprocess.run(asked, cwd=folder, check=True, capture_output=True).stdout
+        packed = gzip.compress((Path(folder) / "tables.bin").read_bytes(), 9, mtime=0)
+        program = (Path(folder) / "text.wasm").read_bytes()
+    model = {
+        "program": base64.b64encode(program).decode(),
+        "tables": base64.b64encode(packed).decode(),
+        "native": {"prompt": prompt, "n": n, "temperature": 0.6, "seed": seed, "bytes": list(written)},
+    }
+    lead = (
+        f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} nats a byte). To write a "
+        f"byte it compares numbers, reads rows and adds them, without floating point. {len(program):,} bytes of program."
+    )
+    return (
+        _text("text.html")
+        .replace("{{page.css}}", _css())
+        .replace("{{lead}}", lead)
+        .replace("{{data}}", json.dumps(model))
+    )
+
+
+def _css() -> str:
+    return resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text(encoding="utf-8")
+
+
 def detector() -> str:
     """Return a page of a detector, whose inputs and pairs are dragged."""
     data = {
@@ -109,8 +176,7 @@ def detector() -> str:
         "pairs": [[0, 1], [2, 3], [5, 4]],
         "table": [0.5, -1.0, 2.0, 1.25, -0.5, 3.0, 0.0, -2.0],
     }
-    css = resources.files("lutjax.circuits").joinpath("templates", "page.css").read_text(encoding="utf-8")
-    return _text("detector.html").replace("{{page.css}}", css).replace("{{data}}", json.dumps(data))
+    return _text("detector.html").replace("{{page.css}}", _css()).replace("{{data}}", json.dumps(data))
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -118,6 +184,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "digits": digits,
     "life": life,
     "healing": healing,
+    "text": text,
 }
 
 

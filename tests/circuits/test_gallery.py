@@ -37,6 +37,18 @@ def opened(browser):
     assert browser.problems() == []
 
 
+@needs_browser
+def test_the_text_is_that_of_the_program(opened):
+    """Compare what WebAssembly writes with what the same program wrote when the page was made, compiled for a processor."""
+    page = opened("text")
+    native = page.run("text.model.native")
+    call = "text.write({prompt!r}, {n}, {temperature}, {seed})".format(**native)
+    assert page.run(call) == native["bytes"]
+    assert page.run(call.replace(f", {native['seed']})", ", 3)")) != native["bytes"]
+    page.run("new Promise((done) => setTimeout(done, 1500))")
+    assert len(page.text("#out")) > 100
+
+
 def circuit_of(name):
     return circuits.page.read((PLAY / f"{name}.html").read_text(encoding="utf-8"))
 
