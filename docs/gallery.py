@@ -35,7 +35,7 @@ def digits() -> str:
 
     parts = datasets.load().parts(stratified=True, bits=8)
     config = LogicClassifierConfig(64, 10, layers=(2000, 2000, 1000), tau=4.0)
-    training = TrainingConfig(steps=6000, gate_cost=0.03, shift=0.5)
+    training = TrainingConfig(steps=12000, gate_cost=0.02)
     run = Run(config, training, parts.train)
     state = run.init()
     for first in range(0, training.steps, 500):
