@@ -168,6 +168,9 @@ def test_pictures_have_words():
         assert not re.search(r"!\[\s*\]\(", text), path
         for directive in re.findall(r"```{(?:image|figure)}.*?```", text, re.DOTALL):
             assert ":alt:" in directive, path
+        for cell in re.findall(r"```{code-cell} ipython3\n(.*?)```", text, re.DOTALL):
+            drawn = re.search(r"plt\.(subplots|figure)|wiring\.show|^Image\(", cell, re.MULTILINE)
+            assert not drawn or "    alt: " in cell, (path, cell[:200])
 
 
 @pytest.mark.slow
