@@ -14,13 +14,27 @@ from pathlib import Path
 from lutjax.dispatch.catalogue import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "choose").glob("*.md")),
+)
 
 
 def listed(ops: Iterable[str]) -> str:
     """Return names of ops as a sentence has them."""
     *first, last = (f"`{op}`" for op in ops)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def minutes() -> tuple[float, float]:
+    """Return the minutes that `lutjax train lm` takes with native kernels and in plain JAX, of the table on the page of tables."""
+    text = (ROOT / "docs" / "feed-forward.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `scored_lut`(?: in (plain JAX))? \| [\d,]+ \| \d+ \| (?:\d+ to )?(\d+) \|", text, re.MULTILINE
+    )
+    seconds = {kind: int(most) for kind, most in rows}
+    return seconds[""] / 60, seconds["plain JAX"] / 60
 
 
 def facts() -> dict[str, str]:
@@ -37,13 +51,20 @@ def facts() -> dict[str, str]:
         "ops without tensorcores": without_tensorcore,
         "ops without native": without_native,
         "ops with update": with_update,
+        "minutes of lm": f"{minutes()[0]:.1f} minutes on two CPU cores with native kernels, {minutes()[1]:.1f} in plain JAX",
+        "minutes of plain lm": f"{minutes()[1]:.1f} minutes",
     }
 
 
 def written(page: str) -> str:
     """Return a page with its sentences as they are now."""
     for name, text in facts().items():
-        page = re.sub(rf"(<!-- {name} -->).*?(<!-- end -->)", rf"\1{text}\2", page, flags=re.DOTALL)
+        page = re.sub(
+            rf"(<!-- {name} -->).*?(<!-- end -->)",
+            lambda m, text=text: f"{m[1]}{text}{m[2]}",
+            page,
+            flags=re.DOTALL,
+        )
     return page
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 
 from lutjax import cases
+from lutjax.dispatch.catalogue import KERNELS, PARTS
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import KernelSpec, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS
@@ -21,6 +22,7 @@ class State(enum.StrEnum):
     RAN = "ran"
     COMPILES = "compiles"
     LOWERS = "lowers"
+    PARTS = "by its parts"
     UNSUPPORTED = "unsupported"
     UNKNOWN = "not checked"
     FAILS = "fails"
@@ -28,7 +30,7 @@ class State(enum.StrEnum):
 
     @property
     def letter(self) -> str:
-        return dict(zip(State, "RrCL-.!?", strict=True))[self]
+        return dict(zip(State, "RrCLp-.!?", strict=True))[self]
 
     @property
     def is_gap(self) -> bool:
@@ -155,6 +157,12 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
     return Cell(op, direction, column.key, dtype, state, reason=reason)
 
 
+def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
+    """The cell of what nobody checked: a fused op in plain JAX is its parts, ops with cells of their own."""
+    by_parts = column.implementation == "xla" and PARTS in KERNELS.get(op, {})
+    return Cell(op, direction, column.key, dtype, State.PARTS if by_parts else State.UNKNOWN)
+
+
 def matrix(
     recorded: dict[tuple[str, str, str, str], Cell],
     check: Callable[[str, Column, str], dict[str, Cell]] | None,
@@ -183,7 +191,7 @@ def matrix(
             if key not in checked:
                 checked[key] = check(*key)
             cell = checked[key].get(direction, cell)
-        yield cell or Cell(op, direction, column.key, dtype, State.UNKNOWN)
+        yield cell or _unknown(op, direction, column, dtype)
 
 
 def to_check(

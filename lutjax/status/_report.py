@@ -147,6 +147,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             "",
             "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
             "the suite. Kernels of packages that are not installed are shown as recorded. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it.",
+            "By its parts means: plain JAX runs a fused op as the ops that it is made of, which have cells of their own.",
             "",
             "## Where and by what",
             "",

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"  # that of lutjax, whose inner modules it imports
+__version__ = "0.2.0"  # that of lutjax, whose inner modules it imports
 
 KERNELS: dict[str, tuple[str, ...]] = {
     "detect": ("forward", "backward"),

@@ -491,3 +491,7 @@ def test_page_is_current():
     )
     missing = {(c.op, c.column) for c in cells if c.state.is_gap and c.direction != "update"}
     assert not missing
+    unknown = {(c.op, c.column) for c in cells if c.state == _matrix.State.UNKNOWN}
+    assert not unknown, "lutjax status --record checks them"
+    by_parts = {c.op for c in cells if c.state == _matrix.State.PARTS}
+    assert by_parts <= {"gate_network", "logic_trees", "lut_at_places"}

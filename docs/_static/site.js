@@ -1,0 +1,12 @@
+// Names for controls of the theme that have none, or other ones than they show.
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("nav details > summary").forEach((summary) => {
+    const link = summary.closest("li")?.querySelector("a");
+    summary.setAttribute("aria-label", `pages below ${link ? link.textContent.trim() : ""}`);
+  });
+  document.querySelectorAll(".search-button-field").forEach((button) => button.removeAttribute("aria-label"));
+  document.querySelectorAll(".version-switcher__button").forEach((button) => button.removeAttribute("aria-label"));
+  const brand = document.querySelector(".bd-sidebar-primary .navbar-brand")?.parentElement;
+  brand?.setAttribute("role", "region");
+  brand?.setAttribute("aria-label", "lutjax, start page");
+});

@@ -1,0 +1,159 @@
+"""The pages of the gallery, as they are in the repository: their circuits in NumPy, and all of them in a browser."""
+
+import sys
+
+import browser as browsers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from folders import ROOT
+
+import lutjax
+from lutjax import circuits
+
+PLAY = ROOT / "docs" / "gallery" / "pages" / "play"
+PAGES = sorted(PLAY.glob("*.html"))
+
+needs_browser = pytest.mark.tools("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsers.Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(browser):
+    """Open a page of the gallery, which makes no error and asks nothing of the network."""
+
+    def opened(name, *, width=1200):
+        browser.resize(width, 900, mobile=width < 600)
+        browser.open(PLAY / f"{name}.html")
+        return browser
+
+    yield opened
+    assert browser.problems() == []
+
+
+@needs_browser
+def test_the_text_is_that_of_the_program(opened):
+    """Compare what WebAssembly writes with what the same program wrote when the page was made, compiled for a processor."""
+    page = opened("text")
+    native = page.run("text.model.native")
+    call = "text.write({prompt!r}, {n}, {temperature}, {seed})".format(**native)
+    assert page.run(call) == native["bytes"]
+    assert page.run(call.replace(f", {native['seed']})", ", 3)")) != native["bytes"]
+    page.run("new Promise((done) => setTimeout(done, 1500))")
+    assert len(page.text("#out")) > 100
+
+
+def circuit_of(name):
+    return circuits.page.read((PLAY / f"{name}.html").read_text(encoding="utf-8"))
+
+
+def test_every_page_is_made_and_shown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    monkeypatch.delitem(sys.modules, "gallery", raising=False)
+    import gallery
+
+    assert {path.stem for path in PAGES} == set(gallery.PAGES)
+    shown = (ROOT / "docs" / "gallery" / "index.md").read_text(encoding="utf-8")
+    for name in gallery.PAGES:
+        assert shown.count(f"../play/{name}.html") == 2, name
+    assert (PLAY / "detector.html").read_text(encoding="utf-8") == gallery.detector()
+
+
+def test_life_is_the_game_of_life():
+    circuit = circuit_of("life")
+    neighbourhoods = np.arange(512)[:, None] >> np.arange(9) & 1
+    alive, around = neighbourhoods[:, 8], neighbourhoods[:, :8].sum(1)
+    assert (np.ravel(circuit(neighbourhoods)) == ((around == 3) | (alive == 1) & (around == 2))).all()
+    assert len(circuit) < 60
+
+
+def test_what_heals_heals():
+    """Start with anything, and clear a quarter later: squares come back."""
+    circuit = circuit_of("healing")
+    state = np.random.default_rng(0).integers(0, 2, (1, 32, 32, circuit.about["channels"])).astype(bool)
+    state = circuits.step_automaton(circuit, state, 60)
+    squares = state[0, ..., 0].copy()
+    y, x = np.mgrid[:32, :32] // 2
+    assert min((squares != ((x + y) % 2 == k)).mean() for k in (0, 1)) < 0.05
+    state[:, :16, :16] = False
+    state = circuits.step_automaton(circuit, state, 60)
+    assert (state[0, ..., 0] != squares).mean() < 0.05
+
+
+def test_digits_are_read_as_the_examples_say():
+    import json
+    import re
+
+    text = (PLAY / "digits.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="circuit">(.*?)</script>', text, re.DOTALL)[1])
+    votes = circuit_of("digits")(np.array(data["examples"]))
+    assert (np.asarray(votes).argmax(-1) == data["labels"]).mean() > 0.9
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("name", [path.stem for path in PAGES])
+def test_pages_fit_and_name_their_controls(opened, name, width):
+    page = opened(name, width=width)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("document.querySelectorAll('h1').length") == 1
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "checkbox", "slider", "radio", "combobox", "spinbutton", "application"}
+    found = [node for node in nodes if node.get("role", {}).get("value") in controls]
+    assert len(found) >= 3
+    assert not [node for node in found if not node.get("name", {}).get("value")]
+
+
+@needs_browser
+def test_the_dragged_detector_is_that_of_the_ops(opened):
+    page = opened("detector")
+
+    def check():
+        x, pairs, table = (page.run(f"detector.{name}") for name in ("x", "pairs", "table"))
+        found = page.run("detector.detect()")
+        values, anchors = jnp.array(x), jnp.array([pairs], jnp.int32)
+        d = lutjax.detect(values, anchors)
+        assert (found["index"], found["flip"]) == (int(d.index[0]), int(d.flip[0]))
+        assert found["margin"] == pytest.approx(float(d.margin[0]), abs=1e-6)
+        weights = jnp.array(table)[None, :, None]
+        gradient = jax.grad(lambda x: lutjax.lut(x, weights, anchors)[0])(values)
+        np.testing.assert_allclose(found["gradient"], gradient, atol=1e-5)
+        return x, pairs
+
+    first = check()
+    page.stroke("#input-0", [(0.5, 0.5), (0.5, 2.5), (0.5, 4.5)])
+    second = check()
+    assert second[0] != first[0]
+    page.stroke("#pair-1-1", [(0.5, 0.5), (3.0, 0.5), (4.0, 0.5)])
+    third = check()
+    assert third[1] != second[1]
+    page.run("document.getElementById('input-3').focus()")
+    page.press("ArrowDown", 5)
+    assert check()[0][3] == pytest.approx(third[0][3] - 0.25)
+
+
+@needs_browser
+def test_a_drawn_digit_has_votes(opened):
+    page = opened("digits")
+    page.stroke("#pad", [(0.5, 0.15), (0.5, 0.5), (0.5, 0.85)])
+    pixels = page.run("lutjax.pixels()")
+    assert max(pixels) > 0
+    votes = np.ravel(circuit_of("digits")(np.array([pixels]))).tolist()
+    shown = "[...document.querySelectorAll('#votes tr')].map((r) => +r.cells[2].textContent)"
+    assert page.run(shown) == votes
+
+
+@needs_browser
+def test_what_is_clicked_is_damaged(opened):
+    page = opened("life")
+    page.run("lutjax.play(false)")
+    before = page.run("lutjax.steps()")
+    page.stroke("#grid", [(0.3, 0.3), (0.6, 0.6)])
+    page.click("#step")
+    assert page.run("lutjax.steps()") == before + 1

@@ -1,0 +1,200 @@
+"""The documentation site has every page in its index and every public name in its reference, and is built without a warning."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from folders import ROOT
+
+DOCS = ROOT / "docs"
+SOURCES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if not {"_build", "api", "benchmarks"} & set(path.relative_to(DOCS).parts)
+)
+LINK = re.compile(r"\]\(([\w/.-]+\.(?:md|py|png|gif|csv|json|html))(?:#([\w-]+))?\)")
+
+
+@pytest.fixture(scope="module")
+def topics():
+    sys.path.insert(0, str(DOCS))
+    try:
+        import topics
+
+        yield topics
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+def names_of_toctrees(page):
+    """The pages that the toctrees of a page name, without their endings."""
+    for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.splitlines():
+            if line and not line.startswith(":"):
+                target = re.sub(r".*<(.*)>", r"\1", line)
+                yield os.path.relpath((page.parent / target).resolve(), DOCS)
+
+
+def test_every_page_is_in_the_index(topics):
+    made = {f"reference/api/{name}" for name in topics.GENERATED}
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES} | made
+    named = [name for path in SOURCES for name in names_of_toctrees(path)]
+    assert len(set(named)) == len(named), "a page is named twice"
+    assert set(named) == pages - {"index"}
+
+
+def test_every_public_name_is_in_the_reference(topics):
+    listed = topics.listed()
+    missing = topics.public() - listed
+    assert not missing, "docs/topics.py lists public names by topic"
+    for name in listed:
+        topics.found(name)
+    for key in topics.TOPICS:
+        page = topics.page_of(key)
+        assert all(f":: {name}\n" in page for name in topics.TOPICS[key].names()), key
+
+
+def test_names_in_pages_exist(topics):
+    """Each dotted name of lutjax in the text of a page is a module, or means something in one."""
+    for page in [ROOT / "README.md", *SOURCES]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for name in set(re.findall(r"`(lutjax(?:\.\w+)+)", text)):
+            topics.found(name)
+
+
+def test_every_op_has_equations(topics):
+    equations = topics.equations()
+    import lutjax
+
+    without = {
+        "pack_bits",
+        "unpack_bits",
+        "packed_lut",
+        "scale_gradient",
+        "update_table",
+        "readers",
+        "Detection",
+    }
+    ops = {
+        name
+        for name in lutjax.__all__
+        if f"`{name}(" in (ROOT / "README.md").read_text() and callable(getattr(lutjax, name))
+    }
+    assert ops - without - {"sample_anchors"} <= {name.removeprefix("lutjax.") for name in equations}
+    text = (DOCS / "reference" / "equations.md").read_text(encoding="utf-8")
+    defined = re.findall(r"^\$\$ \(([\w-]+)\)$", text, re.MULTILINE)
+    assert len(set(defined)) == len(defined)
+    assert {label for labels in equations.values() for label in labels} == set(defined)
+
+
+def test_the_glossary_is_that_of_contributing(topics):
+    page = topics.glossary()
+    assert "\nsurrogate derivative\n  The function of the margin" in page
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("| --- | --- |\n", text.index("| term | meaning |")) : text.index("## Habits")]
+    assert page.count("\n  ") == table.count("\n| ") > 30
+
+
+def test_every_command_is_in_the_reference(topics):
+    page = topics.commands()
+    for command in ("lutjax train classify", "lutjax export", "lutjax verify", "lutjax tune"):
+        assert f"\n## {command}\n" in page
+    assert "--recipe" in page
+
+
+def headings(path):
+    text = path.read_text(encoding="utf-8")
+    for included in re.findall(r"```{include} (\S+)", text):
+        text += (path.parent / included).read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_links_of_all_pages_lead_somewhere(topics):
+    made = {DOCS / "reference" / "api" / f"{name}.md" for name in topics.GENERATED}
+    found = 0
+    for path in SOURCES:
+        text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for name, heading in LINK.findall(text):
+            target = (path.parent / name).resolve()
+            found += 1
+            if target in made:
+                continue
+            if target.parent.name == "play":  # pages that the site has as they are
+                target = DOCS / "gallery" / "pages" / "play" / target.name
+            assert target.exists(), (path, name)
+            assert not heading or heading in headings(target), (path, name, heading)
+    assert found > 60
+
+
+def test_figures_of_choices_are_those_of_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import measured
+
+    for page in measured.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert measured.written(text) == text, "python docs/measured.py --write writes the pages"
+    kept = json.loads(measured.FILE.read_text())
+    texts = "".join(page.read_text(encoding="utf-8") for page in measured.PAGES)
+    assert set(kept) == set(measured.TABLES) == set(re.findall(r"<!-- measured: (\w+) -->", texts))
+    older = {**kept["reads"], "kernels": {**kept["reads"]["kernels"], "scored_lut forward": "another"}}
+    assert "Since then `scored_lut` changed" in measured.table("reads", older)
+
+
+def test_there_is_one_version():
+    """The version of the package is that of its native kernels, its changelog, its citation and the switcher of the site."""
+    import lutjax
+
+    version = lutjax.__version__
+    native = (ROOT / "native" / "lutjax_cpu" / "__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{version}"' in native
+    assert f'"lutjax=={version}"' in (ROOT / "native" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert version in [
+        v["version"] for v in json.loads((DOCS / "_static" / "versions.json").read_text(encoding="utf-8"))
+    ]
+    assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_pictures_have_words():
+    """Every picture of a page has a text that stands for it."""
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"!\[\s*\]\(", text), path
+        for directive in re.findall(r"```{(?:image|figure)}.*?```", text, re.DOTALL):
+            assert ":alt:" in directive, path
+        for cell in re.findall(r"```{code-cell} ipython3\n(.*?)```", text, re.DOTALL):
+            drawn = re.search(r"plt\.(subplots|figure)|wiring\.show|^Image\(", cell, re.MULTILINE)
+            assert not drawn or "    alt: " in cell, (path, cell[:200])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("sphinx_book_theme") is None,
+    reason="the packages of the site are not installed: pip install 'lutjax[docs]'",
+)
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Build all of it, notebooks included, of a copy, so that nothing of an earlier build is used."""
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "api", "__pycache__"))
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("lutjax", "benchmarks", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs, tmp_path / "html"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    pages = list((tmp_path / "html").rglob("*.html"))
+    assert len(pages) > len(SOURCES)
