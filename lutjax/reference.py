@@ -330,11 +330,10 @@ def _pairs(
     query_segments: Any,
     key_segments: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Distance ``[Lq, Lk]`` of each pair, and whether it counts ``[..., Lq, Lk]``."""
-    start = difference(query_start, key_start)
-    query_place = jnp.arange(n_queries, dtype=jnp.int32) + (0 if start is None else start)
-    key_place = jnp.arange(n_keys, dtype=jnp.int32)
-    distance = query_place[:, None] - key_place[None, :] - 1
+    """Distance ``[..., Lq, Lk]`` of each pair, and whether it counts; of all sequences, or with leading axes of each."""
+    start = jnp.asarray(0 if (start := difference(query_start, key_start)) is None else start, jnp.int32)
+    place = jnp.arange(n_queries, dtype=jnp.int32)[:, None] - jnp.arange(n_keys, dtype=jnp.int32)[None, :] - 1
+    distance = _align(place, start.ndim + 2) + start[..., None, None]
     counts = distance >= 0
     if window is not None:
         counts &= distance < window
@@ -342,7 +341,8 @@ def _pairs(
         same = jnp.expand_dims(jnp.asarray(query_segments), -1) == jnp.expand_dims(
             jnp.asarray(key_segments), -2
         )
-        counts = same & jnp.broadcast_to(counts, same.shape)
+        shape = jnp.broadcast_shapes(same.shape, counts.shape)
+        counts = jnp.broadcast_to(same, shape) & jnp.broadcast_to(counts, shape)
     return distance, counts
 
 
@@ -366,8 +366,8 @@ def lookup_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     accumulate: FixedPoint | None = None,
@@ -427,8 +427,8 @@ def lut_pair_attention(
     window: int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,

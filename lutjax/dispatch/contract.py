@@ -71,8 +71,8 @@ class Call:
       output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
       parts: of a fused op the function that returns the outputs of a call by other ops, ``parts(call, implementation=...)``. Arrays have
         any leading axes; with `features_first` features are first and the others follow. None: the op is not fused.
-      plain: the reason why plain JAX alone runs calls of this class; None: any implementation may. An op whose arguments are of two
-        kinds has two classes of calls of its name.
+      plain: the reason why plain JAX alone runs this call; None: any implementation may. An op whose arguments are of two
+        kinds may have two classes of calls of its name.
     """
 
     op: ClassVar[str]
@@ -81,7 +81,6 @@ class Call:
     features_first: ClassVar[bool]
     output: ClassVar[str | None]
     parts: ClassVar[Callable[..., Any] | None]
-    plain: ClassVar[str | None] = None
 
     def __init_subclass__(
         cls,
@@ -143,6 +142,10 @@ class Call:
     def of_part(self: C, index: Any) -> C:
         """The call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
         return self
+
+    @property
+    def plain(self) -> str | None:
+        return None
 
     @classmethod
     @functools.cache

@@ -16,6 +16,7 @@ from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.ops import _checks
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
@@ -420,7 +421,7 @@ class LUTAttentionArguments(_TableArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
 
     Args:
       in_features, out_features, n_detectors, epsilon: as in `LUT`.
@@ -527,12 +528,13 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     @property
     def cache_names(self) -> tuple[str, ...]:
         """Names of the variables of the cache."""
-        return (*self._cached(jnp.float32), "cache_index")
+        return (*self._cached(jnp.float32), "cached_segments", "cache_index")
 
     def empty_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
-        Keys lie at the right end, the latest last; ``cache_index`` counts those that are there.
+        Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
+        says of which segment each is: -1 where there is no key.
         """
         *batch, _, _ = input_shape
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
@@ -540,15 +542,24 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             name: jnp.zeros((*batch, self.capacity, size), kept)
             for name, (size, kept) in self._cached(dtype).items()
         }
-        return {**cache, "cache_index": jnp.zeros((), jnp.int32)}
+        segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
+        return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
     @names_layer
     def attend_with_cache(
-        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], **others: Any
+        self,
+        arrays: Arrays,
+        cache: Arrays,
+        x: Float[Array, "*batch length inputs"],
+        segments: Int[Array, "*#batch length"] | None = None,
+        **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
         """Attend from the positions in `x` to those before them, in `x` and in the cache.
 
         Any number of new positions at once: filling the cache and decoding one by one are the same.
+
+        Args:
+          segments: ids of the new positions from 0 on; negative for padding, which sees nothing and is not seen. None: all 0.
 
         Returns:
           The outputs, and the cache with the latest keys.
@@ -560,11 +571,16 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         chunk = self._keys(arrays, self._inputs(x))
         self._check_cache(cache, chunk)
-        keys = {name: _appended(cache[name], new) for name, new in chunk.items()}
-        capacity, count, length = self.capacity, cache["cache_index"], x.shape[-2]
-        # Places before the first key of the cache are empty: they are in a segment of their own.
-        empty = jnp.arange(capacity + length, dtype=jnp.int32) < capacity - count
-        lead = (1,) * (x.ndim - 2)
+        keys = {name: _appended(cache[name], new, -2) for name, new in chunk.items()}
+        capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
+        if segments is None:
+            of_queries = jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
+        else:
+            given_ids, _ = _checks.segments(
+                self.layer, segments, segments, tuple(batch), length, length, ("segments", "segments")
+            )
+            of_queries = jnp.maximum(jnp.asarray(given_ids), _PADDING)
+        of_keys = _appended(cache["cached_segments"], jnp.broadcast_to(of_queries, (*batch, length)), -1)
         y = self._attend(
             arrays,
             chunk,
@@ -572,10 +588,12 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             window=capacity,
             query_start=capacity,
             key_start=0,
-            query_segments=jnp.zeros((*lead, length), jnp.int32),
-            key_segments=empty.astype(jnp.int32).reshape(*lead, capacity + length),
+            # A query that is padding is of no segment that any key is of.
+            query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
+            key_segments=of_keys,
         )
         latest = {name: array[..., array.shape[-2] - capacity :, :] for name, array in keys.items()}
+        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
         return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
@@ -596,8 +614,8 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         *,
         segments: Any = None,
         key_segments: Any = None,
-        query_start: Integer | None = None,
-        key_start: Integer | None = None,
+        query_start: Integer | Int[Array, "*#batch"] | None = None,
+        key_start: Integer | Int[Array, "*#batch"] | None = None,
     ) -> jax.Array:
         if keys is None:
             others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
@@ -671,8 +689,8 @@ def attention_call(
     *,
     segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
-    query_start: Integer | None = None,
-    key_start: Integer | None = None,
+    query_start: Integer | Int[Array, "*#batch"] | None = None,
+    key_start: Integer | Int[Array, "*#batch"] | None = None,
     decode: bool | None = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
@@ -680,10 +698,12 @@ def attention_call(
     Args:
       x: inputs of the queries, and of the keys where `keys` is not given.
       keys: inputs of the keys, for attention from one sequence to another.
-      segments: ids ``[..., length]``; a query attends only to keys of its own segment.
+      segments: ids ``[..., length]``; a query attends only to keys of its own segment. While decoding they are ids from 0 on, 0 by
+        default, which the cache keeps; negative ones are padding, which sees nothing and is not seen: texts of different lengths
+        are padded before their first position.
       key_segments: the same for `keys`.
-      query_start: place of the first query, where `keys` is given; 0 by default.
-      key_start: place of the first key, where `keys` is given; 0 by default.
+      query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
+      key_start: the same of the first key.
       decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
         the layer's own `decode`.
 
@@ -700,10 +720,14 @@ def attention_call(
     return y
 
 
-def _appended(cache: Array, new: Array) -> jax.Array:
-    """Return the keys of a cache and new ones after them; on a mesh with explicit axes they lie as the cache does."""
+_PADDING = -1
+"""Segment of places in a cache that have no key, and of padding."""
+
+
+def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
+    """Return the keys of a cache and new ones after them along an axis; on a mesh with explicit axes they lie as the cache does."""
     join = _meshes.divided_by_compiler(
-        lambda *keys: jnp.concatenate(keys, -2), lambda cache, new: _meshes.spec_of(cache)
+        lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
     )
     result: jax.Array = join(cache, new)
     return result
@@ -765,7 +789,7 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
-      cached_x, cache_index: the latest inputs, only for decoding.
+      cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,

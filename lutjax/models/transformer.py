@@ -194,8 +194,8 @@ class _Block(nnx.Module):
             tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
             self.ffn = _Branch(tables, config, rngs=rngs)
 
-    def __call__(self, z: Any, *, decode: bool | None, **mode: Any) -> Any:
-        z = self.attention(z, decode=decode, **mode)
+    def __call__(self, z: Any, *, decode: bool | None, segments: Any, **mode: Any) -> Any:
+        z = self.attention(z, decode=decode, segments=segments, **mode)
         return z if self.ffn is None else self.ffn(z, **mode)
 
 
@@ -254,9 +254,9 @@ class LUTTransformer(Decoder):
     def _vectors(self) -> Any:
         return self.embedding[...]
 
-    def _hidden(self, z: jax.Array, decode: bool | None, **mode: Any) -> jax.Array:
+    def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
         for layer in self.layers:
-            z = layer(z, decode=decode, **mode)
+            z = layer(z, decode=decode, segments=segments, **mode)
         return z
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:

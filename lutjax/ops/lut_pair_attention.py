@@ -1,7 +1,6 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 from jaxtyping import Float, Int
@@ -25,7 +24,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
       weights: ``[T, R, O]`` floats.
       anchors: int32 ``[T, C, 2]``, ids that may lie beyond ``z``.
       positions: floats ``[distances, T or 1, N]`` of at least one distance; None: ``N = 0``.
-      start, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
+      start, starts, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
       sequence_axis: see there. interleave, epsilon: as the op takes them.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
@@ -39,6 +38,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     start: jax.Array | None = shared(default=None)
     query_segments: jax.Array | None = batched(1, "q", default=None)
     key_segments: jax.Array | None = batched(1, "k", default=None)
+    starts: jax.Array | None = batched(0, default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
     sequence_axis: str | None = static(default=None)
@@ -49,6 +49,10 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     def width(self) -> int:
         """Number of outputs."""
         return self.weights.shape[2]
+
+    @property
+    def plain(self) -> str | None:
+        return _sequences.why_plain(self)
 
     @property
     def query_places(self) -> jax.Array:
@@ -69,11 +73,13 @@ class SparseLutPairAttention(LutPairAttention, op="lut_pair_attention", table="w
       weights, targets, n_outputs: see `lutjax.ops.lookup_attention.SparseLookupAttention`.
     """
 
-    plain: ClassVar[str | None] = _edges.NOT_READ
-
     weights: jax.Array = shared("t r k")
     targets: jax.Array = shared("t r k", default=None)
     n_outputs: int = static()
+
+    @property
+    def plain(self) -> str | None:
+        return _edges.NOT_READ
 
     @property
     def width(self) -> int:
@@ -93,8 +99,8 @@ def lut_pair_attention(
     window: int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     sequence_axis: str | None = None,
     epsilon: float = 0.0,
@@ -224,6 +230,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
+    start, starts = _checks.starts(op, first, key_start, tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention
     call = kind(
         as_jax(x),
@@ -231,9 +238,10 @@ def lut_pair_attention(
         as_jax(weights),
         as_int32(anchors),
         None if positions is None else as_jax(positions),
-        _checks.starts(op, first, key_start),
+        start,
         segments,
         key_segments,
+        starts,
         interleave=bool(interleave),
         window=window,
         sequence_axis=sequence_axis,

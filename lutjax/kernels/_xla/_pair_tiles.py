@@ -34,6 +34,7 @@ class Pairs:
     Attributes:
       n_samples, n_queries, n_keys: of the call.
       start: place of the first query minus place of the first key; int 0 where it is known to be.
+      starts: place of the first query minus place of the first key of each sample, in place of `start`: a tile has one sample then.
       window: pairs at this distance or farther do not count.
       samples, queries, distances: size of a tile.
       listed: whether the one tile lists only the pairs that count.
@@ -49,6 +50,11 @@ class Pairs:
     queries: int
     distances: int
     listed: bool
+    starts: jax.Array | None = None
+
+    def start_of(self, sample: jax.Array | int) -> jax.Array | int:
+        """Place of the first query minus place of the first key of the samples of a tile."""
+        return self.start if self.starts is None else self.starts[sample]
 
     # Pairs of a tile: local query, distance and key of each.
     @property
@@ -129,8 +135,9 @@ class Pairs:
             if self.listed:
                 return body(Tile(self, sample, query, 0), carry)
             # Distances at which a query of this block meets a key.
-            first = jnp.maximum(self.start + query - self.n_keys, 0)
-            last = self.start + query + self.queries - 1
+            start = self.start_of(sample)
+            first = jnp.maximum(start + query - self.n_keys, 0)
+            last = start + query + self.queries - 1
             if self.window is not None:
                 last = jnp.minimum(last, self.window)
             tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
@@ -156,7 +163,7 @@ class Tile:
     def _key(self) -> jax.Array | int:
         """Start of the tile's slice of the padded keys."""
         p = self.pairs
-        return p._key_margin + p.start + self.query - self.distance - p.distances
+        return p._key_margin + p.start_of(self.sample) + self.query - self.distance - p.distances
 
     # ---- values of each pair
     def of_queries(self, a: jax.Array) -> jax.Array:
@@ -185,7 +192,7 @@ class Tile:
         if not p.listed:
             query, distance, _ = p._grid
             distance = self.distance + distance
-            key = p.start + self.query + query - 1 - distance
+            key = p.start_of(self.sample) + self.query + query - 1 - distance
             counts = (self.query + query < p.n_queries) & (key >= 0) & (key < p.n_keys)
             if p.window is not None:
                 counts &= distance < p.window
@@ -276,7 +283,7 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
     """Return the pairs of a call in tiles: on a CPU such that the rows that a tile reads of one detector stay in the
     cache, elsewhere as large as the memory for the row ids of all detectors allows.
     """
-    start, window = call.start, call.window
+    start, starts, window = call.start, call.starts, call.window
     n_samples, n_queries, _ = call.query_places.shape
     n_keys = call.key_places.shape[1]
     n_detectors, n_outputs = call.weights.shape[0], call.width
@@ -288,12 +295,13 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         side = 64
 
     # The most distances that pairs may have; a query may be farther from every key than there are keys.
-    farthest = n_keys if start is not None else max(n_queries - 1, 0)
+    known = start is None and starts is None
+    farthest = max(n_queries - 1, 0) if known else n_keys
     if window is not None:
         farthest = min(farthest, window)
     if n_queries == 0 or n_keys == 0:
         farthest = 0
-    listed = farthest == 0 or (start is None and n_queries * farthest <= 2 * _LISTED)
+    listed = farthest == 0 or (known and n_queries * farthest <= 2 * _LISTED)
     pairs = Pairs(
         n_samples,
         n_queries,
@@ -305,9 +313,10 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         queries=max(n_queries if listed else min(side, n_queries), 1),
         distances=farthest if listed else min(side, max(farthest, 1)),
         listed=listed,
+        starts=starts,
     )
     samples = 1  # where the batch is a symbolic dimension of an export
-    if isinstance(n_samples, int):
+    if isinstance(n_samples, int) and starts is None:
         samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
     of_queries, of_keys = call.query_segments, call.key_segments

@@ -102,8 +102,8 @@ def _where(call: Call) -> D.Where:
     query = a.get("query_segments", a.get("segments"))
     return D.Where(
         o.get("window"),
-        int(a.get("query_start", o.get("query_start", 0))),
-        int(a.get("key_start", o.get("key_start", 0))),
+        a.get("query_start", o.get("query_start", 0)),
+        a.get("key_start", o.get("key_start", 0)),
         query,
         query if call.op in SELF_ATTENTION and "key_segments" not in a else a.get("key_segments"),
     )

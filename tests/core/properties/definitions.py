@@ -795,23 +795,29 @@ def spread_vjp(dtable: Sum, targets: np.ndarray | None, shape: tuple[int, ...]) 
 
 
 class Where(NamedTuple):
-    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers.
+    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers, or one for each sample.
 
     Where all pairs count, queries come after all keys: `query_start` is their number.
     """
 
     window: int | None = None
-    query_start: int = 0
-    key_start: int = 0
+    query_start: Any = 0
+    key_start: Any = 0
     query_segments: Any = None
     key_segments: Any = None
 
     def walk(self, n_samples: int, n_queries: int, n_keys: int) -> Iterator[tuple[np.ndarray, int, int, int]]:
         """``samples, j, i, d`` of every pair: the samples in which query j and key i count, of one segment."""
-        for j, i, d in pairs(n_queries, n_keys, self.query_start, self.key_start, self.window):
-            same = np.ones(n_samples, bool)
+        start = np.broadcast_to(np.asarray(self.query_start, np.int64) - self.key_start, n_samples)
+        met = [
+            (j, i, d, s)
+            for s in set(start.tolist())
+            for j, i, d in pairs(n_queries, n_keys, s, 0, self.window)
+        ]
+        for j, i, d, s in met:
+            same = start == s
             if self.query_segments is not None:
-                same = self.query_segments[:, j] == self.key_segments[:, i]
+                same &= self.query_segments[:, j] == self.key_segments[:, i]
             if same.any():
                 yield np.nonzero(same)[0], j, i, d
 
@@ -825,14 +831,22 @@ def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], li
     return batch, [np.asarray(a).reshape(n, *np.shape(a)[len(batch) :]) for a in arrays]
 
 
-def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
+def _flat_where(where: Where, batch: tuple[int, ...]) -> Where:
     def flat(s: Any) -> Any:
         if s is None:
             return None
         s = np.asarray(s)
         return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(math.prod(batch), s.shape[-1])
 
-    return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
+    def flat_start(start: Any) -> Any:
+        return np.broadcast_to(start, batch).reshape(-1) if np.ndim(start) else int(start)
+
+    return where._replace(
+        query_segments=flat(where.query_segments),
+        key_segments=flat(where.key_segments),
+        query_start=flat_start(where.query_start),
+        key_start=flat_start(where.key_start),
+    )
 
 
 def existing(d: Detection) -> Detection:
@@ -854,7 +868,7 @@ class Meetings:
         self.batch, parts = _flat_batch((*existing(query)[:3], *existing(key)[:3]), 2)
         self.query, self.key = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
         self.position = existing(position) if position is not None and position.bits else NO_POSITION
-        self.where = _flat_segments(where, self.batch)
+        self.where = _flat_where(where, self.batch)
         self.key_shift, self.query_shift = self.position.bits, self.position.bits + key.bits
         self.n_samples, self.n_queries, self.n_detectors = self.query.index.shape
 
@@ -991,7 +1005,7 @@ def _pair_attention(
     interleave: bool, epsilon: float, accumulate: float | None,
 ) -> dict[str, Sum]:  # fmt: skip
     batch, (flat_x, flat_keys) = _flat_batch((x, keys), 2)
-    where = _flat_segments(where, batch)
+    where = _flat_where(where, batch)
     n_detectors, n_rows, n_outputs = weights.shape
     n_positions = 0 if positions is None else positions.shape[2]
     elements = pair_inputs(flat_x.shape[2], n_positions, interleave)

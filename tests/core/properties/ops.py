@@ -51,7 +51,7 @@ _PAIRS = {
     "causal": (True, False),
     "targets": (None, *_LISTS),
 }
-_STARTS = {"starts": ("none", "known", "traced"), "keys": ("same", "more", "fewer")}
+_STARTS = {"starts": ("none", "known", "traced", "each"), "keys": ("same", "more", "fewer")}
 _X_LENGTH = {"x": 0}
 
 
@@ -91,9 +91,15 @@ def _slots(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     }
 
 
-def _starts(o: Mapping[str, Any]) -> Arrays:
+def _starts(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    if o.get("starts") == "each" and o.get("causal", True):
+        return {"query_start": s.ids(-1, 3, z["batch"])}
     traced = o.get("starts") == "traced" and o.get("causal", True)
     return {"query_start": np.int32(2), "key_start": np.int32(1)} if traced else {}
+
+
+def _start_axis(o: Mapping[str, Any]) -> dict[str, int]:
+    return {"query_start": 0} if o.get("starts") == "each" else {}
 
 
 def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
@@ -141,7 +147,7 @@ def _attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> 
         **s.detection("query", C, B, L, T),
         **s.detection("key", C, B, keys, T),
         **(s.detection("position", N, _distances(z, o, 1), T) if N else {}),
-        **_starts(o),
+        **_starts(s, z, o),
     }
     if o.get("segments"):
         arrays |= {"query_segments": s.ids(0, 2, B, L), "key_segments": s.ids(0, 2, B, keys)}
@@ -187,7 +193,7 @@ def _pair_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]
         "anchors": s.anchors(2 * n_inputs + N, T, C),
         **({"positions": s.grid(_distances(z, o, 1), T, N)} if N else {}),
         **({"keys": s.grid(B, keys, n_inputs)} if "keys" in o else {}),
-        **_starts(o),
+        **_starts(s, z, o),
     }
     if o.get("segments"):
         arrays["segments"] = s.ids(0, 2, B, L)
@@ -435,7 +441,7 @@ def _where(a: Arrays, o: Mapping[str, Any], segments: tuple[str, str], n_keys: i
     of_keys = of_queries if of_keys is None else of_keys
     if not o.get("causal", True):
         return definitions.Where(None, n_keys, 0, of_queries, of_keys)
-    starts = {n: int(v) for n, v in _known_starts(o, a).items()}
+    starts = _known_starts(o, a)
     return definitions.Where(
         o.get("window"), starts.get("query_start", 0), starts.get("key_start", 0), of_queries, of_keys
     )
@@ -814,6 +820,7 @@ OPS: dict[str, Op] = {
         batch=lambda o: {
             **{f"{d}.{n}": 0 for d in ("query", "key") for n in ("index", "flip", "margin")},
             **{f"{d}_segments": 0 for d in ("query", "key")},
+            **_start_axis(o),
         },
         factored=True,
         define=_of_lookup_attention,
@@ -878,7 +885,7 @@ OPS: dict[str, Op] = {
         _call_pair_attention,
         ("x", "weights", "positions", "keys"),
         {**_PAIRS, **_STARTS, "interleave": (False, True), **_EPSILON, **_ACCUMULATE},
-        batch=lambda o: {"x": 0, "segments": 0, "keys": 0, "key_segments": 0},
+        batch=lambda o: {"x": 0, "segments": 0, "keys": 0, "key_segments": 0, **_start_axis(o)},
         recurrent=True,
         factored=True,
         define=_of_lut_pair_attention,

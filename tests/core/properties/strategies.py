@@ -389,7 +389,7 @@ def distances_needed(sizes: Sizes) -> int:
     """Return the number of distances between these queries and keys; with traced starts it is not known."""
     starts = sizes.get("starts", (0, 0))
     queries, keys = sizes["queries"], sizes.get("keys", sizes["queries"])
-    if starts == "traced":
+    if starts in ("traced", "each"):
         return 1
     farthest = max(starts[0] + queries - 1 - starts[1], 0) if queries and keys else 0
     return farthest if sizes.get("window") is None else min(farthest, sizes["window"])
@@ -405,6 +405,8 @@ def _pairs_of(v: Values, sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     if starts == "traced":
         arguments["query_start"] = v.integers(-3, keys + 4)
         arguments["key_start"] = v.integers(-3, 4)
+    elif starts == "each":  # sample its own
+        arguments["query_start"] = v.integers(-3, keys + 4, batch)
     elif starts is not None:
         options["query_start"], options["key_start"] = starts
     segments = sizes.get("segments")  # None, "each" sample its own or "shared" by all
@@ -693,6 +695,10 @@ _CROSS: dict[str, Sizes] = {
     "traced, window, segments": {
         **_ATTENTION, "queries": 4, "keys": 5, "starts": "traced", "window": 3, "segments": "each",
     },
+    "ragged": {**_ATTENTION, "queries": 3, "keys": 5, "starts": "each", "position_bits": 1},
+    "ragged, window, segments": {
+        **_ATTENTION, "queries": 4, "keys": 5, "starts": "each", "window": 3, "segments": "each",
+    },
     "traced, float64": {**_ATTENTION, **_F64, "queries": 3, "keys": 4, "starts": "traced", "position_bits": 1},
     "traced, fixed point": {**_ATTENTION, "queries": 3, "keys": 4, "starts": "traced", "accumulate": 2.0**8},
 }  # fmt: skip
@@ -809,7 +815,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
         **_with(
             _CROSS,
             "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries before all keys; queries earlier; decoding;"
-            "traced, window, segments; traced, float64",
+            "traced, window, segments; ragged; traced, float64",
             bits=2,
         ),
         "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
@@ -1020,7 +1026,9 @@ def _free_attention(draw: Draw, cross: bool, pairs: bool) -> Sizes:
             sizes["keys"] = draw(st.sampled_from((0, 1, 2, 3, 5, 7)))
         if not pairs:
             sizes["key_bits"] = draw(st.integers(0, 2))
-        sizes["starts"] = draw(st.sampled_from((None, "traced", (0, 0), (2, 2), (5, 1), (1, 4), (-3, -1))))
+        sizes["starts"] = draw(
+            st.sampled_from((None, "traced", "each", (0, 0), (2, 2), (5, 1), (1, 4), (-3, -1)))
+        )
         if sizes["starts"] is None:
             del sizes["starts"]
     if sizes["position_bits"] is None:
