@@ -25,6 +25,7 @@ from lutjax.reads import Read, straight_through
 from lutjax.values._derivatives import mapped_as, with_derivative_of
 from lutjax.values._detection import Detection, existing, is_above_zero
 from lutjax.values._dtypes import accumulator
+from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, difference
 from lutjax.values._quantised import QuantisedTables, power
@@ -207,17 +208,45 @@ def _sum_groups(
 
 
 def sparse_lookup(
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     detection: Detection,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*any {n_outputs}"]:
+) -> Float[Array, "*any outputs"]:
     weights, d = jnp.asarray(weights), detection
+    if isinstance(targets, Edges):
+        return _sum_edges(weights, d, targets, groups, accumulate)
     value = _read(weights, d.index, [(d.margin, d.flip)], targets, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
+
+
+def _sum_edges(
+    weights: jax.Array, d: Detection, edges: Edges, groups: int | None, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Every edge for every sample: its weight where the sample reads its row."""
+    n_detectors, n_rows, n_outputs = edges.n_detectors, edges.n_rows, edges.n_outputs
+    number = jnp.arange(edges.size, dtype=jnp.int32)
+    place = jnp.searchsorted(jnp.asarray(edges.first), number, side="right") - 1
+    detector, row = place // max(n_rows, 1), place % max(n_rows, 1)
+    table = weights.astype(accumulator(weights.dtype))
+
+    def read(index: jax.Array) -> jax.Array:
+        read_rows = _take(_clamped(index, n_rows), detector)
+        return jnp.where(read_rows == _align(row, read_rows.ndim), _align(table, read_rows.ndim), 0)
+
+    main = read(d.index)
+    margin = _take(d.margin, detector)
+    # Products of both rows are added apart.
+    parts = [main, *(_surrogate(margin, jax.lax.stop_gradient(a)) for a in (main, -read(d.index ^ d.flip)))]
+    group = detector * (groups or 1) // max(n_detectors, 1)
+    output = jnp.clip(as_int32(jnp.asarray(edges.target)), 0, n_outputs - 1) + group * n_outputs
+    to = jnp.broadcast_to(_align(output, main.ndim), main.shape)[..., None]
+    values = [_at_outputs(a[..., None], to, (groups or 1) * n_outputs) for a in parts]
+    y = _sum(values[0] + values[1] + values[2], -2, weights.dtype, accumulate)
+    return y if groups is None else y.reshape(*y.shape[:-1], groups, n_outputs)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -483,15 +512,15 @@ def lut(
 
 def sparse_lut(
     x: Float[Array, "*batch inputs"],
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     anchors: Anchors,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*any {n_outputs}"]:
+) -> Float[Array, "*any outputs"]:
     d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 

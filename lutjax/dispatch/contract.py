@@ -73,6 +73,7 @@ class Call:
         any leading axes; with `features_first` features are first and the others follow. None: the op is not fused.
       plain: the reason why plain JAX alone runs this call; None: any implementation may. An op whose arguments are of two
         kinds may have two classes of calls of its name.
+      also: platforms that run a call with such a reason, too.
     """
 
     op: ClassVar[str]
@@ -81,6 +82,7 @@ class Call:
     features_first: ClassVar[bool]
     output: ClassVar[str | None]
     parts: ClassVar[Callable[..., Any] | None]
+    also: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(
         cls,
@@ -173,6 +175,10 @@ class Call:
         call = object.__new__(type(self))
         call.__dict__.update(self.__dict__, **changes)
         return call
+
+    def by_rows(self) -> "Call":
+        """The call with a table ``[T, R, ...]``, whose values do not matter, that reads the same rows."""
+        return self
 
     def prepared(self: C) -> C:
         """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""

@@ -753,6 +753,31 @@ def sparse_lookup_vjp(
     return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
 
 
+class EdgesAsSlots:
+    """Slots ``[T, R, K]`` of a list of edges, no two rows of a table with the same slots: products of two rows are then added apart."""
+
+    def __init__(self, first: np.ndarray, n_rows: int):
+        counts = np.diff(first)
+        place = np.repeat(np.arange(len(counts)), counts)
+        self.width = int(counts.max(initial=0))
+        lane = np.arange(len(place)) - np.asarray(first)[:-1][place]
+        t, row = place // n_rows, place % n_rows
+        self.at = t, row, row * self.width + lane
+        self.shape = (len(counts) // n_rows, n_rows, n_rows * self.width)
+
+    def spread(self, a: np.ndarray, empty: Any) -> np.ndarray:
+        found = np.full(self.shape, empty, a.dtype)
+        found[self.at] = a
+        return found
+
+    def given(self, weights: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and targets of slots. A negative target of an edge is the first output."""
+        return self.spread(weights, 0), self.spread(np.maximum(targets, 0), -1)
+
+    def of_edges(self, slots: Sum) -> Sum:
+        return slots.map(lambda a: a[self.at])
+
+
 def _product(weight: Any, cotangent: Any, accumulate: float | None, dtype: Any) -> Sum:
     if accumulate is None:
         return exactly(wide(weight) * wide(cotangent))._replace(depth=np.array(2.0))

@@ -11,6 +11,7 @@ import lutjax
 from lutjax.ops.gate_network import gate_network
 from lutjax.ops.logic_trees import Places, logic_trees
 from lutjax.ops.lut_at_places import Windows, lut_at_places
+from lutjax.wiring import Edges
 from properties import definitions
 from properties.members import (
     FINE,
@@ -44,6 +45,7 @@ _EPSILON = {"epsilon": (0.0, 0.5)}
 _GROUPS = {"groups": (False, True)}
 _SHARED = {**_GROUPS, "shared_input": (False, True)}
 _LISTS = ("row", "table", "all")
+_EDGES = ("edges",)
 _PAIRS = {
     "window": (None, 1, 2),
     "segments": (False, True),
@@ -85,6 +87,11 @@ def _lookup_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arr
 
 def _slots(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     tables, rows = z["detectors"], 2 ** z["bits"]
+    if o.get("lists") == "edges":  # up to as many as slots, and of one row many more
+        counts = np.arange(tables * rows) % (z["slots"] + 1)
+        counts[1:2] = 11
+        first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return {"weights": s.grid(first[-1]), "first": first, "targets": s.ids(0, z["outputs"], first[-1])}
     return {
         "weights": s.grid(tables, rows, z["slots"]),
         "targets": lists_of(s, tables, rows, z["slots"], z["outputs"], o.get("lists", "row")),
@@ -111,6 +118,14 @@ def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
 def _sight(o: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an op that say which keys a query sees."""
     return given(o, "window") if o.get("causal", True) else {"causal": False}
+
+
+def _targets(a: Arrays, o: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return targets and the number of outputs, or the list of edges."""
+    z = o["sizes"]
+    if "first" not in a:
+        return a["targets"], z["outputs"]
+    return (Edges(a["first"], a["targets"], z["detectors"], 2 ** z["bits"], z["outputs"], width=3),)
 
 
 def _edges(a: Arrays, o: Mapping[str, Any]) -> dict[str, Any]:
@@ -540,11 +555,23 @@ def _of_conv_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
 def _of_sparse_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     z = o["sizes"]
-    given = a["weights"], _detected(a, "detection", z["bits"]), a["targets"]
+    weights, targets, of_weights = _as_slots(a, z)
+    given = weights, _detected(a, "detection", z["bits"]), targets
     names, how = {"margin": "detection.margin"}, (_scale(o), groups_of(z, o))
     return {"y": value_of(definitions.sparse_lookup(*given, z["outputs"], *how))}, lambda ct: values_of(
-        definitions.sparse_lookup_vjp(*given, ct, *how), names
+        of_weights(definitions.sparse_lookup_vjp(*given, ct, *how)), names
     )
+
+
+def _as_slots(a: Arrays, z: Mapping[str, int]) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Return weights and targets of slots, and what takes the cotangent of weights back to what they were."""
+    if "first" not in a:
+        return a["weights"], a["targets"], lambda found: found
+    slots = definitions.EdgesAsSlots(a["first"], 2 ** z["bits"])
+    return *slots.given(a["weights"], a["targets"]), lambda found: {
+        **found,
+        "weights": slots.of_edges(found["weights"]),
+    }
 
 
 def _of_rows(a: Arrays, o: Mapping[str, Any], attend: Any, pulled: Any) -> tuple[Arrays, Pullback]:
@@ -585,10 +612,11 @@ def _of_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
 
 def _of_sparse_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    given = a["x"], a["weights"], a["anchors"], a["targets"]
+    weights, targets, of_weights = _as_slots(a, o["sizes"])
+    given = a["x"], weights, a["anchors"], targets
     how = o.get("epsilon", 0.0), _scale(o), groups_of(o["sizes"], o)
     y = definitions.sparse_lut(*given, o["sizes"]["outputs"], *how)
-    return {"y": value_of(y)}, lambda ct: values_of(definitions.sparse_lut_vjp(*given, ct, *how))
+    return {"y": value_of(y)}, lambda ct: values_of(of_weights(definitions.sparse_lut_vjp(*given, ct, *how)))
 
 
 def _of_lut_attention(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
@@ -800,14 +828,13 @@ OPS: dict[str, Op] = {
             "y": m.sparse_lookup(
                 a["weights"],
                 _detection(a, "detection", o["sizes"]["bits"]),
-                a["targets"],
-                o["sizes"]["outputs"],
+                *_targets(a, o),
                 **given(o, "accumulate"),
                 **_in_groups(o),
             )
         },
         ("weights", "detection.margin"),
-        {"lists": _LISTS, **_ACCUMULATE, **_GROUPS},
+        {"lists": (*_LISTS, *_EDGES), **_ACCUMULATE, **_GROUPS},
         batch=lambda o: {f"detection.{n}": 0 for n in ("index", "flip", "margin")},
         factored=True,
         define=_of_sparse_lookup,
@@ -846,14 +873,13 @@ OPS: dict[str, Op] = {
                 a["x"],
                 a["weights"],
                 a["anchors"],
-                a["targets"],
-                o["sizes"]["outputs"],
+                *_targets(a, o),
                 **given(o, "epsilon", "accumulate"),
                 **_in_groups(o),
             )
         },
         ("x", "weights"),
-        {"lists": _LISTS, **_EPSILON, **_ACCUMULATE, **_SHARED},
+        {"lists": (*_LISTS, *_EDGES), **_EPSILON, **_ACCUMULATE, **_SHARED},
         batch=lambda o: _X_LENGTH,
         recurrent=True,
         factored=True,

@@ -251,15 +251,25 @@ def _targets(v: Values, sizes: Sizes) -> np.ndarray:
     return v.ids((t, r, sizes["slots"]), sizes["outputs"] + 1) - np.int32(1)
 
 
+def _edges_of(v: Values, sizes: Sizes) -> dict[str, np.ndarray]:
+    """Rows of up to `slots` edges, and one of many more."""
+    counts = v.integers(0, sizes["slots"], (sizes["detectors"] * 2 ** sizes["bits"],))
+    counts[len(counts) // 2 : len(counts) // 2 + 1] = sizes["longest"]
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return {"first": first, "targets": v.ids((int(first[-1]),), sizes["outputs"])}
+
+
 def sparse_lookup(draw: Draw, sizes: Sizes) -> Call:
     v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
     batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
-    arguments = {
-        "weights": v.table((t, 2**c, sizes["slots"]), dtype),
-        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
-        "targets": _targets(v, sizes),
-    }
     names, options = ("weights", "detection.margin"), {"detection.bits": c, "n_outputs": o}
+    of_edges = _edges_of(v, sizes) if sizes.get("edges") else {}
+    weights = (of_edges["targets"].size,) if of_edges else (t, 2**c, sizes["slots"])
+    arguments = {
+        "weights": v.table(weights, dtype),
+        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
+        **(of_edges or {"targets": _targets(v, sizes)}),
+    }
     return _call(v, "sparse_lookup", arguments, names, sizes, options, v.floats((*batch, o), dtype))
 
 
@@ -789,6 +799,16 @@ POOLS: dict[str, dict[str, Sizes]] = {
             "float16 inputs; fixed point; fixed point of bfloat16",
             slots=3,
         ),
+        "edges": {**_SPARSE, "edges": True, "longest": 19},
+        "edges, fixed point": {**_SPARSE, "edges": True, "longest": 3, "accumulate": 2.0**8},
+        "edges, bfloat16, no outputs": {
+            **_SPARSE,
+            "edges": True,
+            "longest": 2,
+            "outputs": 0,
+            "dtype": "bfloat16",
+        },
+        "no edges": {**_SPARSE, "edges": True, "longest": 0, "slots": 0},
         "a list for each table": {**_SPARSE, "row_lists": False},
         "one list": {**_SPARSE, "row_lists": False, "table_lists": False},
         "no slots": {**_SPARSE, "slots": 0},
