@@ -20,6 +20,7 @@ from lutjax.ops import _checks
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
+from lutjax.values._edges import Edges, check_bounds, check_ids
 
 TARGET_LISTS = ("row", "table", "layer")
 
@@ -278,9 +279,10 @@ class SparseLUTArguments(LUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
@@ -289,7 +291,7 @@ class SparseLUTArguments(LUTArguments):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
         ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them for each row.
 
     Raises:
       ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
@@ -387,9 +389,84 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
 
     _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
+    edge_sizes: tuple[int, int, int, int] | None = (
+        None  # detectors, rows, outputs and width of a list of edges
+    )
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
-    implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
+    implied: ClassVar[tuple[str, ...]] = ("targets_shape", "edge_sizes")
+
+    @classmethod
+    def arrays_of(cls, given: Arrays) -> Arrays:
+        edges = given.get("targets")
+        if not isinstance(edges, Edges):
+            return given
+        return {**given, "targets": edges.target, "first_edges": edges.first}
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        edges = given.get("targets")
+        if isinstance(edges, Edges):
+            sizes = edges.n_detectors, edges.n_rows, edges.n_outputs, edges.width
+            return {"targets_shape": (edges.size,), "edge_sizes": sizes}
+        return super().implied_by(given)
+
+    @property
+    def _has_edges(self) -> bool:
+        return self.edge_sizes is not None
+
+    def _check_targets(self) -> None:
+        if not self._has_edges:
+            super()._check_targets()
+        elif self.n_targets is not None:
+            raise ValueError(
+                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
+            )
+        sizes = self.n_tables, 2**self.row_bits, self.n_outputs
+        if self.edge_sizes is not None and self.edge_sizes[:3] != sizes:
+            raise ValueError(
+                f"{self.layer}: the edges of targets are those of {self.edge_sizes[0]} detectors of {self.edge_sizes[1]} rows and of "
+                f"{self.edge_sizes[2]} outputs; this layer has {sizes[0]}, {sizes[1]} and {sizes[2]}."
+            )
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        return (self._targets_shape or (0,)) if self._has_edges else super().weights_shape
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        if self.edge_sizes is None:
+            return super().sizes_of(arrays)
+        anchors, targets = np.shape(arrays["anchors"]), np.shape(arrays["targets"])
+        if len(anchors) != 3:
+            return {}
+        sizes = anchors[0], 2 ** anchors[1], *self.edge_sizes[2:]
+        return {
+            "n_detectors": anchors[0],
+            "n_anchors": anchors[1],
+            "targets_shape": targets,
+            "edge_sizes": sizes,
+        }
+
+    def variables(self) -> tuple[Variable, ...]:
+        if not self._has_edges:
+            return super().variables()
+        anchors, targets, weights = super().variables()
+        n_bounds = self.n_tables * 2**self.row_bits + 1
+
+        def drawn(key: Array) -> jax.Array:
+            raise ValueError(f"{self.layer}: a list of edges is given, and not drawn.")
+
+        first = Variable("first_edges", "targets", (n_bounds,), jnp.dtype("int32"), drawn)
+        return (anchors, targets, first, weights)
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if not self._has_edges or variable.kind != "targets":
+            super()._check_values(variable, arrays)
+        elif variable.name == "targets":
+            check_ids(self.layer, "target", np.asarray(arrays["targets"]), self.n_outputs, "outputs")
+        else:
+            n_edges = (self._targets_shape or (0,))[0]
+            check_bounds(self.layer, np.asarray(arrays["first_edges"]), n_edges)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -404,7 +481,10 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
         x, weights = self._inputs(x), self._cast(arrays["weights"])
-        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], arrays["targets"], self.n_outputs)
+        targets = arrays["targets"]
+        if self.edge_sizes is not None:
+            targets = Edges(arrays["first_edges"], targets, *self.edge_sizes)
+        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], targets, self.n_outputs)
 
 
 @dataclasses.dataclass(eq=False)

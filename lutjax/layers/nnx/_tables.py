@@ -90,9 +90,10 @@ class SparseLUT(Layer):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
       in_features: inputs.
@@ -110,7 +111,8 @@ class SparseLUT(Layer):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -246,7 +248,8 @@ class LUTAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -347,7 +350,8 @@ class LUTPairAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
         in_features``, or one part after the other.
       rngs: draws the variables, from its stream ``params``.
