@@ -358,6 +358,8 @@ def _pairs(
     key_start: Any,
     query_segments: Any,
     key_segments: Any,
+    block_mask: Any,
+    block_sizes: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Distance ``[..., Lq, Lk]`` of each pair, and whether it counts; of all sequences, or with leading axes of each."""
     start = jnp.asarray(0 if (start := difference(query_start, key_start)) is None else start, jnp.int32)
@@ -366,6 +368,10 @@ def _pairs(
     counts = distance >= 0
     if window is not None:
         counts &= distance < window
+    if block_mask is not None:
+        of_queries, of_keys = (block_sizes, block_sizes) if isinstance(block_sizes, int) else block_sizes
+        query, key = jnp.arange(n_queries) // of_queries, jnp.arange(n_keys) // of_keys
+        counts &= _align(jnp.asarray(block_mask)[query[:, None], key[None, :]], counts.ndim)
     if query_segments is not None:
         same = jnp.expand_dims(jnp.asarray(query_segments), -1) == jnp.expand_dims(
             jnp.asarray(key_segments), -2
@@ -395,6 +401,8 @@ def lookup_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     query_start: Integer | Int[Array, "*#batch"] = 0,
     key_start: Integer | Int[Array, "*#batch"] = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
@@ -409,7 +417,9 @@ def lookup_attention(
             (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
-    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
+    blocks = block_mask, block_sizes
+    places = query_start, key_start, query_segments, key_segments
+    distance, counts = _pairs(n_queries, n_keys, window, *places, *blocks)
     q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
     k = jax.tree.map(lambda a: a[..., None, :, :], existing(key))
     p_bits = 0 if position is None else position.bits
@@ -454,6 +464,8 @@ def lut_pair_attention(
     interleave: bool = False,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
     query_start: Integer | Int[Array, "*#batch"] = 0,
@@ -475,7 +487,8 @@ def lut_pair_attention(
             (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
-    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
+    places = query_start, key_start, segments, key_segments
+    distance, counts = _pairs(n_queries, n_keys, window, *places, block_mask, block_sizes)
 
     shape = (*batch, n_queries, n_keys, n_detectors)
     parts = [
@@ -599,6 +612,8 @@ def lut_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
@@ -614,6 +629,8 @@ def lut_attention(
         n_outputs=n_outputs,
         causal=causal,
         window=window,
+        block_mask=block_mask,
+        block_sizes=block_sizes,
         query_segments=segments,
         key_segments=segments,
         accumulate=accumulate,

@@ -163,6 +163,36 @@ def window(op: str, value: Any) -> int | None:
     return distances
 
 
+def blocks(
+    op: str, mask: Any, sizes: Any, n_queries: int, n_keys: int, sequence_axis: Any
+) -> tuple[jax.Array | None, tuple[int, int] | None]:
+    """Return a mask of blocks as int32 ``[Bq, Bk]``, and the sizes of a block."""
+    if (mask is None) != (sizes is None):
+        raise ValueError(f"{op}: block_mask and block_sizes go together; pass both, or neither.")
+    if mask is None:
+        return None, None
+    _array(op, "block_mask", mask)
+    if mask.dtype != bool:
+        raise TypeError(f"{op}: block_mask is {describe(mask)}; its dtype must be bool.")
+    pair = sizes if isinstance(sizes, tuple | list) else (sizes, sizes)
+    require(len(pair) == 2, op, "block_sizes", sizes, "expected one number, or those of queries and of keys")
+    of_queries, of_keys = (whole(op, "block_sizes", size) for size in pair)
+    require(min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position")
+    wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
+    rule = (
+        f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need {list(wanted)}"
+    )
+    require(mask.shape == wanted, op, "block_mask", mask, rule)
+    require(
+        sequence_axis is None,
+        op,
+        "sequence_axis",
+        sequence_axis,
+        "blocks are those of whole sequences: leave one out",
+    )
+    return jnp.asarray(mask, jnp.int32), (of_queries, of_keys)
+
+
 def starts(
     op: str, query_start: Any, key_start: Any, batch: tuple[int, ...]
 ) -> tuple[jax.Array | None, jax.Array | None]:

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax._typing import Anchors, Array, Positions
 from lutjax.dispatch.registry import Implementation
@@ -129,6 +129,8 @@ def lut_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     sequence_axis: str | None = None,
     epsilon: float = 0.0,
@@ -149,7 +151,7 @@ def lut_attention(
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
       targets, n_outputs: see `lutjax.lookup_attention`.
       causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
-      window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
+      window: only pairs less than this far apart count. block_mask, block_sizes: see `lutjax.lookup_attention`. segments: int32 ``[..., L]``.
       sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
         sequences.
       epsilon, accumulate, implementation: see `lutjax.detect`.
@@ -186,6 +188,8 @@ def lut_attention(
         n_outputs=n_outputs,
         causal=causal,
         window=window,
+        block_mask=block_mask,
+        block_sizes=block_sizes,
         query_segments=segments,
         key_segments=segments,
         sequence_axis=sequence_axis,

@@ -38,6 +38,7 @@ class Pairs:
       window: pairs at this distance or farther do not count.
       samples, queries, distances: size of a tile.
       listed: whether the one tile lists only the pairs that count.
+      block_mask, block_sizes: of the call; a tile without pairs of its blocks is passed over.
     """
 
     n_samples: int
@@ -51,6 +52,8 @@ class Pairs:
     distances: int
     listed: bool
     starts: jax.Array | None = None
+    block_mask: jax.Array | None = None
+    block_sizes: tuple[int, int] = (1, 1)
 
     def start_of(self, sample: jax.Array | int) -> jax.Array | int:
         """Place of the first query minus place of the first key of the samples of a tile."""
@@ -142,10 +145,21 @@ class Pairs:
                 last = jnp.minimum(last, self.window)
             tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
 
-            def step(i: jax.Array, carry: Carry) -> Carry:
-                return body(Tile(self, sample, query, first + i.astype(np.int32) * self.distances), carry)
+            def of_tile(i: jax.Array, carry: Carry) -> Carry:
+                return body(Tile(self, sample, query, first + i * self.distances), carry)
 
-            return jax.lax.fori_loop(np.int32(0), tiles, step, carry)
+            if self.block_mask is None:
+                return jax.lax.fori_loop(
+                    np.int32(0), tiles, lambda i, carry: of_tile(i.astype(np.int32), carry), carry
+                )
+            number = jnp.arange(math.ceil((self.queries + self.n_keys) / self.distances) + 1, dtype=jnp.int32)
+            some = Tile(self, sample, query, first).have_blocks(first + number * self.distances) & (
+                number < tiles
+            )
+            (order,) = jnp.nonzero(some, size=number.shape[0], fill_value=0)
+            return jax.lax.fori_loop(
+                0, jnp.sum(some), lambda i, carry: of_tile(order[i].astype(np.int32), carry), carry
+            )
 
         return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
 
@@ -196,11 +210,40 @@ class Tile:
             counts = (self.query + query < p.n_queries) & (key >= 0) & (key < p.n_keys)
             if p.window is not None:
                 counts &= distance < p.window
+            if p.block_mask is not None:
+                counts &= self._of_blocks(self.query + query, key) > 0
             counts = counts[None]
         if p.segments is not None:
             same = self.of_queries(p.segments[0]) == self.of_keys(p.segments[1])
             counts = same if counts is None else same & counts
         return counts
+
+    def _of_blocks(self, query: Any, key: Any) -> jax.Array:
+        """The mask of the blocks of queries and keys; those that do not exist are taken for others."""
+        p = self.pairs
+        assert p.block_mask is not None
+        (of_queries, of_keys), (n_queries, n_keys) = p.block_sizes, p.block_mask.shape
+        row, column = (
+            jnp.clip(place // size, 0, n - 1)
+            for place, size, n in ((query, of_queries, n_queries), (key, of_keys, n_keys))
+        )
+        return read(p.block_mask, row, column)
+
+    def have_blocks(self, distances: jax.Array) -> jax.Array:
+        """Return of tiles of these queries at some distances ``[n]`` whether a block of the mask has pairs there."""
+        p = self.pairs
+
+        def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
+            """A place in each block that some of `n` places from a first one are in; some are there twice."""
+            steps = np.minimum(size * np.arange((n - 1) // size + 2, dtype=np.int32), n - 1)
+            return first[:, None] + steps[None, :]
+
+        of_queries, of_keys = p.block_sizes
+        n_keys = p.queries + p.distances - 1
+        first_key = p.start_of(self.sample) + self.query - distances - p.distances
+        first_query = jnp.full((1,), self.query, jnp.int32)
+        queries, keys = of_blocks(first_query, p.queries, of_queries), of_blocks(first_key, n_keys, of_keys)
+        return jnp.any(self._of_blocks(queries[:, :, None], keys[:, None, :]) > 0, (1, 2))
 
     def of_rows(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, O]``, padded -> ``[samples * pairs, O]``, zero for pairs that do not count."""
@@ -301,7 +344,7 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         farthest = min(farthest, window)
     if n_queries == 0 or n_keys == 0:
         farthest = 0
-    listed = farthest == 0 or (known and n_queries * farthest <= 2 * _LISTED)
+    listed = farthest == 0 or (known and call.block_mask is None and n_queries * farthest <= 2 * _LISTED)
     pairs = Pairs(
         n_samples,
         n_queries,
@@ -314,6 +357,8 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         distances=farthest if listed else min(side, max(farthest, 1)),
         listed=listed,
         starts=starts,
+        block_mask=call.block_mask,
+        block_sizes=call.block_sizes or (1, 1),
     )
     samples = 1  # where the batch is a symbolic dimension of an export
     if isinstance(n_samples, int) and starts is None:

@@ -111,6 +111,8 @@ def _where(call: Call) -> D.Where:
         a.get("key_start", o.get("key_start", 0)),
         query,
         query if call.op in SELF_ATTENTION and "key_segments" not in a else a.get("key_segments"),
+        a.get("block_mask"),
+        o.get("block_sizes"),
     )
 
 

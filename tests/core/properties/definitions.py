@@ -830,6 +830,8 @@ class Where(NamedTuple):
     key_start: Any = 0
     query_segments: Any = None
     key_segments: Any = None
+    block_mask: Any = None
+    block_sizes: Any = None
 
     def walk(self, n_samples: int, n_queries: int, n_keys: int) -> Iterator[tuple[np.ndarray, int, int, int]]:
         """``samples, j, i, d`` of every pair: the samples in which query j and key i count, of one segment."""
@@ -841,6 +843,11 @@ class Where(NamedTuple):
         ]
         for j, i, d, s in met:
             same = start == s
+            if (
+                self.block_mask is not None
+                and not self.block_mask[j // self.block_sizes[0], i // self.block_sizes[1]]
+            ):
+                continue
             if self.query_segments is not None:
                 same &= self.query_segments[:, j] == self.key_segments[:, i]
             if same.any():

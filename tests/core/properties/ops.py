@@ -52,6 +52,7 @@ _PAIRS = {
     "positions": (True, False),
     "causal": (True, False),
     "targets": (None, *_LISTS),
+    "blocks": (False, True),
 }
 _STARTS = {"starts": ("none", "known", "traced", "each"), "keys": ("same", "more", "fewer")}
 _X_LENGTH = {"x": 0}
@@ -98,6 +99,14 @@ def _slots(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     }
 
 
+def _blocks(s: Source, z: Mapping[str, int], o: Mapping[str, Any], n_keys: int) -> Arrays:
+    """A mask of blocks of two queries and one key, some of which count."""
+    if not o.get("blocks"):
+        return {}
+    mask = np.arange(-(-z["length"] // 2))[:, None] + np.arange(n_keys)[None, :]
+    return {"block_mask": mask % 3 > 0}
+
+
 def _starts(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     if o.get("starts") == "each" and o.get("causal", True):
         return {"query_start": s.ids(-1, 3, z["batch"])}
@@ -117,7 +126,8 @@ def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
 
 def _sight(o: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an op that say which keys a query sees."""
-    return given(o, "window") if o.get("causal", True) else {"causal": False}
+    blocks = {"block_sizes": (2, 1)} if o.get("blocks") else {}
+    return {**(given(o, "window") if o.get("causal", True) else {"causal": False}), **blocks}
 
 
 def _targets(a: Arrays, o: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -163,6 +173,7 @@ def _attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> 
         **s.detection("key", C, B, keys, T),
         **(s.detection("position", N, _distances(z, o, 1), T) if N else {}),
         **_starts(s, z, o),
+        **_blocks(s, z, o, keys),
     }
     if o.get("segments"):
         arrays |= {"query_segments": s.ids(0, 2, B, L), "key_segments": s.ids(0, 2, B, keys)}
@@ -181,7 +192,7 @@ def _call_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
             **_sight(o),
             **_edges(a, o),
             **_known_starts(o, a),
-            **{n: a[n] for n in ("query_segments", "key_segments") if n in a},
+            **{n: a[n] for n in ("query_segments", "key_segments", "block_mask") if n in a},
         )
     }
 
@@ -195,6 +206,7 @@ def _lut_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any])
         "anchors": s.anchors(n_inputs, T, C),
         **({"positions": s.grid(_distances(z, o, -1), 1, N)} if N else {}),
         **({"segments": s.ids(0, 2, B, L)} if o.get("segments") else {}),
+        **_blocks(s, z, o, L),
     }
 
 
@@ -209,6 +221,7 @@ def _pair_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]
         **({"positions": s.grid(_distances(z, o, 1), T, N)} if N else {}),
         **({"keys": s.grid(B, keys, n_inputs)} if "keys" in o else {}),
         **_starts(s, z, o),
+        **_blocks(s, z, o, keys),
     }
     if o.get("segments"):
         arrays["segments"] = s.ids(0, 2, B, L)
@@ -228,7 +241,7 @@ def _call_pair_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays
             **_sight(o),
             **_edges(a, o),
             **_known_starts(o, a),
-            **{n: a[n] for n in ("segments", "keys", "key_segments") if n in a},
+            **{n: a[n] for n in ("segments", "keys", "key_segments", "block_mask") if n in a},
         )
     }
 
@@ -454,11 +467,17 @@ def _detected(a: Arrays, name: str, bits: int) -> definitions.Detection:
 def _where(a: Arrays, o: Mapping[str, Any], segments: tuple[str, str], n_keys: int) -> definitions.Where:
     of_queries, of_keys = (a.get(n) for n in segments)
     of_keys = of_queries if of_keys is None else of_keys
+    blocks = (a["block_mask"], (2, 1)) if "block_mask" in a else (None, None)
     if not o.get("causal", True):
-        return definitions.Where(None, n_keys, 0, of_queries, of_keys)
+        return definitions.Where(None, n_keys, 0, of_queries, of_keys, *blocks)
     starts = _known_starts(o, a)
     return definitions.Where(
-        o.get("window"), starts.get("query_start", 0), starts.get("key_start", 0), of_queries, of_keys
+        o.get("window"),
+        starts.get("query_start", 0),
+        starts.get("key_start", 0),
+        of_queries,
+        of_keys,
+        *blocks,
     )
 
 
@@ -894,6 +913,7 @@ OPS: dict[str, Op] = {
                 a["anchors"],
                 a.get("positions"),
                 segments=a.get("segments"),
+                block_mask=a.get("block_mask"),
                 **given(o, "epsilon", "accumulate"),
                 **_sight(o),
                 **_edges(a, o),

@@ -419,6 +419,10 @@ def _pairs_of(v: Values, sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
         arguments["query_start"] = v.integers(-3, keys + 4, batch)
     elif starts is not None:
         options["query_start"], options["key_start"] = starts
+    if "blocks" in sizes:
+        options["block_sizes"] = of_queries, of_keys = sizes["blocks"]
+        shape = -(-queries // of_queries), -(-keys // of_keys)
+        arguments["block_mask"] = v.integers(0, 1, shape).astype(bool)
     segments = sizes.get("segments")  # None, "each" sample its own or "shared" by all
     if segments:
         leading = batch if segments == "each" else (1,) * len(batch)
@@ -706,6 +710,8 @@ _CROSS: dict[str, Sizes] = {
         **_ATTENTION, "queries": 4, "keys": 5, "starts": "traced", "window": 3, "segments": "each",
     },
     "ragged": {**_ATTENTION, "queries": 3, "keys": 5, "starts": "each", "position_bits": 1},
+    "blocks": {**_ATTENTION, "queries": 7, "keys": 7, "blocks": (2, 3), "position_bits": 1, "starts": (2, 0)},
+    "blocks, ragged": {**_ATTENTION, "queries": 3, "keys": 5, "blocks": (2, 2), "starts": "each", "window": 3},
     "ragged, window, segments": {
         **_ATTENTION, "queries": 4, "keys": 5, "starts": "each", "window": 3, "segments": "each",
     },
@@ -835,7 +841,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
         **_with(
             _CROSS,
             "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries before all keys; queries earlier; decoding;"
-            "traced, window, segments; ragged; traced, float64",
+            "traced, window, segments; ragged; blocks; traced, float64",
             bits=2,
         ),
         "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
