@@ -21,13 +21,14 @@ class Decoder(nnx.Module):
     """Base of causal language models, with what they generate.
 
     A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, decode, segments, deterministic=, rngs=)``,
-    ``unembed(hidden)`` and ``init_cache(batch_shape)``, and a ``config`` with ``vocab_size``
+    ``unembed(hidden)``, ``init_cache(batch_shape)`` and ``take_in(one, slot)``, which is for `Slots`, and a ``config`` with ``vocab_size``
     and ``context``.
     """
 
     config: Any
     unembed: Any
     init_cache: Any
+    take_in: Any
     _vectors: Any
     _hidden: Any
 
@@ -331,7 +332,7 @@ _TOKENS_IN_BLOCK = 32
 """Tokens whose noise is drawn together; it bounds the memory and changes no token."""
 
 
-def _prefilled(
+def prefilled(
     graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
     """Continue texts with prompts of any length as `fed` does, a window of at most the context at a time."""
@@ -367,7 +368,7 @@ def _of_block(keys: Array, size: int) -> Array:
     return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
 
 
-def _drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
+def drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
     """Draw a token of each text: the likeliest after noise is added, as `jax.random.categorical` does.
 
     Args:
@@ -383,7 +384,7 @@ def _drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
     return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
 
 
-def _noise(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
+def noise_of(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
     """Return noise for a token of each text, ``[*texts, n]``, of one key or of those of the texts."""
     if keys.shape == ():
         return jax.random.gumbel(keys, (*texts, n), jnp.float32)
@@ -402,8 +403,8 @@ def _first(
     top_k: int,
 ) -> tuple[Any, jax.Array]:
     """Return the caches after prompts, and the token after each."""
-    cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
-    return cache, _drawn(logits, _noise(key, prompt.shape[:-1], top_k), temperature)
+    cache, logits = prefilled(graphdef, cache, kept, prompt, lengths)
+    return cache, drawn(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
 
 def _block(
@@ -414,11 +415,11 @@ def _block(
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
         cache, logits = fed(graphdef, cache, kept, token[..., None])
-        token = _drawn(logits, noise, temperature)
+        token = drawn(logits, noise, temperature)
         return (cache, token), token
 
     # The noise of many tokens at once: drawn in each step it takes as long as all else.
-    noise = jax.vmap(lambda keys: _noise(keys, token.shape, top_k))(keys)
+    noise = jax.vmap(lambda keys: noise_of(keys, token.shape, top_k))(keys)
     (cache, token), tokens = jax.lax.scan(step, (cache, token), noise)
     return cache, token, tokens
 

@@ -269,6 +269,23 @@ class GPT(Decoder):
         self.cached_segments[...] = held.at[:, latest].set(segments[:, -self.config.context :])
         return (first, held), turns
 
+    def take_in(self, one: "GPT", slot: Array) -> None:
+        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        shift = self.cache_index[...] - one.cache_index[...]  # all texts of a ring are at one place
+
+        def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
+            cache, taken = getattr(own, name), getattr(other, name)[...]
+            taken = taken if along is None else jnp.roll(taken, shift, along)
+            start = slot * taken.shape[axis]
+            cache[...] = jax.lax.dynamic_update_slice_in_dim(cache[...], taken, start, axis)
+
+        take("cached_lengths", self, one)
+        take("cached_segments", self, one, along=1)
+        take("cached_turns", self, one, axis=1)
+        for own, other in zip(self.layers, one.layers, strict=True):
+            take("cached_key", own.attention, other.attention, along=2)
+            take("cached_value", own.attention, other.attention, along=1)
+
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
         n = math.prod(batch_shape)

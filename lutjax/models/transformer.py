@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
@@ -258,6 +259,16 @@ class LUTTransformer(Decoder):
         for layer in self.layers:
             z = layer(z, decode=decode, segments=segments, **mode)
         return z
+
+    def take_in(self, one: "LUTTransformer", slot: Array) -> None:
+        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        for own, other in zip(self.layers, one.layers, strict=True):
+            layer, of_one = own.attention.layer, other.attention.layer
+            for name in layer.spec.cache_names:
+                cache, taken = getattr(layer, name), getattr(of_one, name)[...]
+                cache[...] = (
+                    cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
+                )
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""

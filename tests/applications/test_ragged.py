@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots, _slots
 
 VOCAB = 13
 LENGTHS = (5, 17, 32)
@@ -107,6 +107,60 @@ def test_segments_while_decoding(name):
     last = [fed(text[k : k + 1], 0)[0] for k in (2, 3)]
     wanted = np.asarray(model(text[:4], deterministic=True))
     np.testing.assert_allclose([*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["tables", "pair", "gpt"])
+def test_slots(name):
+    """Texts join and leave a running batch, and each is continued as alone; nothing is compiled again."""
+    model, prompts, key = model_of(name), prompts_of((5, 17, 6, 30)), jax.random.key(0)
+    wanted = [np.asarray(model.generate(p, 25, key=key, temperature=0)).tolist() for p in prompts]
+    slots, found, slot_of = Slots(model, 2, temperature=0), {}, {}
+
+    def join(k):
+        slot_of[k], token = slots.join(prompts[k], key=key)
+        found[k] = [token]
+
+    def steps(n):
+        for _ in range(n):
+            for slot, token in slots.step().items():
+                (k,) = [k for k, of in slot_of.items() if of == slot]
+                found[k].append(token)
+
+    join(0)
+    steps(3)
+    join(1)
+    steps(16)
+    compiled = _slots._stepped._cache_size()
+    with pytest.raises(ValueError, match="all 2 slots have a text"):
+        slots.join([1], key=key)
+    slots.leave(slot_of.pop(0))
+    steps(2)
+    join(2)
+    steps(2)
+    slots.leave(slot_of.pop(1))
+    join(3)
+    steps(20)
+    assert sorted(map(len, found.values())) == [20, 21, 21, 23]
+    assert slots.free == 0
+    for k, tokens in found.items():
+        assert tokens == wanted[k][: len(tokens)], k
+    assert _slots._stepped._cache_size() == compiled
+    with pytest.raises(ValueError, match=r"slot is 7; the texts are in \[0, 1\]"):
+        slots.leave(7)
+
+
+def test_slots_draw_by_the_key_of_a_text():
+    """Whatever texts are beside it."""
+    model, (prompt, other) = model_of("tables"), prompts_of((5, 9))
+
+    def drawn(*others):
+        slots = Slots(model, 3, temperature=1.5, top_k=5)
+        for k, text in enumerate(others):
+            slots.join(text, key=jax.random.key(k))
+        slot, token = slots.join(prompt, key=jax.random.key(7))
+        return [token, *(slots.step()[slot] for _ in range(12))]
+
+    assert drawn() == drawn(other) == drawn(other, prompt)
 
 
 def test_one_program_for_all_lengths():
