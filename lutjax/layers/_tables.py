@@ -610,18 +610,26 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         """Names of the variables of the cache."""
         return (*self._cached(jnp.float32), "cached_segments", "cache_index")
 
-    def empty_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, jax.Array]:
+    def empty_cache(
+        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, ids: bool = False
+    ) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
         Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
         says of which segment each is: -1 where there is no key.
+
+        Args:
+          ids: keep of a key the ids of its rows alone, in as few bytes as hold them, and not what its gradient needs: pairs with
+            keys of earlier calls have a gradient of the table alone. Where keys are not detected by themselves it changes nothing.
         """
         *batch, _, _ = input_shape
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         cache = {
             name: jnp.zeros((*batch, self.capacity, size), kept)
-            for name, (size, kept) in self._cached(dtype).items()
+            for name, (size, kept) in (self._cached_ids() if ids else self._cached(dtype)).items()
         }
+        if not cache:
+            return self.empty_cache(input_shape, dtype)
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
         return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
@@ -651,7 +659,12 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         chunk = self._keys(arrays, self._inputs(x))
         self._check_cache(cache, chunk)
-        keys = {name: _appended(cache[name], new, -2) for name, new in chunk.items()}
+        keys = {}
+        for name, new in chunk.items():
+            held = cache.get(name)
+            if held is None:  # the cache has ids alone
+                held = jnp.zeros((*new.shape[:-2], self.capacity, new.shape[-1]), new.dtype)
+            keys[name] = _appended(jnp.asarray(held).astype(new.dtype), new, -2)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
         if segments is None:
             of_queries = jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
@@ -672,17 +685,25 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
             key_segments=of_keys,
         )
-        latest = {name: array[..., array.shape[-2] - capacity :, :] for name, array in keys.items()}
+        latest = {
+            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
+            for name, array in keys.items()
+            if name in cache
+        }
         latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
         return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
-        for name, new in chunk.items():
+        kept = {name: new.dtype for name, new in chunk.items() if name in cache}
+        if len(kept) < len(chunk):
+            kept = {name: dtype for name, (_, dtype) in self._cached_ids().items()}
+        for name, dtype in kept.items():
+            new = chunk[name]
             expected = (*new.shape[:-2], self.capacity, new.shape[-1])
-            if cache[name].shape != expected or cache[name].dtype != new.dtype:
+            if cache[name].shape != expected or cache[name].dtype != dtype:
                 raise ValueError(
                     f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
-                    f"need {new.dtype}{list(expected)}. Make the cache for this batch and dtype."
+                    f"need {jnp.dtype(dtype)}{list(expected)}. Make the cache for this batch and dtype."
                 )
 
     @names_layer
@@ -752,6 +773,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         """Return the last dimension and the dtype of each array that the cache keeps of a key."""
         raise NotImplementedError
+
+    def _cached_ids(self) -> dict[str, tuple[int, Any]]:
+        """Return the same of a cache of ids; nothing where keys are not detected by themselves."""
+        return {}
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
@@ -837,6 +862,15 @@ class LUTAttentionSpec(_SequenceSpec):
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
         return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in kept.items()}
+
+    def _cached_ids(self) -> dict[str, tuple[int, Any]]:
+        bits = self.n_anchors
+        return {
+            "cached_key_index": (
+                self.n_detectors,
+                jnp.uint8 if bits <= 8 else jnp.uint16 if bits <= 16 else jnp.int32,
+            )
+        }
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         d = lutjax.detect(x, arrays["anchors"], **self._options)

@@ -265,14 +265,19 @@ class LUTTransformer(Decoder):
         for own, other in zip(self.layers, one.layers, strict=True):
             layer, of_one = own.attention.layer, other.attention.layer
             for name in layer.spec.cache_names:
+                if getattr(layer, name) is None:
+                    continue
                 cache, taken = getattr(layer, name), getattr(of_one, name)[...]
                 cache[...] = (
                     cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
                 )
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
-        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
+
+        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs.
+        """
         for layer in self.layers:
             layer.attention.layer.init_cache(
-                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype)
+                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), ids=True
             )

@@ -163,6 +163,21 @@ def test_slots_draw_by_the_key_of_a_text():
     assert drawn() == drawn(other) == drawn(other, prompt)
 
 
+def test_caches_of_tables_hold_ids():
+    """A byte for each detector of a layer and token, and four for the segment."""
+    model = model_of("tables")
+    model.init_cache((3,))
+    caches = nnx.to_pure_dict(nnx.state(model, nnx.Cache))
+    layer = caches["layers"][0]["attention"]["layer"]
+    assert {name: a.dtype.name for name, a in layer.items()} == {
+        "cached_key_index": "uint8",
+        "cached_segments": "int32",
+        "cache_index": "int32",
+    }
+    held = sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim)
+    assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
+
+
 def test_one_program_for_all_lengths():
     from lutjax.models import _decoder
 

@@ -174,20 +174,27 @@ class _Attention(Layer):
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if cache["cache_index"] is None:
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
-        held = {name: c[...] for name, c in cache.items()}
+        held = {name: c[...] for name, c in cache.items() if c is not None}
         y, latest = spec.attend_with_cache(self._held(), held, x, **others)
         for name, value in latest.items():
             cache[name][...] = value
         return y
 
-    def init_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> None:
+    def init_cache(
+        self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, *, ids: bool = False
+    ) -> None:
         """Make an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
         The length in `input_shape` does not matter: the cache holds as many keys as a query can see,
         `window` or else `n_positions`, and any number of new positions can be decoded at once.
+
+        Args:
+          ids: of `LUTAttention`, keep of a key the ids of its rows alone: one or two bytes for each detector in place of twelve. Then no gradient
+            flows to inputs of other calls, nor to queries from keys of earlier calls.
         """
-        for name, value in self.spec.empty_cache(input_shape, dtype).items():
-            setattr(self, name, nnx.Cache(value))
+        cache = self.spec.empty_cache(input_shape, dtype, ids=ids)
+        for name in self.spec.cache_names:
+            setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(
         self,
