@@ -25,6 +25,7 @@ from lutjax.reads import Read, straight_through
 from lutjax.values._derivatives import mapped_as, with_derivative_of
 from lutjax.values._detection import Detection, existing, is_above_zero
 from lutjax.values._dtypes import accumulator
+from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, difference
 from lutjax.values._quantised import QuantisedTables, power
@@ -207,17 +208,45 @@ def _sum_groups(
 
 
 def sparse_lookup(
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     detection: Detection,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*any {n_outputs}"]:
+) -> Float[Array, "*any outputs"]:
     weights, d = jnp.asarray(weights), detection
+    if isinstance(targets, Edges):
+        return _sum_edges(weights, d, targets, groups, accumulate)
     value = _read(weights, d.index, [(d.margin, d.flip)], targets, n_outputs)
     return _sum_groups(value, groups, weights.dtype, accumulate)
+
+
+def _sum_edges(
+    weights: jax.Array, d: Detection, edges: Edges, groups: int | None, accumulate: FixedPoint | None
+) -> jax.Array:
+    """Every edge for every sample: its weight where the sample reads its row."""
+    n_detectors, n_rows, n_outputs = edges.n_detectors, edges.n_rows, edges.n_outputs
+    number = jnp.arange(edges.size, dtype=jnp.int32)
+    place = jnp.searchsorted(jnp.asarray(edges.first), number, side="right") - 1
+    detector, row = place // max(n_rows, 1), place % max(n_rows, 1)
+    table = weights.astype(accumulator(weights.dtype))
+
+    def read(index: jax.Array) -> jax.Array:
+        read_rows = _take(_clamped(index, n_rows), detector)
+        return jnp.where(read_rows == _align(row, read_rows.ndim), _align(table, read_rows.ndim), 0)
+
+    main = read(d.index)
+    margin = _take(d.margin, detector)
+    # Products of both rows are added apart.
+    parts = [main, *(_surrogate(margin, jax.lax.stop_gradient(a)) for a in (main, -read(d.index ^ d.flip)))]
+    group = detector * (groups or 1) // max(n_detectors, 1)
+    output = jnp.clip(as_int32(jnp.asarray(edges.target)), 0, n_outputs - 1) + group * n_outputs
+    to = jnp.broadcast_to(_align(output, main.ndim), main.shape)[..., None]
+    values = [_at_outputs(a[..., None], to, (groups or 1) * n_outputs) for a in parts]
+    y = _sum(values[0] + values[1] + values[2], -2, weights.dtype, accumulate)
+    return y if groups is None else y.reshape(*y.shape[:-1], groups, n_outputs)
 
 
 # ------------------------------------------------------------------------------------- weighted reads
@@ -329,20 +358,26 @@ def _pairs(
     key_start: Any,
     query_segments: Any,
     key_segments: Any,
+    block_mask: Any,
+    block_sizes: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Distance ``[Lq, Lk]`` of each pair, and whether it counts ``[..., Lq, Lk]``."""
-    start = difference(query_start, key_start)
-    query_place = jnp.arange(n_queries, dtype=jnp.int32) + (0 if start is None else start)
-    key_place = jnp.arange(n_keys, dtype=jnp.int32)
-    distance = query_place[:, None] - key_place[None, :] - 1
+    """Distance ``[..., Lq, Lk]`` of each pair, and whether it counts; of all sequences, or with leading axes of each."""
+    start = jnp.asarray(0 if (start := difference(query_start, key_start)) is None else start, jnp.int32)
+    place = jnp.arange(n_queries, dtype=jnp.int32)[:, None] - jnp.arange(n_keys, dtype=jnp.int32)[None, :] - 1
+    distance = _align(place, start.ndim + 2) + start[..., None, None]
     counts = distance >= 0
     if window is not None:
         counts &= distance < window
+    if block_mask is not None:
+        of_queries, of_keys = (block_sizes, block_sizes) if isinstance(block_sizes, int) else block_sizes
+        query, key = jnp.arange(n_queries) // of_queries, jnp.arange(n_keys) // of_keys
+        counts &= _align(jnp.asarray(block_mask)[query[:, None], key[None, :]], counts.ndim)
     if query_segments is not None:
         same = jnp.expand_dims(jnp.asarray(query_segments), -1) == jnp.expand_dims(
             jnp.asarray(key_segments), -2
         )
-        counts = same & jnp.broadcast_to(counts, same.shape)
+        shape = jnp.broadcast_shapes(same.shape, counts.shape)
+        counts = jnp.broadcast_to(same, shape) & jnp.broadcast_to(counts, shape)
     return distance, counts
 
 
@@ -366,8 +401,10 @@ def lookup_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     accumulate: FixedPoint | None = None,
@@ -380,7 +417,9 @@ def lookup_attention(
             (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
-    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, query_segments, key_segments)
+    blocks = block_mask, block_sizes
+    places = query_start, key_start, query_segments, key_segments
+    distance, counts = _pairs(n_queries, n_keys, window, *places, *blocks)
     q = jax.tree.map(lambda a: a[..., :, None, :], existing(query))
     k = jax.tree.map(lambda a: a[..., None, :, :], existing(key))
     p_bits = 0 if position is None else position.bits
@@ -425,10 +464,12 @@ def lut_pair_attention(
     interleave: bool = False,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
@@ -446,7 +487,8 @@ def lut_pair_attention(
             (*batch, n_queries, weights.shape[-1] if n_outputs is None else n_outputs), weights.dtype
         )
     query_start, key_start = (query_start, key_start) if causal else (n_keys, 0)
-    distance, counts = _pairs(n_queries, n_keys, window, query_start, key_start, segments, key_segments)
+    places = query_start, key_start, segments, key_segments
+    distance, counts = _pairs(n_queries, n_keys, window, *places, block_mask, block_sizes)
 
     shape = (*batch, n_queries, n_keys, n_detectors)
     parts = [
@@ -483,15 +525,15 @@ def lut(
 
 def sparse_lut(
     x: Float[Array, "*batch inputs"],
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     anchors: Anchors,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
-) -> Float[Array, "*any {n_outputs}"]:
+) -> Float[Array, "*any outputs"]:
     d = _detect_deltas(margins(x, anchors, groups=groups), epsilon)
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
@@ -570,6 +612,8 @@ def lut_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
@@ -585,6 +629,8 @@ def lut_attention(
         n_outputs=n_outputs,
         causal=causal,
         window=window,
+        block_mask=block_mask,
+        block_sizes=block_sizes,
         query_segments=segments,
         key_segments=segments,
         accumulate=accumulate,

@@ -71,8 +71,9 @@ class Call:
       output: letters of the output's axes without the batch; None: of the axes of this op nothing is said.
       parts: of a fused op the function that returns the outputs of a call by other ops, ``parts(call, implementation=...)``. Arrays have
         any leading axes; with `features_first` features are first and the others follow. None: the op is not fused.
-      plain: the reason why plain JAX alone runs calls of this class; None: any implementation may. An op whose arguments are of two
-        kinds has two classes of calls of its name.
+      plain: the reason why plain JAX alone runs this call; None: any implementation may. An op whose arguments are of two
+        kinds may have two classes of calls of its name.
+      also: platforms that run a call with such a reason, too.
     """
 
     op: ClassVar[str]
@@ -81,7 +82,7 @@ class Call:
     features_first: ClassVar[bool]
     output: ClassVar[str | None]
     parts: ClassVar[Callable[..., Any] | None]
-    plain: ClassVar[str | None] = None
+    also: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(
         cls,
@@ -144,6 +145,10 @@ class Call:
         """The call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
         return self
 
+    @property
+    def plain(self) -> str | None:
+        return None
+
     @classmethod
     @functools.cache
     def _options(cls) -> tuple[str, ...]:
@@ -170,6 +175,10 @@ class Call:
         call = object.__new__(type(self))
         call.__dict__.update(self.__dict__, **changes)
         return call
+
+    def by_rows(self) -> "Call":
+        """The call with a table ``[T, R, ...]``, whose values do not matter, that reads the same rows."""
+        return self
 
     def prepared(self: C) -> C:
         """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""

@@ -85,6 +85,11 @@ class Spec:
         return type(self).__name__.removesuffix("Spec")
 
     @classmethod
+    def arrays_of(cls, given: Arrays) -> Arrays:
+        """Return explicit variables by their names: an argument may be more than one array."""
+        return given
+
+    @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
         """Return the fields `implied` by variables that are given explicitly."""
         return {}
@@ -279,10 +284,11 @@ def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
       TypeError: an argument is of another kind than it should be.
     """
-    given = {name: options[name] for name in spec_type.given if options[name] is not None}
+    explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
     options = checked(spec_type.__name__.removesuffix("Spec"), spec_type, options)
-    spec = spec_type(**options, **spec_type.implied_by(given))
+    spec = spec_type(**options, **spec_type.implied_by(explicit))
+    given = spec_type.arrays_of(explicit)
     spec.check(given)
 
     def variable(v: Variable) -> Variable:

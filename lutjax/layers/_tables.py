@@ -16,9 +16,11 @@ from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.ops import _checks
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
+from lutjax.values._edges import Edges, check_bounds, check_ids
 
 TARGET_LISTS = ("row", "table", "layer")
 
@@ -277,9 +279,10 @@ class SparseLUTArguments(LUTArguments):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
@@ -288,7 +291,7 @@ class SparseLUTArguments(LUTArguments):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
         ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them for each row.
 
     Raises:
       ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
@@ -386,9 +389,84 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
 
     _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
+    edge_sizes: tuple[int, int, int, int] | None = (
+        None  # detectors, rows, outputs and width of a list of edges
+    )
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
-    implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
+    implied: ClassVar[tuple[str, ...]] = ("targets_shape", "edge_sizes")
+
+    @classmethod
+    def arrays_of(cls, given: Arrays) -> Arrays:
+        edges = given.get("targets")
+        if not isinstance(edges, Edges):
+            return given
+        return {**given, "targets": edges.target, "first_edges": edges.first}
+
+    @classmethod
+    def implied_by(cls, given: Arrays) -> dict[str, Any]:
+        edges = given.get("targets")
+        if isinstance(edges, Edges):
+            sizes = edges.n_detectors, edges.n_rows, edges.n_outputs, edges.width
+            return {"targets_shape": (edges.size,), "edge_sizes": sizes}
+        return super().implied_by(given)
+
+    @property
+    def _has_edges(self) -> bool:
+        return self.edge_sizes is not None
+
+    def _check_targets(self) -> None:
+        if not self._has_edges:
+            super()._check_targets()
+        elif self.n_targets is not None:
+            raise ValueError(
+                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
+            )
+        sizes = self.n_tables, 2**self.row_bits, self.n_outputs
+        if self.edge_sizes is not None and self.edge_sizes[:3] != sizes:
+            raise ValueError(
+                f"{self.layer}: the edges of targets are those of {self.edge_sizes[0]} detectors of {self.edge_sizes[1]} rows and of "
+                f"{self.edge_sizes[2]} outputs; this layer has {sizes[0]}, {sizes[1]} and {sizes[2]}."
+            )
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        return (self._targets_shape or (0,)) if self._has_edges else super().weights_shape
+
+    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
+        if self.edge_sizes is None:
+            return super().sizes_of(arrays)
+        anchors, targets = np.shape(arrays["anchors"]), np.shape(arrays["targets"])
+        if len(anchors) != 3:
+            return {}
+        sizes = anchors[0], 2 ** anchors[1], *self.edge_sizes[2:]
+        return {
+            "n_detectors": anchors[0],
+            "n_anchors": anchors[1],
+            "targets_shape": targets,
+            "edge_sizes": sizes,
+        }
+
+    def variables(self) -> tuple[Variable, ...]:
+        if not self._has_edges:
+            return super().variables()
+        anchors, targets, weights = super().variables()
+        n_bounds = self.n_tables * 2**self.row_bits + 1
+
+        def drawn(key: Array) -> jax.Array:
+            raise ValueError(f"{self.layer}: a list of edges is given, and not drawn.")
+
+        first = Variable("first_edges", "targets", (n_bounds,), jnp.dtype("int32"), drawn)
+        return (anchors, targets, first, weights)
+
+    def _check_values(self, variable: Variable, arrays: Arrays) -> None:
+        if not self._has_edges or variable.kind != "targets":
+            super()._check_values(variable, arrays)
+        elif variable.name == "targets":
+            check_ids(self.layer, "target", np.asarray(arrays["targets"]), self.n_outputs, "outputs")
+        else:
+            n_edges = (self._targets_shape or (0,))[0]
+            check_bounds(self.layer, np.asarray(arrays["first_edges"]), n_edges)
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -403,7 +481,10 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
         x, weights = self._inputs(x), self._cast(arrays["weights"])
-        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], arrays["targets"], self.n_outputs)
+        targets = arrays["targets"]
+        if self.edge_sizes is not None:
+            targets = Edges(arrays["first_edges"], targets, *self.edge_sizes)
+        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], targets, self.n_outputs)
 
 
 @dataclasses.dataclass(eq=False)
@@ -420,7 +501,7 @@ class LUTAttentionArguments(_TableArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
 
     Args:
       in_features, out_features, n_detectors, epsilon: as in `LUT`.
@@ -527,28 +608,46 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     @property
     def cache_names(self) -> tuple[str, ...]:
         """Names of the variables of the cache."""
-        return (*self._cached(jnp.float32), "cache_index")
+        return (*self._cached(jnp.float32), "cached_segments", "cache_index")
 
-    def empty_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike) -> dict[str, jax.Array]:
+    def empty_cache(
+        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, ids: bool = False
+    ) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
-        Keys lie at the right end, the latest last; ``cache_index`` counts those that are there.
+        Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
+        says of which segment each is: -1 where there is no key.
+
+        Args:
+          ids: keep of a key the ids of its rows alone, in as few bytes as hold them, and not what its gradient needs: pairs with
+            keys of earlier calls have a gradient of the table alone. Where keys are not detected by themselves it changes nothing.
         """
         *batch, _, _ = input_shape
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         cache = {
             name: jnp.zeros((*batch, self.capacity, size), kept)
-            for name, (size, kept) in self._cached(dtype).items()
+            for name, (size, kept) in (self._cached_ids() if ids else self._cached(dtype)).items()
         }
-        return {**cache, "cache_index": jnp.zeros((), jnp.int32)}
+        if not cache:
+            return self.empty_cache(input_shape, dtype)
+        segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
+        return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
     @names_layer
     def attend_with_cache(
-        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], **others: Any
+        self,
+        arrays: Arrays,
+        cache: Arrays,
+        x: Float[Array, "*batch length inputs"],
+        segments: Int[Array, "*#batch length"] | None = None,
+        **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
         """Attend from the positions in `x` to those before them, in `x` and in the cache.
 
         Any number of new positions at once: filling the cache and decoding one by one are the same.
+
+        Args:
+          segments: ids of the new positions from 0 on; negative for padding, which sees nothing and is not seen. None: all 0.
 
         Returns:
           The outputs, and the cache with the latest keys.
@@ -560,11 +659,21 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         chunk = self._keys(arrays, self._inputs(x))
         self._check_cache(cache, chunk)
-        keys = {name: _appended(cache[name], new) for name, new in chunk.items()}
-        capacity, count, length = self.capacity, cache["cache_index"], x.shape[-2]
-        # Places before the first key of the cache are empty: they are in a segment of their own.
-        empty = jnp.arange(capacity + length, dtype=jnp.int32) < capacity - count
-        lead = (1,) * (x.ndim - 2)
+        keys = {}
+        for name, new in chunk.items():
+            held = cache.get(name)
+            if held is None:  # the cache has ids alone
+                held = jnp.zeros((*new.shape[:-2], self.capacity, new.shape[-1]), new.dtype)
+            keys[name] = _appended(jnp.asarray(held).astype(new.dtype), new, -2)
+        capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
+        if segments is None:
+            of_queries = jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
+        else:
+            given_ids, _ = _checks.segments(
+                self.layer, segments, segments, tuple(batch), length, length, ("segments", "segments")
+            )
+            of_queries = jnp.maximum(jnp.asarray(given_ids), _PADDING)
+        of_keys = _appended(cache["cached_segments"], jnp.broadcast_to(of_queries, (*batch, length)), -1)
         y = self._attend(
             arrays,
             chunk,
@@ -572,19 +681,29 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             window=capacity,
             query_start=capacity,
             key_start=0,
-            query_segments=jnp.zeros((*lead, length), jnp.int32),
-            key_segments=empty.astype(jnp.int32).reshape(*lead, capacity + length),
+            # A query that is padding is of no segment that any key is of.
+            query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
+            key_segments=of_keys,
         )
-        latest = {name: array[..., array.shape[-2] - capacity :, :] for name, array in keys.items()}
+        latest = {
+            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
+            for name, array in keys.items()
+            if name in cache
+        }
+        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
         return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
-        for name, new in chunk.items():
+        kept = {name: new.dtype for name, new in chunk.items() if name in cache}
+        if len(kept) < len(chunk):
+            kept = {name: dtype for name, (_, dtype) in self._cached_ids().items()}
+        for name, dtype in kept.items():
+            new = chunk[name]
             expected = (*new.shape[:-2], self.capacity, new.shape[-1])
-            if cache[name].shape != expected or cache[name].dtype != new.dtype:
+            if cache[name].shape != expected or cache[name].dtype != dtype:
                 raise ValueError(
                     f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
-                    f"need {new.dtype}{list(expected)}. Make the cache for this batch and dtype."
+                    f"need {jnp.dtype(dtype)}{list(expected)}. Make the cache for this batch and dtype."
                 )
 
     @names_layer
@@ -596,8 +715,8 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         *,
         segments: Any = None,
         key_segments: Any = None,
-        query_start: Integer | None = None,
-        key_start: Integer | None = None,
+        query_start: Integer | Int[Array, "*#batch"] | None = None,
+        key_start: Integer | Int[Array, "*#batch"] | None = None,
     ) -> jax.Array:
         if keys is None:
             others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
@@ -655,6 +774,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         """Return the last dimension and the dtype of each array that the cache keeps of a key."""
         raise NotImplementedError
 
+    def _cached_ids(self) -> dict[str, tuple[int, Any]]:
+        """Return the same of a cache of ids; nothing where keys are not detected by themselves."""
+        return {}
+
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
         raise NotImplementedError
@@ -671,8 +794,8 @@ def attention_call(
     *,
     segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
-    query_start: Integer | None = None,
-    key_start: Integer | None = None,
+    query_start: Integer | Int[Array, "*#batch"] | None = None,
+    key_start: Integer | Int[Array, "*#batch"] | None = None,
     decode: bool | None = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
@@ -680,10 +803,12 @@ def attention_call(
     Args:
       x: inputs of the queries, and of the keys where `keys` is not given.
       keys: inputs of the keys, for attention from one sequence to another.
-      segments: ids ``[..., length]``; a query attends only to keys of its own segment.
+      segments: ids ``[..., length]``; a query attends only to keys of its own segment. While decoding they are ids from 0 on, 0 by
+        default, which the cache keeps; negative ones are padding, which sees nothing and is not seen: texts of different lengths
+        are padded before their first position.
       key_segments: the same for `keys`.
-      query_start: place of the first query, where `keys` is given; 0 by default.
-      key_start: place of the first key, where `keys` is given; 0 by default.
+      query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
+      key_start: the same of the first key.
       decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
         the layer's own `decode`.
 
@@ -700,10 +825,14 @@ def attention_call(
     return y
 
 
-def _appended(cache: Array, new: Array) -> jax.Array:
-    """Return the keys of a cache and new ones after them; on a mesh with explicit axes they lie as the cache does."""
+_PADDING = -1
+"""Segment of places in a cache that have no key, and of padding."""
+
+
+def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
+    """Return the keys of a cache and new ones after them along an axis; on a mesh with explicit axes they lie as the cache does."""
     join = _meshes.divided_by_compiler(
-        lambda *keys: jnp.concatenate(keys, -2), lambda cache, new: _meshes.spec_of(cache)
+        lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
     )
     result: jax.Array = join(cache, new)
     return result
@@ -733,6 +862,15 @@ class LUTAttentionSpec(_SequenceSpec):
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
         return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in kept.items()}
+
+    def _cached_ids(self) -> dict[str, tuple[int, Any]]:
+        bits = self.n_anchors
+        return {
+            "cached_key_index": (
+                self.n_detectors,
+                jnp.uint8 if bits <= 8 else jnp.uint16 if bits <= 16 else jnp.int32,
+            )
+        }
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         d = lutjax.detect(x, arrays["anchors"], **self._options)
@@ -765,7 +903,7 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
-      cached_x, cache_index: the latest inputs, only for decoding.
+      cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,

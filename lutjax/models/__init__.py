@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lutjax._extras import needed_by
 
 if TYPE_CHECKING:
+    from lutjax.models._slots import Slots
     from lutjax.models.automaton import LogicCA, LogicCAConfig
     from lutjax.models.classifier import LogicClassifier, LogicClassifierConfig, pack
     from lutjax.models.gpt import GPT, GPTConfig
@@ -28,10 +29,12 @@ __all__ = [
     "PackedAutomaton",
     "PackedClassifier",
     "PackedTreeNet",
+    "Slots",
     "pack",
 ]
 
 _MODULES = {
+    "Slots": "_slots",
     "GPT": "gpt",
     "GPTConfig": "gpt",
     "LUTTransformer": "transformer",

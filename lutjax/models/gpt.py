@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -207,27 +208,41 @@ class GPT(Decoder):
         self.norm = _norm(config, rngs)
         self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
         self.cache_index: Any = nnx.data(None)
+        self.cached_lengths: Any = nnx.data(None)
+        self.cached_segments: Any = nnx.data(None)
         self.cached_turns: Any = nnx.data(None)
 
     def _vectors(self) -> Any:
         return self.embedding.embedding[...]
 
     def _hidden(
-        self, z: Array, decode: bool | None, *, deterministic: bool | None, rngs: nnx.Rngs | None
+        self,
+        z: Array,
+        decode: bool | None,
+        segments: Array | None,
+        *,
+        deterministic: bool | None,
+        rngs: nnx.Rngs | None,
     ) -> Any:
-        length = z.shape[-2]
-        first: Any = None
-        turns = _turns(self.config, jnp.arange(length))
-        if decode:
-            if self.cache_index is None:
-                raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
-            first = self.cache_index[...]
-            turns = self.cached_turns[...] if length == 1 else _turns(self.config, first + jnp.arange(length))
-            self.cache_index[...] = first + length
-            self.cached_turns[...] = _turns(self.config, (first + length)[None])
+        *batch, length, _ = z.shape
+        if decode and self.cache_index is None:
+            raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
+        if decode and segments is None:
+            segments = jnp.zeros((length,), jnp.int32)
+        if segments is not None:
+            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(-1, length)
+        cached: Any = None
+        turns: Array
+        if segments is None:
+            turns = _turns(self.config, jnp.arange(length)[None])
+        elif decode:
+            cached, turns = self._continued(segments)
+        else:
+            turns = _turns(self.config, _places_in_segments(segments))
 
         def run(layer: "_Block", z: Array, rngs: nnx.Rngs | None) -> Array:
-            return layer(z, turns=turns, first=first, deterministic=deterministic, rngs=rngs)
+            places = {"turns": turns, "segments": segments, "cached": cached}
+            return layer(z, places=places, deterministic=deterministic, rngs=rngs)
 
         if self.config.remat and not decode:
             run = nnx.remat(run)
@@ -236,11 +251,49 @@ class GPT(Decoder):
             z = run(layer, z, rngs)
         return self.norm(z)
 
+    def _continued(self, segments: Array) -> tuple[tuple[Array, Array], Array]:
+        """Return what layers ask of the cache: the place of the first new token in it, and segments; and turns of the tokens.
+
+        All texts of a batch are at one place. Their positions count tokens without padding, so that a text is turned as alone.
+        """
+        length = segments.shape[-1]
+        first, held = self.cache_index[...], self.cached_segments[...]
+        before, is_token = self.cached_lengths[...], (segments >= 0).astype(jnp.int32)
+        turns = self.cached_turns[...]
+        if length > 1:
+            turns = _turns(self.config, before[:, None] + jnp.cumsum(is_token, 1) - is_token)
+        after = before + jnp.sum(is_token, 1, dtype=jnp.int32)
+        self.cache_index[...], self.cached_lengths[...] = first + length, after
+        self.cached_turns[...] = _turns(self.config, after[:, None])
+        latest = (first + jnp.arange(length, dtype=jnp.int32))[-self.config.context :] % self.config.context
+        self.cached_segments[...] = held.at[:, latest].set(segments[:, -self.config.context :])
+        return (first, held), turns
+
+    def take_in(self, one: "GPT", slot: Array) -> None:
+        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        shift = self.cache_index[...] - one.cache_index[...]  # all texts of a ring are at one place
+
+        def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
+            cache, taken = getattr(own, name), getattr(other, name)[...]
+            taken = taken if along is None else jnp.roll(taken, shift, along)
+            start = slot * taken.shape[axis]
+            cache[...] = jax.lax.dynamic_update_slice_in_dim(cache[...], taken, start, axis)
+
+        take("cached_lengths", self, one)
+        take("cached_segments", self, one, along=1)
+        take("cached_turns", self, one, axis=1)
+        for own, other in zip(self.layers, one.layers, strict=True):
+            take("cached_key", own.attention, other.attention, along=2)
+            take("cached_value", own.attention, other.attention, along=1)
+
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        n = math.prod(batch_shape)
         self.cache_index = nnx.Cache(jnp.int32(0))
+        self.cached_lengths = nnx.Cache(jnp.zeros((n,), jnp.int32))
+        self.cached_segments = nnx.Cache(jnp.full((n, self.config.context), -1, jnp.int32))
         # Those of the next position. In the memory of a loop they are made once for a step, and not in each layer.
-        self.cached_turns = nnx.Cache(_turns(self.config, jnp.zeros((1,), jnp.int32)))
+        self.cached_turns = nnx.Cache(_turns(self.config, jnp.zeros((n, 1), jnp.int32)))
         for layer in self.layers:
             layer.attention.init_cache(batch_shape)
 
@@ -255,8 +308,8 @@ class _Block(nnx.Module):
         self.feed_forward = feed_forward(config, implementation=implementation, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
-    def __call__(self, z: Array, *, turns: Array, first: Array | None, **mode: Any) -> Array:
-        y = self.attention(self.attention_norm(z), turns=turns, first=first)
+    def __call__(self, z: Array, *, places: dict[str, Any], **mode: Any) -> Array:
+        y = self.attention(self.attention_norm(z), **places)
         z = z + self.dropout(y.astype(z.dtype), **mode)
         return z + self.dropout(self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode)
 
@@ -273,25 +326,29 @@ class _Attention(nnx.Module):
         self.cached_key: Any = nnx.data(None)
         self.cached_value: Any = nnx.data(None)
 
-    def __call__(self, x: Array, *, turns: Array, first: Array | None) -> Array:
+    def __call__(
+        self, x: Array, *, turns: Array, segments: Array | None, cached: tuple[Array, Array] | None
+    ) -> Array:
         *batch, length, features = x.shape
         window = self.config.context - 1
         heads = (-1, length, 3 * self.config.n_heads, features // self.config.n_heads)
         query, key, value = jnp.split(self.project(x).reshape(heads), 3, 2)
         query, key = _rotate(query, turns), _rotate(key, turns)
-        if first is not None:
-            y = self._decode(query, key, value, first)
+        if cached is not None:
+            y = self._decode(query, key, value, segments, *cached)
         else:
+            same = None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
             y = _attend(
                 query,
                 key,
                 value,
+                mask=same,
                 is_causal=True,
                 local_window_size=(window, 0) if length > window + 1 else None,
             )
         return self.merge(y.reshape(*batch, length, features))
 
-    def _decode(self, query: Array, key: Array, value: Array, first: Array) -> jax.Array:
+    def _decode(self, query: Array, key: Array, value: Array, *places: Array | None) -> jax.Array:
         """Attend to the cached keys and the new ones, and keep the latest.
 
         Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
@@ -303,14 +360,12 @@ class _Attention(nnx.Module):
         )
         y: jax.Array
         y, self.cached_key[...], self.cached_value[...] = decode(
-            self.cached_key[...], self.cached_value[...], query, key, value, first
+            self.cached_key[...], self.cached_value[...], query, key, value, *places
         )
         return y
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
-        config, n = self.config, 1
-        for size in batch_shape:
-            n *= size
+        config, n = self.config, math.prod(batch_shape)
         heads, size = config.n_heads, config.features // config.n_heads
         self.cached_key = nnx.Cache(jnp.zeros((n * heads, size, config.context), config.dtype))
         self.cached_value = nnx.Cache(jnp.zeros((n * heads, config.context, size), config.dtype))
@@ -361,9 +416,21 @@ def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
 
 
 def _decoded(
-    context: int, keys: jax.Array, values: jax.Array, query: Array, key: Array, value: Array, first: Array
+    context: int,
+    keys: jax.Array,
+    values: jax.Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Array,
+    first: Array,
+    held: Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`."""
+    """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`.
+
+    Args:
+      segments: of the queries and new keys, ``[n, length]``; held: of the cached keys, ``[n, context]``. Padding is negative.
+    """
     n, length, heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)
 
@@ -378,14 +445,16 @@ def _decoded(
         slot = first % context
         keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
         values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
-        y = _attend_to_cache(query, keys, values, (slots <= first)[None, :])
+        held = jax.lax.dynamic_update_slice_in_dim(held, segments, slot, 1)
+        y = _attend_to_cache(query, keys, values, _same_segment(segments, held))
     else:
         every_key = jnp.concatenate([keys, new_keys], 2)
         every_value = jnp.concatenate([values, new_values], 1)
         key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
         distance = position[:, None] - key_position[None, :]
         seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
-        y = _attend_to_cache(query, every_key, every_value, seen)
+        same = _same_segment(segments, jnp.concatenate([held, segments], 1))
+        y = _attend_to_cache(query, every_key, every_value, seen[None] & same)
         latest = position[-context:] % context
         keys = jnp.asarray(keys).at[:, :, latest].set(new_keys[:, :, -context:])
         values = jnp.asarray(values).at[:, latest].set(new_values[:, -context:])
@@ -396,29 +465,43 @@ def _attend_to_cache(
     query: Float[Array, "heads length size"],
     keys: Float[Array, "heads size slots"],
     values: Float[Array, "heads slots size"],
-    seen: Bool[Array, "length slots"],
+    seen: Bool[Array, "n length slots"],
 ) -> jax.Array:
     """Return what `_attend` does, of keys and values that lie as the caches keep them."""
     dtype = accumulator(query.dtype)
     scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
         query.shape[-1] ** -0.5, dtype
     )
-    scores = jnp.where(jnp.broadcast_to(seen, scores.shape), scores, jnp.finfo(dtype).min)
-    return jnp.matmul(jax.nn.softmax(scores).astype(values.dtype), values)
+    of_texts = scores.reshape(seen.shape[0], -1, *seen.shape[1:])
+    of_texts = jnp.where(seen[:, None], of_texts, jnp.finfo(dtype).min)
+    return jnp.matmul(jax.nn.softmax(of_texts).reshape(scores.shape).astype(values.dtype), values)
 
 
-def _turns(config: GPTConfig, position: Int[Array, " length"]) -> Float[jax.Array, "2 length half"]:
+def _same_segment(of_queries: Array, of_keys: Array) -> jax.Array:
+    """Mask ``[n, queries, keys]`` of pairs of one segment. Of padding there are none."""
+    queries = of_queries[:, :, None]
+    return (queries == of_keys[:, None, :]) & (queries >= 0)
+
+
+def _places_in_segments(segments: Array) -> jax.Array:
+    """Return the place of each token among those of its segment that lie next to it, ``[n, length]``."""
+    place = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32), segments.shape)
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+
+
+def _turns(config: GPTConfig, position: Int[Array, "n length"]) -> Float[jax.Array, "2 n length half"]:
     """Return by how much queries and keys turn, cosines and sines: by angles that grow with the position."""
     size, dtype = config.features // config.n_heads, accumulator(config.dtype)
     rate = _ROTARY_BASE ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
-    angle = position.astype(dtype)[:, None] * rate[None, :]
+    angle = position.astype(dtype)[:, :, None] * rate[None, None, :]
     return jnp.stack([jnp.cos(angle), jnp.sin(angle)])
 
 
 def _rotate(
-    x: Float[Array, "n length heads size"], turns: Float[Array, "2 length half"]
+    x: Float[Array, "n length heads size"], turns: Float[Array, "2 #n length half"]
 ) -> Float[jax.Array, "n length heads size"]:
     """Turn the two halves of each vector as pairs."""
-    cos, sin = turns[:, None, :, None, :]
+    cos, sin = turns[..., None, :]
     a, b = jnp.split(x.astype(turns.dtype), 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)

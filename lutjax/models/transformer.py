@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
@@ -194,8 +195,8 @@ class _Block(nnx.Module):
             tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
             self.ffn = _Branch(tables, config, rngs=rngs)
 
-    def __call__(self, z: Any, *, decode: bool | None, **mode: Any) -> Any:
-        z = self.attention(z, decode=decode, **mode)
+    def __call__(self, z: Any, *, decode: bool | None, segments: Any, **mode: Any) -> Any:
+        z = self.attention(z, decode=decode, segments=segments, **mode)
         return z if self.ffn is None else self.ffn(z, **mode)
 
 
@@ -254,14 +255,29 @@ class LUTTransformer(Decoder):
     def _vectors(self) -> Any:
         return self.embedding[...]
 
-    def _hidden(self, z: jax.Array, decode: bool | None, **mode: Any) -> jax.Array:
+    def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
         for layer in self.layers:
-            z = layer(z, decode=decode, **mode)
+            z = layer(z, decode=decode, segments=segments, **mode)
         return z
 
+    def take_in(self, one: "LUTTransformer", slot: Array) -> None:
+        """Take the caches of another such model, with one text, for those of the text of a slot: of caches for ``[slots]`` texts."""
+        for own, other in zip(self.layers, one.layers, strict=True):
+            layer, of_one = own.attention.layer, other.attention.layer
+            for name in layer.spec.cache_names:
+                if getattr(layer, name) is None:
+                    continue
+                cache, taken = getattr(layer, name), getattr(of_one, name)[...]
+                cache[...] = (
+                    cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
+                )
+
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
-        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
+
+        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs.
+        """
         for layer in self.layers:
             layer.attention.layer.init_cache(
-                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype)
+                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), ids=True
             )

@@ -44,8 +44,8 @@ def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
     _rank(op, name, a, rank, shape)
 
 
-def integers(op: str, name: str, a: Any, rank: int, shape: str) -> None:
-    """Check for an array of integers. Its rank is `rank`, or at least ``-rank`` if that is positive."""
+def integers(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
+    """Check for an array of integers. Its rank is `rank`, at least ``-rank`` if that is positive, or any (None)."""
     _array(op, name, a)
     if a.dtype != _INT32 and not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
@@ -163,14 +163,56 @@ def window(op: str, value: Any) -> int | None:
     return distances
 
 
-def starts(op: str, query_start: Any, key_start: Any) -> jax.Array | None:
-    """Return the position of the first query minus that of the first key; None if it is known to be 0."""
+def blocks(
+    op: str, mask: Any, sizes: Any, n_queries: int, n_keys: int, sequence_axis: Any
+) -> tuple[jax.Array | None, tuple[int, int] | None]:
+    """Return a mask of blocks as int32 ``[Bq, Bk]``, and the sizes of a block."""
+    if (mask is None) != (sizes is None):
+        raise ValueError(f"{op}: block_mask and block_sizes go together; pass both, or neither.")
+    if mask is None:
+        return None, None
+    _array(op, "block_mask", mask)
+    if mask.dtype != bool:
+        raise TypeError(f"{op}: block_mask is {describe(mask)}; its dtype must be bool.")
+    pair = sizes if isinstance(sizes, tuple | list) else (sizes, sizes)
+    require(len(pair) == 2, op, "block_sizes", sizes, "expected one number, or those of queries and of keys")
+    of_queries, of_keys = (whole(op, "block_sizes", size) for size in pair)
+    require(min(of_queries, of_keys) >= 1, op, "block_sizes", sizes, "blocks have at least 1 position")
+    wanted = -(-n_queries // of_queries), -(-n_keys // of_keys)
+    rule = (
+        f"{n_queries} queries and {n_keys} keys in blocks of {of_queries} and {of_keys} need {list(wanted)}"
+    )
+    require(mask.shape == wanted, op, "block_mask", mask, rule)
+    require(
+        sequence_axis is None,
+        op,
+        "sequence_axis",
+        sequence_axis,
+        "blocks are those of whole sequences: leave one out",
+    )
+    return jnp.asarray(mask, jnp.int32), (of_queries, of_keys)
+
+
+def starts(
+    op: str, query_start: Any, key_start: Any, batch: tuple[int, ...]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Return the position of the first query minus that of the first key, of all sequences and of each of them.
+
+    One of the two is None; both are if the difference is known to be 0.
+
+    Args:
+      batch: the leading axes of queries and keys.
+    """
     for name, value in (("query_start", query_start), ("key_start", key_start)):
         if isinstance(value, jax.Array | np.ndarray):
-            integers(op, name, value, 0, "[]: one integer")
+            integers(op, name, value, None, "")
+            leading = ", ".join(map(str, batch))
+            rule = f"expected [], one integer for all sequences, or [{leading}], one for each"
+            require(_broadcasts(value.shape, batch), op, name, value, rule)
         elif not isinstance(value, int | np.integer):
             raise TypeError(f"{op}: {name} is {describe(value)}; expected an integer.")
-    return difference(query_start, key_start)
+    start = difference(query_start, key_start)
+    return (None, start) if start is not None and start.ndim else (start, None)
 
 
 def visible(

@@ -7,6 +7,15 @@ import jax
 from lutjax import _compat
 
 
+def why_plain(call: Any) -> str | None:
+    """Return the reason why plain JAX alone runs a call of attention; None: any implementation may."""
+    if call.starts is not None:
+        return "reads one start for all sequences: those of each sequence are for plain JAX"
+    if call.block_mask is not None:
+        return "reads all blocks of pairs: masks of blocks are for plain JAX"
+    return None
+
+
 def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
     """Return the number of queries of all devices, and the position of the first query of this one.
 

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax._typing import Anchors, Array, Positions
 from lutjax.dispatch.registry import Implementation
@@ -12,6 +12,7 @@ from lutjax.ops.detect_signs import detect_signs
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 
 
@@ -62,16 +63,16 @@ def lut(
 
 def sparse_lut(
     x: Float[Array, "*batch inputs"],
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     anchors: Anchors,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     epsilon: float = 0.0,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*any {n_outputs}"]:
+) -> Float[jax.Array, "*any outputs"]:
     """A sparsely connected layer of look-up tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
 
     Definition::
@@ -85,7 +86,9 @@ def sparse_lut(
     Args:
       x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input. weights: ``[T, 2**C, K]``.
       anchors: int32 ``[T, C, 2]``, of the inputs of a group.
-      targets: int32 ``[T or 1, 2**C or 1, K]`` in the outputs of a group, -1 for an unused slot. n_outputs: ``O``.
+      targets: int32 ``[T or 1, 2**C or 1, K]`` in the outputs of a group, -1 for an unused slot; or a list of edges of
+        `lutjax.wiring.from_edges`, with weights ``[E]``, see `lutjax.sparse_lookup`.
+      n_outputs: ``O``; a list of edges has its own.
       groups: number of groups, as `lutjax.lut` takes it.
       epsilon, accumulate, implementation: see `lutjax.detect`.
 
@@ -126,6 +129,8 @@ def lut_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch length"] | None = None,
     sequence_axis: str | None = None,
     epsilon: float = 0.0,
@@ -146,7 +151,7 @@ def lut_attention(
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
       targets, n_outputs: see `lutjax.lookup_attention`.
       causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
-      window: only pairs less than this far apart count. segments: int32 ``[..., L]``.
+      window: only pairs less than this far apart count. block_mask, block_sizes: see `lutjax.lookup_attention`. segments: int32 ``[..., L]``.
       sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
         sequences.
       epsilon, accumulate, implementation: see `lutjax.detect`.
@@ -183,6 +188,8 @@ def lut_attention(
         n_outputs=n_outputs,
         causal=causal,
         window=window,
+        block_mask=block_mask,
+        block_sizes=block_sizes,
         query_segments=segments,
         key_segments=segments,
         sequence_axis=sequence_axis,

@@ -1,10 +1,9 @@
 """Attention without multiplications: rows addressed by a query, a key and their distance."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax._typing import Array, Integer
 from lutjax.dispatch._transforms import apply
@@ -25,8 +24,10 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
       query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Kernels get ids that exist, each by itself.
       position: arrays ``[distances, T or 1]`` of at least one bit and one distance; None: no bits.
       start: int32 scalar, the place of the first query minus that of the first key; None: 0.
+      starts: int32 ``[B]``, the same of each sequence, in place of `start`; None: all have one.
       query_segments, key_segments: int32 ``[B, Lq]`` and ``[B, Lk]``, or both None.
       window: only pairs with a smaller distance count; None: all earlier ones.
+      block_mask: int32 ``[Bq, Bk]``, 1 where pairs of these blocks of queries and keys count; None: all do. block_sizes: of the blocks.
       sequence_axis: name of the mesh axis over which queries are divided; None: they are not. Keys never are.
       accumulate: as the op takes it.
 
@@ -40,6 +41,9 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     start: jax.Array | None = shared(default=None)
     query_segments: jax.Array | None = batched(1, "q", default=None)
     key_segments: jax.Array | None = batched(1, "k", default=None)
+    starts: jax.Array | None = batched(0, default=None)
+    block_mask: jax.Array | None = shared(default=None)
+    block_sizes: tuple[int, int] | None = static(default=None)
     window: int | None = static(default=None)
     sequence_axis: str | None = static(default=None)
     accumulate: FixedPoint | None = static(default=None)
@@ -53,6 +57,10 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     def width(self) -> int:
         """Number of outputs."""
         return self.weights.shape[2]
+
+    @property
+    def plain(self) -> str | None:
+        return _sequences.why_plain(self)
 
     @property
     def query_places(self) -> jax.Array:
@@ -75,11 +83,13 @@ class SparseLookupAttention(LookupAttention, op="lookup_attention", table="weigh
       n_outputs: ``O``.
     """
 
-    plain: ClassVar[str | None] = _edges.NOT_READ
-
     weights: jax.Array = shared("t r k")
     targets: jax.Array = shared("t r k", default=None)
     n_outputs: int = static()
+
+    @property
+    def plain(self) -> str | None:
+        return _edges.NOT_READ
 
     @property
     def width(self) -> int:
@@ -96,8 +106,10 @@ def lookup_attention(
     n_outputs: int | None = None,
     causal: bool = True,
     window: int | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     query_segments: Int[Array, "*#batch queries"] | None = None,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     sequence_axis: str | None = None,
@@ -155,7 +167,11 @@ def lookup_attention(
         is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
         places that start at 0.
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
-      query_start, key_start: place of the first query and of the first key; integers, may be traced.
+      block_mask: bools ``[Bq, Bk]``: only pairs of query ``j`` and key ``i`` with ``block_mask[j // block_sizes[0], i // block_sizes[1]]`` count, and
+        tiles without such pairs cost nothing. Plain JAX runs it.
+      block_sizes: queries and keys of a block, or one number for both; they and `block_mask` go together.
+      query_start, key_start: place of the first query and of the first key; integers, may be traced. Or int32 ``[...]``, those of each
+        sequence, which plain JAX runs: sequences of different lengths in one call.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
@@ -213,6 +229,7 @@ def lookup_attention(
     n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
+    blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     bits, whose = query.bits + key.bits, "a query with its key"
     if position is not None:
         position = _checks.detection(op, "position", position, 2, "[distances, detectors or 1]")
@@ -231,7 +248,7 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    start = _checks.starts(op, first, key_start)
+    start, starts = _checks.starts(op, first, key_start, tuple(batch))
     accumulate = _checks.accumulation(op, accumulate)
     kind = SparseLookupAttention if edges else LookupAttention
     call = kind(
@@ -241,7 +258,10 @@ def lookup_attention(
         position,
         start,
         *segments,
+        starts,
         window=window,
+        block_mask=blocks,
+        block_sizes=block_sizes,
         sequence_axis=sequence_axis,
         accumulate=accumulate,
         **edges,

@@ -1,10 +1,9 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lutjax._typing import Anchors, Array, Integer, Positions
 from lutjax.dispatch._transforms import apply
@@ -25,7 +24,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
       weights: ``[T, R, O]`` floats.
       anchors: int32 ``[T, C, 2]``, ids that may lie beyond ``z``.
       positions: floats ``[distances, T or 1, N]`` of at least one distance; None: ``N = 0``.
-      start, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
+      start, starts, block_mask, block_sizes, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
       sequence_axis: see there. interleave, epsilon: as the op takes them.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
@@ -39,6 +38,9 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     start: jax.Array | None = shared(default=None)
     query_segments: jax.Array | None = batched(1, "q", default=None)
     key_segments: jax.Array | None = batched(1, "k", default=None)
+    starts: jax.Array | None = batched(0, default=None)
+    block_mask: jax.Array | None = shared(default=None)
+    block_sizes: tuple[int, int] | None = static(default=None)
     interleave: bool = static(default=False)
     window: int | None = static(default=None)
     sequence_axis: str | None = static(default=None)
@@ -49,6 +51,10 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     def width(self) -> int:
         """Number of outputs."""
         return self.weights.shape[2]
+
+    @property
+    def plain(self) -> str | None:
+        return _sequences.why_plain(self)
 
     @property
     def query_places(self) -> jax.Array:
@@ -69,11 +75,13 @@ class SparseLutPairAttention(LutPairAttention, op="lut_pair_attention", table="w
       weights, targets, n_outputs: see `lutjax.ops.lookup_attention.SparseLookupAttention`.
     """
 
-    plain: ClassVar[str | None] = _edges.NOT_READ
-
     weights: jax.Array = shared("t r k")
     targets: jax.Array = shared("t r k", default=None)
     n_outputs: int = static()
+
+    @property
+    def plain(self) -> str | None:
+        return _edges.NOT_READ
 
     @property
     def width(self) -> int:
@@ -91,10 +99,12 @@ def lut_pair_attention(
     interleave: bool = False,
     causal: bool = True,
     window: int | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     segments: Int[Array, "*#batch queries"] | None = None,
     keys: Float[Array, "*batch keys inputs"] | None = None,
-    query_start: Integer = 0,
-    key_start: Integer = 0,
+    query_start: Integer | Int[Array, "*#batch"] = 0,
+    key_start: Integer | Int[Array, "*#batch"] = 0,
     key_segments: Int[Array, "*#batch keys"] | None = None,
     sequence_axis: str | None = None,
     epsilon: float = 0.0,
@@ -144,7 +154,7 @@ def lut_pair_attention(
       positions: ``[distances, T or 1, N]``; none: ``N = 0``.
       targets, n_outputs: see `lutjax.lookup_attention`.
       interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
-      causal, window, query_start, key_start: see `lutjax.lookup_attention`.
+      causal, window, block_mask, block_sizes, query_start, key_start: see `lutjax.lookup_attention`.
       segments: int32 ``[..., L]``; only pairs of one segment count.
       keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
         `key_segments` ``[..., Lk]`` if there are segments.
@@ -206,6 +216,7 @@ def lut_pair_attention(
     n_keys = keys.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
+    blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     if positions is not None:
         _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:
@@ -224,6 +235,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
+    start, starts = _checks.starts(op, first, key_start, tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention
     call = kind(
         as_jax(x),
@@ -231,11 +243,14 @@ def lut_pair_attention(
         as_jax(weights),
         as_int32(anchors),
         None if positions is None else as_jax(positions),
-        _checks.starts(op, first, key_start),
+        start,
         segments,
         key_segments,
+        starts,
         interleave=bool(interleave),
         window=window,
+        block_mask=blocks,
+        block_sizes=block_sizes,
         sequence_axis=sequence_axis,
         epsilon=_checks.finite_epsilon(op, epsilon),
         accumulate=_checks.accumulation(op, accumulate),

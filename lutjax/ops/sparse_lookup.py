@@ -1,8 +1,10 @@
 """Summing rows that reach only some of the outputs."""
 
 import dataclasses
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from lutjax._typing import Array
@@ -11,6 +13,7 @@ from lutjax.dispatch.contract import Call, batched, shared, static
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _edges, _groups, _nan
 from lutjax.values._detection import Detection
+from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
@@ -35,16 +38,51 @@ class SparseLookup(Call, op="sparse_lookup", table="weights", output="o"):
     accumulate: FixedPoint | None = static(default=None)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class EdgeLookup(Call, op="sparse_lookup", table="weights", output="o"):
+    """The call of `lutjax.sparse_lookup` with a list of edges.
+
+    Attributes:
+      weights: ``[E]`` floats, one for each edge.
+      detection: arrays ``[B, T]``; ids may lie beyond the rows.
+      first: int32 ``[T * R + 1]``, the first edge of each row. targets: int32 ``[E]``; ids may lie beyond the outputs.
+      n_rows, n_outputs: ``R`` and ``O``. width, accumulate: as `lutjax.wiring.Edges` and the op have them.
+
+    Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
+    """
+
+    also: ClassVar[tuple[str, ...]] = ("native",)
+
+    # No letter of detectors: a list of edges is whole on each device.
+    weights: jax.Array = shared("e")
+    detection: Detection = batched(1, "n")
+    first: jax.Array = shared("f")
+    targets: jax.Array = shared("e")
+    n_rows: int = static()
+    n_outputs: int = static()
+    width: int = static()
+    accumulate: FixedPoint | None = static(default=None)
+
+    def by_rows(self) -> Call:
+        shape = self.detection.shape[-1], self.n_rows, 0
+        none = jnp.zeros(shape, self.weights.dtype), self.detection, jnp.zeros(shape, jnp.int32)
+        return SparseLookup(*none, n_outputs=self.n_outputs, accumulate=self.accumulate)
+
+    @property
+    def plain(self) -> str | None:
+        return "reads as many slots of each row: lists of edges are for plain JAX and native kernels"
+
+
 def sparse_lookup(
-    weights: Float[Array, "detectors rows slots"],
+    weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     detection: Detection,
-    targets: Int[Array, "#detectors #rows slots"],
-    n_outputs: int,
+    targets: Int[Array, "#detectors #rows slots"] | Edges,
+    n_outputs: int | None = None,
     *,
     groups: int | None = None,
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
-) -> Float[jax.Array, "*any {n_outputs}"]:
+) -> Float[jax.Array, "*any outputs"]:
     """Sums addressed rows whose slots reach chosen outputs only.
 
     Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
@@ -70,8 +108,10 @@ def sparse_lookup(
     Args:
       weights: ``[T, R, K]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``.
-      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped.
-      n_outputs: number of outputs, ``O``.
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped. Or a list of edges of
+        `lutjax.wiring.from_edges`, any number of them for each row: weights are then ``[E]``, one for each edge, and time and memory follow
+        the edges, not the longest row.
+      n_outputs: number of outputs, ``O``. A list of edges has its own.
       groups: number of groups, ``G``: the first ``T / G`` tables reach the ``O`` outputs of the first group, and so on. None: one
         group, without an axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
@@ -81,7 +121,7 @@ def sparse_lookup(
       ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
 
     Large rows are safe as for `lutjax.lookup`, where slot ``k`` of both rows has one target: then their values are subtracted
-    before they are multiplied. Of slots with different targets two products are subtracted, which must be finite.
+    before they are multiplied. Of slots with different targets, and of lists of edges, products are subtracted, which must be finite.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or groups that do not divide the
@@ -97,6 +137,8 @@ def sparse_lookup(
     """
     op = "sparse_lookup"
     detection = _checks.detection(op, "detection", detection, 1, "[..., detectors]")
+    if isinstance(targets, Edges):
+        return _of_edges(weights, detection, targets, n_outputs, groups, accumulate, implementation)
     _checks.table(op, weights, detection.shape[-1], detection.bits, "detection")
     n_outputs, n_detectors = _edges.checked(op, weights, targets, n_outputs), weights.shape[0]
     accumulate = _checks.accumulation(op, accumulate)
@@ -107,6 +149,53 @@ def sparse_lookup(
         _groups.outputs_apart(as_int32(targets), n_outputs, n_groups, n_detectors),
         n_outputs=n_groups * n_outputs,
         accumulate=accumulate,
+    )
+    y = _groups.of_each(apply(call, implementation=implementation), groups)
+    return _nan.shown(y, detection.margin)
+
+
+def _of_edges(
+    weights: Any,
+    detection: Detection,
+    edges: Edges,
+    n_outputs: int | None,
+    groups: int | None,
+    accumulate: FixedPoint | None,
+    implementation: Implementation,
+) -> jax.Array:
+    """Return the output of a list of edges."""
+    op, n_detectors = "sparse_lookup", detection.shape[-1]
+    _checks.floats(op, "weights", weights, 1, "[edges], one for each edge of targets")
+    _checks.require(
+        weights.shape == (edges.size,),
+        op,
+        "weights",
+        weights,
+        f"targets has {edges.size} edges, so expected [{edges.size}]",
+    )
+    of = f"targets has {edges.n_detectors} detectors and {edges.n_rows} rows each"
+    fits = edges.n_detectors == n_detectors and edges.n_rows == 2**detection.bits
+    _checks.require(
+        fits, op, "detection", detection, f"{of}, so it must have as many and {edges.n_rows} rows"
+    )
+    _checks.require(
+        n_outputs in (None, edges.n_outputs), op, "n_outputs", n_outputs, f"targets has {edges.n_outputs}"
+    )
+    n_groups = _groups.number(op, groups, n_detectors)
+    first, targets = as_int32(edges.first), as_int32(edges.target)
+    if n_groups > 1:
+        of_rows = jnp.repeat(_groups.of_detector(n_detectors, n_groups), edges.n_rows)
+        of_edge = jnp.repeat(of_rows, jnp.diff(first), total_repeat_length=edges.size)
+        targets = jnp.clip(targets, 0, max(edges.n_outputs - 1, 0)) + edges.n_outputs * of_edge
+    call = EdgeLookup(
+        as_jax(weights),
+        detection,
+        first,
+        targets,
+        n_rows=edges.n_rows,
+        n_outputs=n_groups * edges.n_outputs,
+        width=edges.width,
+        accumulate=_checks.accumulation(op, accumulate),
     )
     y = _groups.of_each(apply(call, implementation=implementation), groups)
     return _nan.shown(y, detection.margin)

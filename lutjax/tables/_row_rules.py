@@ -11,7 +11,7 @@ import numpy as np
 from lutjax.values._dtypes import accumulator
 
 RowState = dict[str, Any]
-"""Arrays ``[detectors, rows, 1 or outputs]`` by name."""
+"""Arrays ``[detectors, rows, 1 or outputs]`` by name; of a list of edges ``[edges]``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,11 @@ class RowRule:
         return {}
 
     def init(self, weights: Any) -> RowState:
-        """The state of a table ``[detectors, rows, outputs]``: zeros."""
-        detectors, rows, outputs = weights.shape
+        """The state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number."""
         dtype = accumulator(weights.dtype)
+        if len(weights.shape) == 1:
+            return {n: jnp.zeros(weights.shape, dtype) for n in self.state_sizes(1)}
+        detectors, rows, outputs = weights.shape
         return {n: jnp.zeros((detectors, rows, size), dtype) for n, size in self.state_sizes(outputs).items()}
 
     def bytes_per_row(self, n_outputs: int) -> int:
@@ -63,7 +65,11 @@ class RowRule:
     def step(
         self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """Rows and their state ``[..., outputs]`` after a step."""
+        """Rows and their state ``[..., outputs]`` after a step; a list of edges ``[edges]`` as rows of one number."""
+        if rows.ndim == 1:
+            given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (rows, gradient, state, rate))
+            moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*given))
+            return moved
         direction, state = self._direction(gradient, state)
         if self.weight_decay:
             direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows

@@ -204,6 +204,7 @@ def _counted(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
         )
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(call)))
+    call = call.by_rows()
     weights = getattr(call, str(call.table_name))
     dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
     weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)  # their shape: no memory in the end

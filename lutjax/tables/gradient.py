@@ -216,7 +216,9 @@ def _of_whole_sequences(
         for name, array in zip(call.arrays(), call.values(), strict=True)
     }
     # Queries of the first device come first.
-    arrays["start"] = jax.lax.pmin(call.start, call.sequence_axis)
+    for name in ("start", "starts"):
+        if arrays[name] is not None:
+            arrays[name] = jax.lax.pmin(arrays[name], call.sequence_axis)
     return call.replace(**arrays, sequence_axis=None), joined("output", cotangent)
 
 

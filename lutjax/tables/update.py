@@ -23,12 +23,12 @@ from lutjax.tables._row_rules import SGD, RowRule, RowState
 from lutjax.tables.gradient import TableGradient
 from lutjax.values._dtypes import accumulator
 
-Rates = Float[Array, " detectors"] | Float[Array, "#detectors #rows #outputs"]
+Rates = Float[Array, " _"] | Float[Array, "#detectors #rows #outputs"]
 """Factors of the learning rate of each table or each edge."""
 
 
 def update_table(
-    weights: Float[Array, "detectors rows outputs"],
+    weights: Float[Array, "detectors rows outputs"] | Float[Array, " edges"],
     gradient: TableGradient,
     rate: Scalar,
     rule: RowRule | None = None,
@@ -36,7 +36,7 @@ def update_table(
     *,
     rates: Rates | None = None,
     implementation: Implementation = None,
-) -> tuple[Float[jax.Array, "detectors rows outputs"], RowState]:
+) -> tuple[jax.Array, RowState]:
     """Return a table after one optimiser step that reads and writes only rows that were looked up.
 
     Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the op of the look-up,
@@ -50,13 +50,14 @@ def update_table(
         new_state = {name: np.where(touched, moved_state[name], state[name]) for name in state}
 
     Args:
-      weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32.
+      weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32. Or ``[E]``, a list of edges: each is a row
+        of one number, with a state of its own.
       gradient: from `lutjax.training.tables.value_and_grad`.
       rate: the learning rate of this step, perhaps traced.
       rule: how a row moves: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` of
         `lutjax.training.tables`.
       state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
-      rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``. They scale steps, not
+      rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``, of a list ``[E]``. They scale steps, not
         gradients, and what flows through the look-up. None: 1.
       implementation: see `lutjax.detect`.
 
@@ -88,7 +89,9 @@ def update_table(
             f"update_table: gradient is {_checks.describe(gradient)}; expected a TableGradient, as "
             "lutjax.training.tables.value_and_grad returns for tables."
         )
-    _checks.floats("update_table", "weights", weights, 3, "[detectors, rows, outputs]")
+    _checks.floats(
+        "update_table", "weights", weights, len(gradient.shape), "[detectors, rows, outputs], or [edges]"
+    )
     _checks.require(
         weights.shape == gradient.shape and weights.dtype == gradient.dtype,
         "update_table",
@@ -199,10 +202,10 @@ def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
 def squared_norm(gradient: TableGradient) -> jax.Array:
     """Return the sum of the squares of the elements of a gradient, in which reads of the same row are added up first.
 
-    It makes no array of the table's shape, with two exceptions: inside a `jax.shard_map` where the table is the same on all devices,
+    It makes no array of the table's shape, with three exceptions: of a list of edges; inside a `jax.shard_map` where the table is the same on all devices,
     because its gradient is a sum over devices; and for an op from outside whose plain kernel has no function `hits`.
     """
-    if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None:
+    if gradient.varying_axes() - gradient.axes or hits_of(gradient.op) is None or len(gradient.shape) == 1:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
     norm = _meshes.divided_by_compiler(

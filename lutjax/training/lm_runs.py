@@ -261,7 +261,7 @@ def stream(
 ) -> Iterator[bytes]:
     """Return an iterator over the bytes that a model adds to a prompt, some at a time, as they are drawn."""
     key = jax.random.key(seed)
-    parts = model.stream(_tokens([prompt])[0], n_bytes, key=key, temperature=temperature, top_k=top_k)
+    parts = model.stream(_tokens(prompt), n_bytes, key=key, temperature=temperature, top_k=top_k)
     return (_bytes(part) for part in parts)
 
 
@@ -273,24 +273,19 @@ def batch(
     temperature: float = 0.8,
     top_k: int | None = None,
 ) -> list[bytes]:
-    """Return the bytes that a model adds to prompts with seeds of their own; those of prompts of one length are drawn together.
+    """Return the bytes that a model adds to prompts of any lengths with seeds of their own, drawn together.
 
     Args:
       texts: prompts with the seeds of their draws.
     """
-    found = [b""] * len(texts)
-    for length in {len(prompt) for prompt, _ in texts}:
-        alike = [k for k, (prompt, _) in enumerate(texts) if len(prompt) == length]
-        keys = jnp.stack([jax.random.key(texts[k][1]) for k in alike])
-        prompts = _tokens([texts[k][0] for k in alike])
-        added = model.generate(prompts, n_bytes, key=keys, temperature=temperature, top_k=top_k)
-        for k, text in zip(alike, np.asarray(added), strict=True):
-            found[k] = _bytes(text)
-    return found
+    keys = jnp.stack([jax.random.key(seed) for _, seed in texts])
+    prompts = [_tokens(prompt) for prompt, _ in texts]
+    added = model.generate(prompts, n_bytes, key=keys, temperature=temperature, top_k=top_k)
+    return [_bytes(text) for text in np.asarray(added)]
 
 
-def _tokens(prompts: Sequence[bytes]) -> np.ndarray:
-    return np.stack([np.frombuffer(prompt, np.uint8).astype(np.int32) for prompt in prompts])
+def _tokens(prompt: bytes) -> np.ndarray:
+    return np.frombuffer(prompt, np.uint8).astype(np.int32)
 
 
 def _bytes(tokens: Any) -> bytes:

@@ -145,7 +145,7 @@ def test_memory_of_generation_does_not_grow_with_the_prompt():
 
     def planned(length):
         prompt, key = jax.ShapeDtypeStruct((length,), jnp.int32), jax.random.key(0)
-        program = _decoder._generate.lower(graphdef, state, prompt, key, None, n_tokens=1, top_k=None)
+        program = _decoder._generate.lower(graphdef, state, prompt, None, key, None, n_tokens=1, top_k=None)
         return program.compile().memory_analysis().temp_size_in_bytes
 
     short, long = planned(400), planned(4000)

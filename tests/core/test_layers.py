@@ -481,8 +481,10 @@ def test_wrong_calls():
     with pytest.raises(ValueError, match="no cache to decode with; call init_cache"):
         layer(x, decode=True)
     layer.init_cache(x.shape)
-    with pytest.raises(ValueError, match="segments cannot be given when decoding"):
-        layer(x, segments=jnp.zeros((2, 9), jnp.int32), decode=True)
+    with pytest.raises(ValueError, match="query_start cannot be given when decoding"):
+        layer(x, query_start=3, decode=True)
+    with pytest.raises(ValueError, match=r"segments is int32\[2, 8\]; expected \[2, 9\]"):
+        layer(x, segments=jnp.zeros((2, 8), jnp.int32), decode=True)
     with pytest.raises(ValueError, match=r"cached_key_index is int32\[2, 8, 5\]; .* int32\[1, 8, 5\]"):
         layer(x[:1], decode=True)
     with pytest.raises(ValueError, match="decoding must know how far back a query looks"):

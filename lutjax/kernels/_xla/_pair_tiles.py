@@ -34,9 +34,11 @@ class Pairs:
     Attributes:
       n_samples, n_queries, n_keys: of the call.
       start: place of the first query minus place of the first key; int 0 where it is known to be.
+      starts: place of the first query minus place of the first key of each sample, in place of `start`: a tile has one sample then.
       window: pairs at this distance or farther do not count.
       samples, queries, distances: size of a tile.
       listed: whether the one tile lists only the pairs that count.
+      block_mask, block_sizes: of the call; a tile without pairs of its blocks is passed over.
     """
 
     n_samples: int
@@ -49,6 +51,13 @@ class Pairs:
     queries: int
     distances: int
     listed: bool
+    starts: jax.Array | None = None
+    block_mask: jax.Array | None = None
+    block_sizes: tuple[int, int] = (1, 1)
+
+    def start_of(self, sample: jax.Array | int) -> jax.Array | int:
+        """Place of the first query minus place of the first key of the samples of a tile."""
+        return self.start if self.starts is None else self.starts[sample]
 
     # Pairs of a tile: local query, distance and key of each.
     @property
@@ -129,16 +138,28 @@ class Pairs:
             if self.listed:
                 return body(Tile(self, sample, query, 0), carry)
             # Distances at which a query of this block meets a key.
-            first = jnp.maximum(self.start + query - self.n_keys, 0)
-            last = self.start + query + self.queries - 1
+            start = self.start_of(sample)
+            first = jnp.maximum(start + query - self.n_keys, 0)
+            last = start + query + self.queries - 1
             if self.window is not None:
                 last = jnp.minimum(last, self.window)
             tiles = jnp.maximum(last - first + self.distances - 1, 0) // self.distances
 
-            def step(i: jax.Array, carry: Carry) -> Carry:
-                return body(Tile(self, sample, query, first + i.astype(np.int32) * self.distances), carry)
+            def of_tile(i: jax.Array, carry: Carry) -> Carry:
+                return body(Tile(self, sample, query, first + i * self.distances), carry)
 
-            return jax.lax.fori_loop(np.int32(0), tiles, step, carry)
+            if self.block_mask is None:
+                return jax.lax.fori_loop(
+                    np.int32(0), tiles, lambda i, carry: of_tile(i.astype(np.int32), carry), carry
+                )
+            number = jnp.arange(math.ceil((self.queries + self.n_keys) / self.distances) + 1, dtype=jnp.int32)
+            some = Tile(self, sample, query, first).have_blocks(first + number * self.distances) & (
+                number < tiles
+            )
+            (order,) = jnp.nonzero(some, size=number.shape[0], fill_value=0)
+            return jax.lax.fori_loop(
+                0, jnp.sum(some), lambda i, carry: of_tile(order[i].astype(np.int32), carry), carry
+            )
 
         return block(0, carry) if blocks == 1 else jax.lax.fori_loop(0, blocks, block, carry)
 
@@ -156,7 +177,7 @@ class Tile:
     def _key(self) -> jax.Array | int:
         """Start of the tile's slice of the padded keys."""
         p = self.pairs
-        return p._key_margin + p.start + self.query - self.distance - p.distances
+        return p._key_margin + p.start_of(self.sample) + self.query - self.distance - p.distances
 
     # ---- values of each pair
     def of_queries(self, a: jax.Array) -> jax.Array:
@@ -185,15 +206,44 @@ class Tile:
         if not p.listed:
             query, distance, _ = p._grid
             distance = self.distance + distance
-            key = p.start + self.query + query - 1 - distance
+            key = p.start_of(self.sample) + self.query + query - 1 - distance
             counts = (self.query + query < p.n_queries) & (key >= 0) & (key < p.n_keys)
             if p.window is not None:
                 counts &= distance < p.window
+            if p.block_mask is not None:
+                counts &= self._of_blocks(self.query + query, key) > 0
             counts = counts[None]
         if p.segments is not None:
             same = self.of_queries(p.segments[0]) == self.of_keys(p.segments[1])
             counts = same if counts is None else same & counts
         return counts
+
+    def _of_blocks(self, query: Any, key: Any) -> jax.Array:
+        """The mask of the blocks of queries and keys; those that do not exist are taken for others."""
+        p = self.pairs
+        assert p.block_mask is not None
+        (of_queries, of_keys), (n_queries, n_keys) = p.block_sizes, p.block_mask.shape
+        row, column = (
+            jnp.clip(place // size, 0, n - 1)
+            for place, size, n in ((query, of_queries, n_queries), (key, of_keys, n_keys))
+        )
+        return read(p.block_mask, row, column)
+
+    def have_blocks(self, distances: jax.Array) -> jax.Array:
+        """Return of tiles of these queries at some distances ``[n]`` whether a block of the mask has pairs there."""
+        p = self.pairs
+
+        def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
+            """A place in each block that some of `n` places from a first one are in; some are there twice."""
+            steps = np.minimum(size * np.arange((n - 1) // size + 2, dtype=np.int32), n - 1)
+            return first[:, None] + steps[None, :]
+
+        of_queries, of_keys = p.block_sizes
+        n_keys = p.queries + p.distances - 1
+        first_key = p.start_of(self.sample) + self.query - distances - p.distances
+        first_query = jnp.full((1,), self.query, jnp.int32)
+        queries, keys = of_blocks(first_query, p.queries, of_queries), of_blocks(first_key, n_keys, of_keys)
+        return jnp.any(self._of_blocks(queries[:, :, None], keys[:, None, :]) > 0, (1, 2))
 
     def of_rows(self, a: jax.Array) -> jax.Array:
         """``[B, Lq, O]``, padded -> ``[samples * pairs, O]``, zero for pairs that do not count."""
@@ -276,7 +326,7 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
     """Return the pairs of a call in tiles: on a CPU such that the rows that a tile reads of one detector stay in the
     cache, elsewhere as large as the memory for the row ids of all detectors allows.
     """
-    start, window = call.start, call.window
+    start, starts, window = call.start, call.starts, call.window
     n_samples, n_queries, _ = call.query_places.shape
     n_keys = call.key_places.shape[1]
     n_detectors, n_outputs = call.weights.shape[0], call.width
@@ -288,12 +338,13 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         side = 64
 
     # The most distances that pairs may have; a query may be farther from every key than there are keys.
-    farthest = n_keys if start is not None else max(n_queries - 1, 0)
+    known = start is None and starts is None
+    farthest = max(n_queries - 1, 0) if known else n_keys
     if window is not None:
         farthest = min(farthest, window)
     if n_queries == 0 or n_keys == 0:
         farthest = 0
-    listed = farthest == 0 or (start is None and n_queries * farthest <= 2 * _LISTED)
+    listed = farthest == 0 or (known and call.block_mask is None and n_queries * farthest <= 2 * _LISTED)
     pairs = Pairs(
         n_samples,
         n_queries,
@@ -305,9 +356,12 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         queries=max(n_queries if listed else min(side, n_queries), 1),
         distances=farthest if listed else min(side, max(farthest, 1)),
         listed=listed,
+        starts=starts,
+        block_mask=call.block_mask,
+        block_sizes=call.block_sizes or (1, 1),
     )
     samples = 1  # where the batch is a symbolic dimension of an export
-    if isinstance(n_samples, int):
+    if isinstance(n_samples, int) and starts is None:
         samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
     of_queries, of_keys = call.query_segments, call.key_segments

@@ -3,7 +3,7 @@
 ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; ``dweights[t, row, k] += dy[b, targets[t, row, k]]``;
 ``dmargin[b, t] = slope(margin) * (sum_k weights[t, row, k] dy[b, targets[t, row, k]] - the same of the flipped row)``.
 
-Where products with one-hot matrices are faster than gathers (see `_row_gathers`), as a look-up of the whole table.
+Lists of edges are those of `_edge_lists`. Where products with one-hot matrices are faster than gathers (see `_row_gathers`), as a look-up of the whole table.
 """
 
 import math
@@ -15,18 +15,20 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _row_updates, lookup
+from lutjax.kernels._xla import _edge_lists, _row_updates, lookup
 from lutjax.kernels._xla._row_gathers import add, by_one_hot, clamped, detectors, slope
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.ops.lookup import Lookup
-from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
 
 
-def forward(call: SparseLookup, *, device: Device) -> jax.Array:
+def forward(call: SparseLookup | EdgeLookup, *, device: Device) -> jax.Array:
     weights, accumulate = call.weights, call.accumulate
+    if isinstance(call, EdgeLookup):
+        return _edge_lists.forward(call)
     if _as_whole_table(call, device):
         return lookup.forward(whole_table(call), device=device).astype(weights.dtype)
     y = SlotRows.of(call).sum_rows(weights, call.detection.index.T, device, accumulate)
@@ -34,8 +36,10 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
 
 
 def backward(
-    call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: SparseLookup | EdgeLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    if isinstance(call, EdgeLookup):
+        return _edge_lists.backward(call, cotangent, needs)
     if _as_whole_table(call, device):
         found = lookup.backward(whole_table(call), cotangent, needs, device=device)
         return edges_of(call, found)
@@ -62,8 +66,10 @@ def backward(
 
 
 def update(
-    call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Device
+    call: SparseLookup | EdgeLookup, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
+    if isinstance(call, EdgeLookup):
+        return _edge_lists.update(call, cotangent, step)
     return _row_updates.update(call, step, *hits(call, cotangent, device=device), device=device)
 
 

@@ -96,9 +96,10 @@ class SparseLUT(_Tables):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
       in_features: inputs.
@@ -116,7 +117,8 @@ class SparseLUT(_Tables):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       name: of the module.
 
     Raises:
@@ -190,7 +192,7 @@ class LUTAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
 
     Args:
       in_features: inputs.
@@ -216,7 +218,8 @@ class LUTAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       name: of the module.
 
     Raises:
@@ -280,7 +283,7 @@ class LUTPairAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
-      cached_x, cache_index: the latest inputs, only for decoding.
+      cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
       in_features: inputs.
@@ -305,7 +308,8 @@ class LUTPairAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
         in_features``, or one part after the other.
       name: of the module.

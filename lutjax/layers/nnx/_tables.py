@@ -90,9 +90,10 @@ class SparseLUT(Layer):
     """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
       in_features: inputs.
@@ -110,7 +111,8 @@ class SparseLUT(Layer):
       n_targets: outputs that each row reaches, drawn without replacement.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -172,20 +174,27 @@ class _Attention(Layer):
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if cache["cache_index"] is None:
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
-        held = {name: c[...] for name, c in cache.items()}
+        held = {name: c[...] for name, c in cache.items() if c is not None}
         y, latest = spec.attend_with_cache(self._held(), held, x, **others)
         for name, value in latest.items():
             cache[name][...] = value
         return y
 
-    def init_cache(self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> None:
+    def init_cache(
+        self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, *, ids: bool = False
+    ) -> None:
         """Make an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
         The length in `input_shape` does not matter: the cache holds as many keys as a query can see,
         `window` or else `n_positions`, and any number of new positions can be decoded at once.
+
+        Args:
+          ids: of `LUTAttention`, keep of a key the ids of its rows alone: one or two bytes for each detector in place of twelve. Then no gradient
+            flows to inputs of other calls, nor to queries from keys of earlier calls.
         """
-        for name, value in self.spec.empty_cache(input_shape, dtype).items():
-            setattr(self, name, nnx.Cache(value))
+        cache = self.spec.empty_cache(input_shape, dtype, ids=ids)
+        for name in self.spec.cache_names:
+            setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(
         self,
@@ -220,7 +229,7 @@ class LUTAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
 
     Args:
       in_features: inputs.
@@ -246,7 +255,8 @@ class LUTAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -322,7 +332,7 @@ class LUTPairAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
-      cached_x, cache_index: the latest inputs, only for decoding.
+      cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
       in_features: inputs.
@@ -347,7 +357,8 @@ class LUTPairAttention(_Attention):
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
-      targets: explicit targets, instead of `n_targets`.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
+        for each row.
       interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
         in_features``, or one part after the other.
       rngs: draws the variables, from its stream ``params``.

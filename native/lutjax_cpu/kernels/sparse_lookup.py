@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addend_dtype, result
 from lutjax_cpu import _rules
@@ -14,31 +14,40 @@ from lutjax_cpu._call import kernel, scale
 from lutjax_cpu.kernels.lookup import of_margins
 
 
-def forward(call: SparseLookup, *, device: Any) -> jax.Array:
+def _edges(call: SparseLookup | EdgeLookup) -> tuple[str, tuple[jax.Array, ...], tuple[int, ...]]:
+    """Return the name of a call's kernels, and the arrays and integers that say which outputs rows reach."""
+    if isinstance(call, EdgeLookup):
+        return "edge_lookup", (call.targets, call.first), (call.n_rows,)
+    return "sparse_lookup", (call.targets,), ()
+
+
+def forward(call: SparseLookup | EdgeLookup, *, device: Any) -> jax.Array:
     index, weights, accumulate = call.detection.index, call.weights, call.accumulate
     sums = weights.dtype if accumulate is None else jnp.int32
+    name, edges, sizes = _edges(call)
     (y,) = kernel(
-        "sparse_lookup_forward",
-        (weights, index, call.targets),
+        f"{name}_forward",
+        (weights, index, *edges),
         (jax.ShapeDtypeStruct((index.shape[0], call.n_outputs), sums),),
-        integers=(accumulate is not None,),
+        integers=(accumulate is not None, *sizes),
         numbers=(scale(accumulate),),
     )
     return result(y, weights.dtype, accumulate)
 
 
 def backward(
-    call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any
+    call: SparseLookup | EdgeLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
     weights, d, accumulate = call.weights, call.detection, call.accumulate
     shapes = {"weights": weights.shape, "detection": d.index.shape}
     wanted = [name for name in shapes if name in needs]
     margin, dy = d.margin.astype(jnp.float32), cotangent.astype(jnp.float32)
+    name, edges, sizes = _edges(call)
     arrays = kernel(
-        "sparse_lookup_backward",
-        (weights, d.index, d.flip, margin, call.targets, dy),
+        f"{name}_backward",
+        (weights, d.index, d.flip, margin, *edges, dy),
         [jax.ShapeDtypeStruct(shapes[name], addend_dtype(jnp.float32, accumulate)) for name in wanted],
-        integers=(accumulate is not None, "weights" in needs, "detection" in needs),
+        integers=(accumulate is not None, "weights" in needs, "detection" in needs, *sizes),
         numbers=(scale(accumulate),),
     )
     return of_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)

@@ -14,6 +14,7 @@ from lutjax.dispatch import _meshes
 from lutjax.ops.gate_network import gate_network
 from lutjax.ops.logic_trees import logic_trees
 from lutjax.ops.lut_at_places import lut_at_places
+from lutjax.wiring import Edges
 from properties import definitions as D
 from properties.members import READS, tables
 from properties.strategies import Call
@@ -38,6 +39,10 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         options["accumulate"] = lutjax.FixedPoint(options["accumulate"])
     if op in ("lookup", "sparse_lookup"):
         arguments["detection"] = _detection(arguments, options, "detection")
+    if "first" in arguments:
+        detection = arguments["detection"]
+        sizes = detection.shape[-1], 2**detection.bits, options.pop("n_outputs")
+        arguments["targets"] = Edges(arguments.pop("first"), arguments["targets"], *sizes, width=4)
     if op == "lookup_attention":
         arguments |= {name: _detection(arguments, options, name) for name in ("query", "key", "position")}
     if options.get("read"):
@@ -102,10 +107,12 @@ def _where(call: Call) -> D.Where:
     query = a.get("query_segments", a.get("segments"))
     return D.Where(
         o.get("window"),
-        int(a.get("query_start", o.get("query_start", 0))),
-        int(a.get("key_start", o.get("key_start", 0))),
+        a.get("query_start", o.get("query_start", 0)),
+        a.get("key_start", o.get("key_start", 0)),
         query,
         query if call.op in SELF_ATTENTION and "key_segments" not in a else a.get("key_segments"),
+        a.get("block_mask"),
+        o.get("block_sizes"),
     )
 
 
@@ -140,9 +147,14 @@ def _lookup(call: Call) -> Any:
 
 def _sparse_lookup(call: Call) -> Any:
     a, d, scale = call.arguments, _defined_detection(call, "detection"), call.options.get("accumulate")
-    of = D.sparse_lookup_vjp(a["weights"], d, a["targets"], call.dy, scale)
-    y = D.sparse_lookup(a["weights"], d, a["targets"], call.options["n_outputs"], scale)
-    return y, {"weights": of["weights"], "detection.margin": of["margin"]}
+    weights, targets = a["weights"], a["targets"]
+    if "first" in a:
+        slots = D.EdgesAsSlots(a["first"], 2**d.bits)
+        weights, targets = slots.given(weights, targets)
+    of = D.sparse_lookup_vjp(weights, d, targets, call.dy, scale)
+    y = D.sparse_lookup(weights, d, targets, call.options["n_outputs"], scale)
+    of_weights = slots.of_edges(of["weights"]) if "first" in a else of["weights"]
+    return y, {"weights": of_weights, "detection.margin": of["margin"]}
 
 
 def _grouped(call: Call, a: np.ndarray) -> np.ndarray:
@@ -421,12 +433,21 @@ def _jitted_update(op: str, options: tuple[tuple[str, Any], ...], rule: Any) -> 
 
 def _touched(call: Call, gradient: D.Sum) -> np.ndarray:
     weights = call.arguments["weights"]
+    if "first" in call.arguments:
+        d = _defined_detection(call, "detection")
+        of_rows = D.touched_by_lookup(2**d.bits, d).ravel()
+        return np.repeat(of_rows, np.diff(call.arguments["first"]))
     if call.op in ("lookup", "sparse_lookup"):
         return D.touched_by_lookup(weights.shape[1], _defined_detection(call, "detection"))
     if call.op == "lookup_attention":
         detections = (_defined_detection(call, n) for n in ("query", "key", "position"))
         return D.touched_by_attention(weights, *detections, _where(call))
     return (gradient.depth > 0).any(-1)  # something was added to each output of every row that was looked up
+
+
+def _as_rows(arrays: Any, touched: np.ndarray) -> Any:
+    """Return arrays of rows; edges as rows of one number."""
+    return jax.tree.map(lambda a: a[:, None] if np.ndim(a) == touched.ndim else a, arrays)
 
 
 def check_update(
@@ -448,8 +469,15 @@ def check_update(
         gradient = defined(call)["d weights"]
         touched = _touched(call, gradient)
         wanted, wanted_state = D.updated(
-            weights, gradient.value, touched, rate, rule_name, state, **hyperparameters
+            *_as_rows((weights, gradient.value), touched),
+            touched,
+            rate,
+            rule_name,
+            _as_rows(state, touched),
+            **hyperparameters,
         )
+        if weights.ndim == 1:
+            wanted, wanted_state = wanted[:, 0], {n: a[:, 0] for n, a in wanted_state.items()}
     assert set(new_state) == set(wanted_state)
     assert (problem := differs("gradient", dense, gradient, np.float32, exact=True)) == "", problem
     # A step is a chain of about twenty operations, of which powers and roots take a few units.
@@ -457,6 +485,7 @@ def check_update(
     results = {"weights": wanted, **wanted_state}
     for name, want in results.items():
         size = np.abs(want) + np.abs(D.wide(start[name])) + np.abs(want - D.wide(start[name]))
-        sums = D.Sum(want, size, np.where(touched[..., None], 32.0, 0) + 0 * want, 0 * want)
+        moved = touched if weights.ndim == 1 else touched[..., None]
+        sums = D.Sum(want, size, np.where(moved, 32.0, 0) + 0 * want, 0 * want)
         problem = differs(name, {"weights": new, **new_state}[name], sums, np.float32)
         assert problem == "", problem

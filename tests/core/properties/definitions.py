@@ -753,6 +753,31 @@ def sparse_lookup_vjp(
     return {"weights": of_weights.sum(), "margin": inner.times(slope(d.margin), SLOPE_ROUNDINGS)}
 
 
+class EdgesAsSlots:
+    """Slots ``[T, R, K]`` of a list of edges, no two rows of a table with the same slots: products of two rows are then added apart."""
+
+    def __init__(self, first: np.ndarray, n_rows: int):
+        counts = np.diff(first)
+        place = np.repeat(np.arange(len(counts)), counts)
+        self.width = int(counts.max(initial=0))
+        lane = np.arange(len(place)) - np.asarray(first)[:-1][place]
+        t, row = place // n_rows, place % n_rows
+        self.at = t, row, row * self.width + lane
+        self.shape = (len(counts) // n_rows, n_rows, n_rows * self.width)
+
+    def spread(self, a: np.ndarray, empty: Any) -> np.ndarray:
+        found = np.full(self.shape, empty, a.dtype)
+        found[self.at] = a
+        return found
+
+    def given(self, weights: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and targets of slots. A negative target of an edge is the first output."""
+        return self.spread(weights, 0), self.spread(np.maximum(targets, 0), -1)
+
+    def of_edges(self, slots: Sum) -> Sum:
+        return slots.map(lambda a: a[self.at])
+
+
 def _product(weight: Any, cotangent: Any, accumulate: float | None, dtype: Any) -> Sum:
     if accumulate is None:
         return exactly(wide(weight) * wide(cotangent))._replace(depth=np.array(2.0))
@@ -795,23 +820,36 @@ def spread_vjp(dtable: Sum, targets: np.ndarray | None, shape: tuple[int, ...]) 
 
 
 class Where(NamedTuple):
-    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers.
+    """Pairs of attention that count: arguments as those of the ops, starts as plain numbers, or one for each sample.
 
     Where all pairs count, queries come after all keys: `query_start` is their number.
     """
 
     window: int | None = None
-    query_start: int = 0
-    key_start: int = 0
+    query_start: Any = 0
+    key_start: Any = 0
     query_segments: Any = None
     key_segments: Any = None
+    block_mask: Any = None
+    block_sizes: Any = None
 
     def walk(self, n_samples: int, n_queries: int, n_keys: int) -> Iterator[tuple[np.ndarray, int, int, int]]:
         """``samples, j, i, d`` of every pair: the samples in which query j and key i count, of one segment."""
-        for j, i, d in pairs(n_queries, n_keys, self.query_start, self.key_start, self.window):
-            same = np.ones(n_samples, bool)
+        start = np.broadcast_to(np.asarray(self.query_start, np.int64) - self.key_start, n_samples)
+        met = [
+            (j, i, d, s)
+            for s in set(start.tolist())
+            for j, i, d in pairs(n_queries, n_keys, s, 0, self.window)
+        ]
+        for j, i, d, s in met:
+            same = start == s
+            if (
+                self.block_mask is not None
+                and not self.block_mask[j // self.block_sizes[0], i // self.block_sizes[1]]
+            ):
+                continue
             if self.query_segments is not None:
-                same = self.query_segments[:, j] == self.key_segments[:, i]
+                same &= self.query_segments[:, j] == self.key_segments[:, i]
             if same.any():
                 yield np.nonzero(same)[0], j, i, d
 
@@ -825,14 +863,22 @@ def _flat_batch(arrays: tuple[Any, ...], rank: int) -> tuple[tuple[int, ...], li
     return batch, [np.asarray(a).reshape(n, *np.shape(a)[len(batch) :]) for a in arrays]
 
 
-def _flat_segments(where: Where, batch: tuple[int, ...]) -> Where:
+def _flat_where(where: Where, batch: tuple[int, ...]) -> Where:
     def flat(s: Any) -> Any:
         if s is None:
             return None
         s = np.asarray(s)
         return np.broadcast_to(s, (*batch, s.shape[-1])).reshape(math.prod(batch), s.shape[-1])
 
-    return where._replace(query_segments=flat(where.query_segments), key_segments=flat(where.key_segments))
+    def flat_start(start: Any) -> Any:
+        return np.broadcast_to(start, batch).reshape(-1) if np.ndim(start) else int(start)
+
+    return where._replace(
+        query_segments=flat(where.query_segments),
+        key_segments=flat(where.key_segments),
+        query_start=flat_start(where.query_start),
+        key_start=flat_start(where.key_start),
+    )
 
 
 def existing(d: Detection) -> Detection:
@@ -854,7 +900,7 @@ class Meetings:
         self.batch, parts = _flat_batch((*existing(query)[:3], *existing(key)[:3]), 2)
         self.query, self.key = Detection(*parts[:3], query.bits), Detection(*parts[3:], key.bits)
         self.position = existing(position) if position is not None and position.bits else NO_POSITION
-        self.where = _flat_segments(where, self.batch)
+        self.where = _flat_where(where, self.batch)
         self.key_shift, self.query_shift = self.position.bits, self.position.bits + key.bits
         self.n_samples, self.n_queries, self.n_detectors = self.query.index.shape
 
@@ -991,7 +1037,7 @@ def _pair_attention(
     interleave: bool, epsilon: float, accumulate: float | None,
 ) -> dict[str, Sum]:  # fmt: skip
     batch, (flat_x, flat_keys) = _flat_batch((x, keys), 2)
-    where = _flat_segments(where, batch)
+    where = _flat_where(where, batch)
     n_detectors, n_rows, n_outputs = weights.shape
     n_positions = 0 if positions is None else positions.shape[2]
     elements = pair_inputs(flat_x.shape[2], n_positions, interleave)

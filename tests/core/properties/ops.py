@@ -11,6 +11,7 @@ import lutjax
 from lutjax.ops.gate_network import gate_network
 from lutjax.ops.logic_trees import Places, logic_trees
 from lutjax.ops.lut_at_places import Windows, lut_at_places
+from lutjax.wiring import Edges
 from properties import definitions
 from properties.members import (
     FINE,
@@ -44,14 +45,16 @@ _EPSILON = {"epsilon": (0.0, 0.5)}
 _GROUPS = {"groups": (False, True)}
 _SHARED = {**_GROUPS, "shared_input": (False, True)}
 _LISTS = ("row", "table", "all")
+_EDGES = ("edges",)
 _PAIRS = {
     "window": (None, 1, 2),
     "segments": (False, True),
     "positions": (True, False),
     "causal": (True, False),
     "targets": (None, *_LISTS),
+    "blocks": (False, True),
 }
-_STARTS = {"starts": ("none", "known", "traced"), "keys": ("same", "more", "fewer")}
+_STARTS = {"starts": ("none", "known", "traced", "each"), "keys": ("same", "more", "fewer")}
 _X_LENGTH = {"x": 0}
 
 
@@ -85,15 +88,34 @@ def _lookup_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arr
 
 def _slots(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
     tables, rows = z["detectors"], 2 ** z["bits"]
+    if o.get("lists") == "edges":  # up to as many as slots, and of one row many more
+        counts = np.arange(tables * rows) % (z["slots"] + 1)
+        counts[1:2] = 11
+        first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return {"weights": s.grid(first[-1]), "first": first, "targets": s.ids(0, z["outputs"], first[-1])}
     return {
         "weights": s.grid(tables, rows, z["slots"]),
         "targets": lists_of(s, tables, rows, z["slots"], z["outputs"], o.get("lists", "row")),
     }
 
 
-def _starts(o: Mapping[str, Any]) -> Arrays:
+def _blocks(s: Source, z: Mapping[str, int], o: Mapping[str, Any], n_keys: int) -> Arrays:
+    """A mask of blocks of two queries and one key, some of which count."""
+    if not o.get("blocks"):
+        return {}
+    mask = np.arange(-(-z["length"] // 2))[:, None] + np.arange(n_keys)[None, :]
+    return {"block_mask": mask % 3 > 0}
+
+
+def _starts(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> Arrays:
+    if o.get("starts") == "each" and o.get("causal", True):
+        return {"query_start": s.ids(-1, 3, z["batch"])}
     traced = o.get("starts") == "traced" and o.get("causal", True)
     return {"query_start": np.int32(2), "key_start": np.int32(1)} if traced else {}
+
+
+def _start_axis(o: Mapping[str, Any]) -> dict[str, int]:
+    return {"query_start": 0} if o.get("starts") == "each" else {}
 
 
 def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
@@ -104,7 +126,16 @@ def _known_starts(o: Mapping[str, Any], a: Arrays) -> Arrays:
 
 def _sight(o: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an op that say which keys a query sees."""
-    return given(o, "window") if o.get("causal", True) else {"causal": False}
+    blocks = {"block_sizes": (2, 1)} if o.get("blocks") else {}
+    return {**(given(o, "window") if o.get("causal", True) else {"causal": False}), **blocks}
+
+
+def _targets(a: Arrays, o: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return targets and the number of outputs, or the list of edges."""
+    z = o["sizes"]
+    if "first" not in a:
+        return a["targets"], z["outputs"]
+    return (Edges(a["first"], a["targets"], z["detectors"], 2 ** z["bits"], z["outputs"], width=3),)
 
 
 def _edges(a: Arrays, o: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +172,8 @@ def _attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]) -> 
         **s.detection("query", C, B, L, T),
         **s.detection("key", C, B, keys, T),
         **(s.detection("position", N, _distances(z, o, 1), T) if N else {}),
-        **_starts(o),
+        **_starts(s, z, o),
+        **_blocks(s, z, o, keys),
     }
     if o.get("segments"):
         arrays |= {"query_segments": s.ids(0, 2, B, L), "key_segments": s.ids(0, 2, B, keys)}
@@ -160,7 +192,7 @@ def _call_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
             **_sight(o),
             **_edges(a, o),
             **_known_starts(o, a),
-            **{n: a[n] for n in ("query_segments", "key_segments") if n in a},
+            **{n: a[n] for n in ("query_segments", "key_segments", "block_mask") if n in a},
         )
     }
 
@@ -174,6 +206,7 @@ def _lut_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any])
         "anchors": s.anchors(n_inputs, T, C),
         **({"positions": s.grid(_distances(z, o, -1), 1, N)} if N else {}),
         **({"segments": s.ids(0, 2, B, L)} if o.get("segments") else {}),
+        **_blocks(s, z, o, L),
     }
 
 
@@ -187,7 +220,8 @@ def _pair_attention_arrays(s: Source, z: Mapping[str, int], o: Mapping[str, Any]
         "anchors": s.anchors(2 * n_inputs + N, T, C),
         **({"positions": s.grid(_distances(z, o, 1), T, N)} if N else {}),
         **({"keys": s.grid(B, keys, n_inputs)} if "keys" in o else {}),
-        **_starts(o),
+        **_starts(s, z, o),
+        **_blocks(s, z, o, keys),
     }
     if o.get("segments"):
         arrays["segments"] = s.ids(0, 2, B, L)
@@ -207,7 +241,7 @@ def _call_pair_attention(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays
             **_sight(o),
             **_edges(a, o),
             **_known_starts(o, a),
-            **{n: a[n] for n in ("segments", "keys", "key_segments") if n in a},
+            **{n: a[n] for n in ("segments", "keys", "key_segments", "block_mask") if n in a},
         )
     }
 
@@ -433,11 +467,17 @@ def _detected(a: Arrays, name: str, bits: int) -> definitions.Detection:
 def _where(a: Arrays, o: Mapping[str, Any], segments: tuple[str, str], n_keys: int) -> definitions.Where:
     of_queries, of_keys = (a.get(n) for n in segments)
     of_keys = of_queries if of_keys is None else of_keys
+    blocks = (a["block_mask"], (2, 1)) if "block_mask" in a else (None, None)
     if not o.get("causal", True):
-        return definitions.Where(None, n_keys, 0, of_queries, of_keys)
-    starts = {n: int(v) for n, v in _known_starts(o, a).items()}
+        return definitions.Where(None, n_keys, 0, of_queries, of_keys, *blocks)
+    starts = _known_starts(o, a)
     return definitions.Where(
-        o.get("window"), starts.get("query_start", 0), starts.get("key_start", 0), of_queries, of_keys
+        o.get("window"),
+        starts.get("query_start", 0),
+        starts.get("key_start", 0),
+        of_queries,
+        of_keys,
+        *blocks,
     )
 
 
@@ -534,11 +574,23 @@ def _of_conv_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
 def _of_sparse_lookup(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
     z = o["sizes"]
-    given = a["weights"], _detected(a, "detection", z["bits"]), a["targets"]
+    weights, targets, of_weights = _as_slots(a, z)
+    given = weights, _detected(a, "detection", z["bits"]), targets
     names, how = {"margin": "detection.margin"}, (_scale(o), groups_of(z, o))
     return {"y": value_of(definitions.sparse_lookup(*given, z["outputs"], *how))}, lambda ct: values_of(
-        definitions.sparse_lookup_vjp(*given, ct, *how), names
+        of_weights(definitions.sparse_lookup_vjp(*given, ct, *how)), names
     )
+
+
+def _as_slots(a: Arrays, z: Mapping[str, int]) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Return weights and targets of slots, and what takes the cotangent of weights back to what they were."""
+    if "first" not in a:
+        return a["weights"], a["targets"], lambda found: found
+    slots = definitions.EdgesAsSlots(a["first"], 2 ** z["bits"])
+    return *slots.given(a["weights"], a["targets"]), lambda found: {
+        **found,
+        "weights": slots.of_edges(found["weights"]),
+    }
 
 
 def _of_rows(a: Arrays, o: Mapping[str, Any], attend: Any, pulled: Any) -> tuple[Arrays, Pullback]:
@@ -579,10 +631,11 @@ def _of_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
 
 
 def _of_sparse_lut(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
-    given = a["x"], a["weights"], a["anchors"], a["targets"]
+    weights, targets, of_weights = _as_slots(a, o["sizes"])
+    given = a["x"], weights, a["anchors"], targets
     how = o.get("epsilon", 0.0), _scale(o), groups_of(o["sizes"], o)
     y = definitions.sparse_lut(*given, o["sizes"]["outputs"], *how)
-    return {"y": value_of(y)}, lambda ct: values_of(definitions.sparse_lut_vjp(*given, ct, *how))
+    return {"y": value_of(y)}, lambda ct: values_of(of_weights(definitions.sparse_lut_vjp(*given, ct, *how)))
 
 
 def _of_lut_attention(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
@@ -794,14 +847,13 @@ OPS: dict[str, Op] = {
             "y": m.sparse_lookup(
                 a["weights"],
                 _detection(a, "detection", o["sizes"]["bits"]),
-                a["targets"],
-                o["sizes"]["outputs"],
+                *_targets(a, o),
                 **given(o, "accumulate"),
                 **_in_groups(o),
             )
         },
         ("weights", "detection.margin"),
-        {"lists": _LISTS, **_ACCUMULATE, **_GROUPS},
+        {"lists": (*_LISTS, *_EDGES), **_ACCUMULATE, **_GROUPS},
         batch=lambda o: {f"detection.{n}": 0 for n in ("index", "flip", "margin")},
         factored=True,
         define=_of_sparse_lookup,
@@ -814,6 +866,7 @@ OPS: dict[str, Op] = {
         batch=lambda o: {
             **{f"{d}.{n}": 0 for d in ("query", "key") for n in ("index", "flip", "margin")},
             **{f"{d}_segments": 0 for d in ("query", "key")},
+            **_start_axis(o),
         },
         factored=True,
         define=_of_lookup_attention,
@@ -839,14 +892,13 @@ OPS: dict[str, Op] = {
                 a["x"],
                 a["weights"],
                 a["anchors"],
-                a["targets"],
-                o["sizes"]["outputs"],
+                *_targets(a, o),
                 **given(o, "epsilon", "accumulate"),
                 **_in_groups(o),
             )
         },
         ("x", "weights"),
-        {"lists": _LISTS, **_EPSILON, **_ACCUMULATE, **_SHARED},
+        {"lists": (*_LISTS, *_EDGES), **_EPSILON, **_ACCUMULATE, **_SHARED},
         batch=lambda o: _X_LENGTH,
         recurrent=True,
         factored=True,
@@ -861,6 +913,7 @@ OPS: dict[str, Op] = {
                 a["anchors"],
                 a.get("positions"),
                 segments=a.get("segments"),
+                block_mask=a.get("block_mask"),
                 **given(o, "epsilon", "accumulate"),
                 **_sight(o),
                 **_edges(a, o),
@@ -878,7 +931,7 @@ OPS: dict[str, Op] = {
         _call_pair_attention,
         ("x", "weights", "positions", "keys"),
         {**_PAIRS, **_STARTS, "interleave": (False, True), **_EPSILON, **_ACCUMULATE},
-        batch=lambda o: {"x": 0, "segments": 0, "keys": 0, "key_segments": 0},
+        batch=lambda o: {"x": 0, "segments": 0, "keys": 0, "key_segments": 0, **_start_axis(o)},
         recurrent=True,
         factored=True,
         define=_of_lut_pair_attention,

@@ -251,15 +251,25 @@ def _targets(v: Values, sizes: Sizes) -> np.ndarray:
     return v.ids((t, r, sizes["slots"]), sizes["outputs"] + 1) - np.int32(1)
 
 
+def _edges_of(v: Values, sizes: Sizes) -> dict[str, np.ndarray]:
+    """Rows of up to `slots` edges, and one of many more."""
+    counts = v.integers(0, sizes["slots"], (sizes["detectors"] * 2 ** sizes["bits"],))
+    counts[len(counts) // 2 : len(counts) // 2 + 1] = sizes["longest"]
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return {"first": first, "targets": v.ids((int(first[-1]),), sizes["outputs"])}
+
+
 def sparse_lookup(draw: Draw, sizes: Sizes) -> Call:
     v, (x_dtype, dtype) = Values(draw, _kinds(sizes)), _dtypes(sizes)
     batch, t, c, o = sizes["batch"], sizes["detectors"], sizes["bits"], sizes["outputs"]
-    arguments = {
-        "weights": v.table((t, 2**c, sizes["slots"]), dtype),
-        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
-        "targets": _targets(v, sizes),
-    }
     names, options = ("weights", "detection.margin"), {"detection.bits": c, "n_outputs": o}
+    of_edges = _edges_of(v, sizes) if sizes.get("edges") else {}
+    weights = (of_edges["targets"].size,) if of_edges else (t, 2**c, sizes["slots"])
+    arguments = {
+        "weights": v.table(weights, dtype),
+        **v.detection("detection", (*batch, t), c, x_dtype, wild=True),
+        **(of_edges or {"targets": _targets(v, sizes)}),
+    }
     return _call(v, "sparse_lookup", arguments, names, sizes, options, v.floats((*batch, o), dtype))
 
 
@@ -389,7 +399,7 @@ def distances_needed(sizes: Sizes) -> int:
     """Return the number of distances between these queries and keys; with traced starts it is not known."""
     starts = sizes.get("starts", (0, 0))
     queries, keys = sizes["queries"], sizes.get("keys", sizes["queries"])
-    if starts == "traced":
+    if starts in ("traced", "each"):
         return 1
     farthest = max(starts[0] + queries - 1 - starts[1], 0) if queries and keys else 0
     return farthest if sizes.get("window") is None else min(farthest, sizes["window"])
@@ -405,8 +415,14 @@ def _pairs_of(v: Values, sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     if starts == "traced":
         arguments["query_start"] = v.integers(-3, keys + 4)
         arguments["key_start"] = v.integers(-3, 4)
+    elif starts == "each":  # sample its own
+        arguments["query_start"] = v.integers(-3, keys + 4, batch)
     elif starts is not None:
         options["query_start"], options["key_start"] = starts
+    if "blocks" in sizes:
+        options["block_sizes"] = of_queries, of_keys = sizes["blocks"]
+        shape = -(-queries // of_queries), -(-keys // of_keys)
+        arguments["block_mask"] = v.integers(0, 1, shape).astype(bool)
     segments = sizes.get("segments")  # None, "each" sample its own or "shared" by all
     if segments:
         leading = batch if segments == "each" else (1,) * len(batch)
@@ -693,6 +709,12 @@ _CROSS: dict[str, Sizes] = {
     "traced, window, segments": {
         **_ATTENTION, "queries": 4, "keys": 5, "starts": "traced", "window": 3, "segments": "each",
     },
+    "ragged": {**_ATTENTION, "queries": 3, "keys": 5, "starts": "each", "position_bits": 1},
+    "blocks": {**_ATTENTION, "queries": 7, "keys": 7, "blocks": (2, 3), "position_bits": 1, "starts": (2, 0)},
+    "blocks, ragged": {**_ATTENTION, "queries": 3, "keys": 5, "blocks": (2, 2), "starts": "each", "window": 3},
+    "ragged, window, segments": {
+        **_ATTENTION, "queries": 4, "keys": 5, "starts": "each", "window": 3, "segments": "each",
+    },
     "traced, float64": {**_ATTENTION, **_F64, "queries": 3, "keys": 4, "starts": "traced", "position_bits": 1},
     "traced, fixed point": {**_ATTENTION, "queries": 3, "keys": 4, "starts": "traced", "accumulate": 2.0**8},
 }  # fmt: skip
@@ -783,6 +805,16 @@ POOLS: dict[str, dict[str, Sizes]] = {
             "float16 inputs; fixed point; fixed point of bfloat16",
             slots=3,
         ),
+        "edges": {**_SPARSE, "edges": True, "longest": 19},
+        "edges, fixed point": {**_SPARSE, "edges": True, "longest": 3, "accumulate": 2.0**8},
+        "edges, bfloat16, no outputs": {
+            **_SPARSE,
+            "edges": True,
+            "longest": 2,
+            "outputs": 0,
+            "dtype": "bfloat16",
+        },
+        "no edges": {**_SPARSE, "edges": True, "longest": 0, "slots": 0},
         "a list for each table": {**_SPARSE, "row_lists": False},
         "one list": {**_SPARSE, "row_lists": False, "table_lists": False},
         "no slots": {**_SPARSE, "slots": 0},
@@ -809,7 +841,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
         **_with(
             _CROSS,
             "fewer keys; fewer keys, window; more keys, segments; no keys; equal starts; queries before all keys; queries earlier; decoding;"
-            "traced, window, segments; traced, float64",
+            "traced, window, segments; ragged; blocks; traced, float64",
             bits=2,
         ),
         "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
@@ -1020,7 +1052,9 @@ def _free_attention(draw: Draw, cross: bool, pairs: bool) -> Sizes:
             sizes["keys"] = draw(st.sampled_from((0, 1, 2, 3, 5, 7)))
         if not pairs:
             sizes["key_bits"] = draw(st.integers(0, 2))
-        sizes["starts"] = draw(st.sampled_from((None, "traced", (0, 0), (2, 2), (5, 1), (1, 4), (-3, -1))))
+        sizes["starts"] = draw(
+            st.sampled_from((None, "traced", "each", (0, 0), (2, 2), (5, 1), (1, 4), (-3, -1)))
+        )
         if sizes["starts"] is None:
             del sizes["starts"]
     if sizes["position_bits"] is None:

@@ -268,6 +268,7 @@ _UPDATES = [
     ("lookup", "more samples than rows", "RowMomentum"),  # whose gradient is made whole
     ("sparse_lookup", "primes", "SGD"),
     ("sparse_lookup", "one list", "RowAdam, b1"),
+    *(("sparse_lookup", "edges", rule) for rule in _RULES),
     ("lookup_attention", "fewer keys", "SGD"),
     ("lookup_attention", "traced, window, segments", "RowMomentum"),
     ("lut_pair_attention", "fewer keys", "SGD"),

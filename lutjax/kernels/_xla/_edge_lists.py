@@ -1,0 +1,225 @@
+"""Reading and adding rows with any number of edges, one table after the other.
+
+Of each read of a row the first `width` edges are taken with those of all others. Reads of rows with more edges go on in a loop over what is
+left, `width` edges at a time and a block of reads at once, so that time follows the number of edges that were reached, not the longest row.
+
+``y[b, target[e]] += weights[e]`` for the edges ``e`` of row ``index[b, t]``; ``dweights[e] += dy[b, target[e]]``;
+``dmargin[b, t] = slope(margin) * (sum_e weights[e] dy[b, target[e]] - the same of the edges of the flipped row)``.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax.dispatch.contract import Step
+from lutjax.kernels._xla import _row_updates
+from lutjax.kernels._xla._row_gathers import add, read, slope
+from lutjax.ops.sparse_lookup import EdgeLookup
+from lutjax.tables._row_rules import RowState
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import addend_dtype, addends, result
+
+_BLOCK = 512  # reads that go on at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Edges:
+    """Neighbouring edges of some reads of a table, `width` of each.
+
+    Attributes:
+      samples: the sample of each read, ``[n]``; None: each sample has one, in their order.
+      first: the first of the neighbours of each, ``[n]``.
+      outputs: the output of each, ``[n, width]``; that behind the last one where a neighbour is not of the row.
+    """
+
+    samples: jax.Array | None
+    first: jax.Array
+    outputs: jax.Array
+
+    def of(self, a: jax.Array) -> jax.Array:
+        """The values of an array of all edges, ``[n, width]``."""
+        dimensions = jax.lax.GatherDimensionNumbers((1,), (), (0,))
+        found: jax.Array = jax.lax.gather(
+            a, self.first[:, None], dimensions, (self.outputs.shape[1],), mode="promise_in_bounds"
+        )
+        return found
+
+    def of_outputs(self, dy: jax.Array) -> jax.Array:
+        """The values of their outputs in ``[n, O + 1]``: ``[n, width]``."""
+        return read(dy, self._places, self.outputs)
+
+    def add_to(self, total: jax.Array, values: jax.Array) -> jax.Array:
+        """An array of all edges plus values ``[n, width]``."""
+        dimensions = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
+        return jax.lax.scatter_add(
+            total, self.first[:, None], values.astype(total.dtype), dimensions, mode="promise_in_bounds"
+        )
+
+    def add_to_outputs(self, y: jax.Array, values: jax.Array) -> jax.Array:
+        """Sums ``[n, O + 1]`` plus values ``[n, width]`` at their outputs."""
+        return add(y, (self._places, self.outputs), values)
+
+    def add_to_samples(self, total: jax.Array, values: jax.Array) -> jax.Array:
+        """Sums ``[n]`` plus values ``[n]`` at their samples."""
+        return total + values if self.samples is None else add(total, (self.samples,), values)
+
+    @property
+    def _places(self) -> jax.Array:
+        n = self.first.shape[0]
+        return (jnp.arange(n, dtype=jnp.int32) if self.samples is None else self.samples)[:, None]
+
+
+Body = Callable[[Any, Edges], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class EdgeLists:
+    """The edges of a call, and how many are read at once."""
+
+    first: jax.Array
+    target: jax.Array
+    n_rows: int
+    n_outputs: int
+    width: int
+
+    @classmethod
+    def of(cls, call: EdgeLookup) -> "EdgeLists":
+        target, width = call.targets, call.width
+        if target.shape[0] < width:  # fewer edges than are read at once
+            target = jnp.pad(target, (0, width - target.shape[0]))
+        target = jnp.clip(target, 0, max(call.n_outputs - 1, 0))
+        first = jnp.clip(call.first, 0, call.targets.shape[0])
+        return cls(first, target, call.n_rows, call.n_outputs, width)
+
+    def padded(self, weights: jax.Array) -> jax.Array:
+        """An array of edges, at least as long as is read at once."""
+        return jnp.pad(weights, (0, self.target.shape[0] - weights.shape[0]))
+
+    def visit(self, body: Body, carry: Any, t: jax.Array, row: jax.Array) -> Any:
+        """Pass a carry through a body for all edges of the rows ``[n]`` of a table."""
+        n, width = row.shape[0], self.width
+        at = t * self.n_rows + jnp.clip(row, 0, self.n_rows - 1)
+        begin, end = read(self.first, at), read(self.first, at + 1)
+        carry = body(carry, self._part(None, begin, end))
+        more = jnp.maximum(-(-(end - begin) // width) - 1, 0)  # further reads of each row
+        upto = jnp.cumsum(more, dtype=jnp.int32)
+        block = min(n, _BLOCK) if isinstance(n, int) else _BLOCK
+
+        def go_on(of: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            done, carry = of
+            number = done + jnp.arange(block, dtype=jnp.int32)
+            sample = jnp.searchsorted(upto, number, side="right").astype(jnp.int32)
+            last = jnp.minimum(sample, n - 1)
+            nth = number - read(upto, last) + read(more, last) + 1
+            stop = jnp.where(sample < n, read(end, last), 0)
+            return done + block, body(carry, self._part(last, read(begin, last) + nth * width, stop))
+
+        total = jnp.max(upto, initial=0)
+        done = zeros_varying(upto, (), jnp.int32)
+        return jax.lax.while_loop(lambda of: of[0] < total, go_on, (done, carry))[1]
+
+    def of_all(self, body: Body, carry: Any, index: jax.Array) -> Any:
+        """Pass a carry through a body for all edges of the rows ``[T, n]`` of all tables."""
+
+        def step(carry: Any, of: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            return self.visit(body, carry, *of), None
+
+        return jax.lax.scan(step, carry, (_numbers(index), index))[0]
+
+    def _part(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
+        """The edges from `begin` on that lie before `end`; of the last ones of all some neighbours before them are there, too."""
+        first = jnp.minimum(begin, self.target.shape[0] - self.width)
+        edges = Edges(samples, first, jnp.zeros((begin.shape[0], self.width), jnp.int32))
+        number = first[:, None] + jnp.arange(self.width, dtype=jnp.int32)[None, :]
+        of_row = (number >= begin[:, None]) & (number < end[:, None])
+        outputs = jnp.where(of_row, edges.of(self.target), self.n_outputs)
+        return dataclasses.replace(edges, outputs=outputs)
+
+
+def forward(call: EdgeLookup) -> jax.Array:
+    accumulate, edges, index = call.accumulate, EdgeLists.of(call), call.detection.index
+    weights = edges.padded(call.weights)
+
+    def body(y: Any, part: Edges) -> Any:
+        return part.add_to_outputs(y, addends(part.of(weights), accumulate))
+
+    y = zeros_varying(index, (index.shape[0], call.n_outputs + 1), addend_dtype(weights.dtype, accumulate))
+    y = edges.of_all(body, y, index.T)
+    return result(y[:, : call.n_outputs], weights.dtype, accumulate)
+
+
+def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> dict[str, jax.Array]:
+    d, accumulate, edges = call.detection, call.accumulate, EdgeLists.of(call)
+    weights, dy = edges.padded(call.weights), _padded(cotangent, call.weights)
+    dtype = addend_dtype(dy.dtype, accumulate)
+
+    def products(total: jax.Array, part: Edges, of: jax.Array) -> jax.Array:
+        values = jnp.where(part.outputs < edges.n_outputs, part.of(weights).astype(dy.dtype) * of, 0)
+        values = addends(values, accumulate)
+        return part.add_to_samples(total, jnp.sum(values, -1, dtype=values.dtype))
+
+    def both(carry: Any, part: Edges) -> Any:
+        d_weights, total = carry
+        of = part.of_outputs(dy)
+        if d_weights is not None:
+            d_weights = part.add_to(d_weights, addends(of, accumulate))
+        return d_weights, None if total is None else products(total, part, of)
+
+    def step(d_weights: Any, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+        t, row, flipped = of
+        none = zeros_varying(row, row.shape, dtype) if "detection" in needs else None
+        d_weights, total = edges.visit(both, (d_weights, none), t, row)
+        if none is None:
+            return d_weights, None
+        return d_weights, total - edges.visit(both, (None, none), t, flipped)[1]
+
+    d_weights = zeros_varying(weights, weights.shape, dtype) if "weights" in needs else None
+    index = d.index.T
+    d_weights, difference = jax.lax.scan(step, d_weights, (_numbers(index), index, (d.index ^ d.flip).T))
+    found = {}
+    if d_weights is not None:
+        found["weights"] = d_weights[: call.weights.shape[0]]
+    if "detection" in needs:
+        found["detection"] = slope(d.margin) * result(difference.T, d.margin.dtype, accumulate)
+    return found
+
+
+def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Array, RowState]:
+    weights, accumulate, edges, rule = call.weights, call.accumulate, EdgeLists.of(call), step.rule
+    n, dtype = weights.shape[0], accumulator(weights.dtype)
+    index, dy = call.detection.index.T, _padded(cotangent, weights)
+    scale = _row_updates.scale_of_additions(call, step)
+
+    def add(total: Any, part: Edges) -> Any:
+        values = addends(part.of_outputs(dy), accumulate)
+        if scale is not None:
+            values = jnp.where(part.outputs < edges.n_outputs, scale * values, 0)
+        return part.add_to(total, values)
+
+    def mark(touched: Any, part: Edges) -> Any:
+        return part.add_to(touched, part.outputs < edges.n_outputs)
+
+    if scale is not None:
+        return edges.of_all(add, edges.padded(weights), index)[:n], step.state
+    total = zeros_varying(weights, edges.target.shape, addend_dtype(dtype, accumulate))
+    gradient = result(edges.of_all(add, total, index)[:n], dtype, accumulate)
+    gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
+    new, state = rule.step(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
+    moved = new.astype(weights.dtype), state
+    if rule.moves_without_gradient:
+        touched = edges.of_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
+        moved = jax.tree.map(lambda n, o: jnp.where(touched, n, o), moved, (weights, step.state))
+    return moved
+
+
+def _padded(dy: jax.Array, weights: jax.Array) -> jax.Array:
+    """A cotangent ``[n, O]`` as it is accumulated, with a zero for what is no edge of a row."""
+    return jnp.pad(dy.astype(accumulator(weights.dtype)), ((0, 0), (0, 1)))
+
+
+def _numbers(rows: jax.Array) -> jax.Array:
+    return jnp.arange(rows.shape[0], dtype=jnp.int32)

@@ -1,0 +1,288 @@
+"""Lists of edges: made of ids, given back as ids, grown and pruned between steps of training."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from lutjax._arguments import shown
+from lutjax._typing import Array
+from lutjax.values._edges import Edges, check_ids, width_of
+
+_MOST = 2**31 - 1  # int32
+
+Ids = Int[Array, " edges"] | list[int]
+
+
+class EdgeIds(NamedTuple):
+    """Detector, row and output of each edge, int32 ``[E]`` each."""
+
+    detector: np.ndarray
+    row: np.ndarray
+    target: np.ndarray
+
+
+class Changed(NamedTuple):
+    """List of edges after a change.
+
+    Attributes:
+      edges: the new list.
+      source: int32, for each of its edges the number that it had before, or -1 of a new one.
+      added: int32, for each of its edges its number in the ids that were added, or -1.
+      n_before: number of edges that the list had.
+    """
+
+    edges: Edges
+    source: np.ndarray
+    added: np.ndarray
+    n_before: int
+
+
+def from_edges(
+    detector: Ids, row: Ids, target: Ids, *, n_detectors: int, n_rows: int, n_outputs: int
+) -> Edges:
+    """Return the list of edges of tables, any number of them for each row, for `lutjax.sparse_lookup` and `lutjax.sparse_lut`.
+
+    Edge ``e`` adds its weight to output ``target[e]`` where detector ``detector[e]`` addresses row ``row[e]``. Edges come in the order of detectors and,
+    of one detector, of rows; weights are one array ``[E]`` in the same order. A row may have no edge, several with one target, or very many.
+
+    Args:
+      detector, row, target: integers ``[E]``.
+      n_detectors, n_rows, n_outputs: ``T``, ``R`` and ``O``; a detector of ``C`` bits has ``2**C`` rows.
+
+    Raises:
+      ValueError: the lists differ in length, are not sorted, or an edge names a detector, row or output that is not there, or ids do not fit int32:
+        the error names the edge.
+      TypeError: ids are no integers.
+
+    Source: docs/semantics.md, section 4.
+
+    Example:
+      >>> import jax.numpy as jnp, lutjax
+      >>> from lutjax.wiring import from_edges
+      >>> edges = from_edges([0, 0, 0], [0, 1, 1], [2, 0, 2], n_detectors=1, n_rows=2, n_outputs=3)
+      >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), jnp.array([1.0, 7.0, 8.0]), jnp.array([[[0, 1]]]), edges)
+      Array([7., 0., 8.], dtype=float32)
+    """
+    where = "from_edges"
+    _check_sizes(where, n_detectors=n_detectors, n_rows=n_rows, n_outputs=n_outputs)
+    ids = _ids_of(where, detector, row, target)
+    check_ids(where, "detector", ids.detector, n_detectors, "detectors")
+    check_ids(where, "row", ids.row, n_rows, "rows of a detector")
+    check_ids(where, "target", ids.target, n_outputs, "outputs")
+    place = _places(ids, n_rows)
+    falls = np.flatnonzero(np.diff(place) < 0)
+    if falls.size:
+        e = int(falls[0]) + 1
+        raise ValueError(
+            f"{where}: edge {e} is of detector {ids.detector[e]} and row {ids.row[e]}, after one of detector {ids.detector[e - 1]} and row "
+            f"{ids.row[e - 1]}; edges must be sorted by detector and row, as by numpy.lexsort((row, detector)), and weights with them."
+        )
+    return _of_places(place, ids.target, n_detectors, n_rows, n_outputs)
+
+
+def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
+    """Return detector, row and target of each edge.
+
+    Args:
+      connectivity: a list of edges, or targets ``[T, R, K]`` of `lutjax.sparse_lookup`, -1 for an unused slot. Weights ``[T, R, K]`` of the same
+        edges are ``weights[targets >= 0]``, in this order.
+
+    Raises:
+      TypeError, ValueError: it is neither.
+
+    Source: docs/semantics.md, section 4.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.wiring import edges, from_edges
+      >>> ids = edges(np.array([[[2, 1], [-1, 0]]]))
+      >>> [a.tolist() for a in ids]
+      [[0, 0, 0], [0, 0, 1], [2, 1, 0]]
+      >>> from_edges(*ids, n_detectors=1, n_rows=2, n_outputs=3).counts.tolist()
+      [[2, 1]]
+    """
+    if isinstance(connectivity, Edges):
+        place = np.repeat(
+            np.arange(connectivity.n_detectors * connectivity.n_rows), np.diff(np.asarray(connectivity.first))
+        )
+        detector, row = np.divmod(place, max(connectivity.n_rows, 1))
+        return _as_int32(detector, row, np.asarray(connectivity.target))
+    targets = np.asarray(connectivity)
+    if targets.ndim != 3 or not np.issubdtype(targets.dtype, np.integer):
+        raise ValueError(
+            f"edges: connectivity is {shown(connectivity)}; expected a list of edges, or integers [detectors, rows, slots]."
+        )
+    detector, row, slot = np.nonzero(targets >= 0)
+    return _as_int32(detector, row, targets[detector, row, slot])
+
+
+def pruned(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
+    """Return a list without some of its edges.
+
+    `carried` takes weights, and what an optimiser keeps for each edge, to the new list.
+
+    Args:
+      keep: ``[E]``, False of an edge that goes.
+
+    Raises:
+      ValueError: `keep` is not one bool for each edge.
+
+    Source: docs/semantics.md, section 4.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.wiring import carried, from_edges, pruned
+      >>> edges = from_edges([0, 0, 0], [0, 1, 1], [2, 0, 2], n_detectors=1, n_rows=2, n_outputs=3)
+      >>> weights = np.array([1.0, 0.0, 8.0])
+      >>> fewer = pruned(edges, weights != 0)
+      >>> fewer.edges.target.tolist(), carried(weights, fewer).tolist()
+      ([2, 2], [1.0, 8.0])
+    """
+    kept = np.asarray(keep)
+    if kept.shape != (connectivity.size,) or kept.dtype != bool:
+        raise ValueError(
+            f"pruned: keep is {shown(keep)}; expected bool[{connectivity.size}], one for each edge."
+        )
+    ids, n = edges(connectivity), connectivity
+    source = np.flatnonzero(kept).astype(np.int32)
+    place = _places(EdgeIds(*(a[kept] for a in ids)), n.n_rows)
+    changed = _of_places(place, ids.target[kept], n.n_detectors, n.n_rows, n.n_outputs)
+    return Changed(changed, source, np.full(source.shape, -1, np.int32), n.size)
+
+
+def grown(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
+    """Return a list with further edges, which come after those of their row that were there.
+
+    Args:
+      detector, row, target: integers ``[N]`` of the new edges, in any order.
+
+    Raises:
+      ValueError, TypeError: as of `from_edges`, of the new edges.
+
+    Source: docs/semantics.md, section 4.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.wiring import carried, from_edges, grown
+      >>> edges = from_edges([0, 0], [0, 1], [2, 0], n_detectors=1, n_rows=2, n_outputs=3)
+      >>> more = grown(edges, [0], [0], [1])
+      >>> more.edges.target.tolist(), carried(np.array([1.0, 8.0]), more, new=0.5).tolist()
+      ([2, 1, 0], [1.0, 0.5, 8.0])
+    """
+    where, of = "grown", connectivity
+    new = _ids_of(where, detector, row, target)
+    check_ids(where, "detector", new.detector, of.n_detectors, "detectors")
+    check_ids(where, "row", new.row, of.n_rows, "rows of a detector")
+    check_ids(where, "target", new.target, of.n_outputs, "outputs")
+    old = edges(of)
+    n_old, n_new = old.target.size, new.target.size
+    place = np.concatenate([_places(old, of.n_rows), _places(new, of.n_rows)])
+    order = np.argsort(place, kind="stable")
+    targets = np.concatenate([old.target, new.target])[order]
+    source = np.concatenate([np.arange(n_old), np.full(n_new, -1)])[order].astype(np.int32)
+    added = np.concatenate([np.full(n_old, -1), np.arange(n_new)])[order].astype(np.int32)
+    changed = _of_places(place[order], targets, of.n_detectors, of.n_rows, of.n_outputs)
+    return Changed(changed, source, added, of.size)
+
+
+def carried(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
+    """Return arrays of edges after their list has changed: of an edge that stays what it had, of a new one `new`.
+
+    Args:
+      arrays: a pytree of arrays ``[E]``: weights, rates, or what an optimiser keeps of them, such as ``state.rows["weights"]``. Numbers stay.
+      changed: from `pruned` or `grown`.
+      new: a number, or an array with one for each edge that was added, in their order.
+
+    Raises:
+      ValueError: `new` has another number of elements, or an array another number of edges than the list had.
+
+    Source: docs/semantics.md, section 4.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.wiring import carried, from_edges, pruned
+      >>> edges = from_edges([0, 0], [0, 1], [2, 0], n_detectors=1, n_rows=2, n_outputs=3)
+      >>> carried({"velocity": np.array([1.0, 2.0]), "step": 3}, pruned(edges, np.array([False, True])))
+      {'step': 3, 'velocity': array([2.])}
+    """
+    n_added = int((changed.added >= 0).sum())
+    if np.ndim(new) and np.shape(new) != (n_added,):
+        raise ValueError(
+            f"carried: new has shape {list(np.shape(new))}; expected a number, or one for each of the {n_added} edges that were added."
+        )
+
+    def one(a: Any) -> Any:
+        if not np.ndim(a):
+            return a
+        if np.shape(a) != (changed.n_before,):
+            raise ValueError(
+                f"carried: an array has shape {list(np.shape(a))}; the list had {changed.n_before} edges."
+            )
+        module: Any = np if isinstance(a, np.ndarray) else jnp
+        if not a.shape[0]:
+            a = module.zeros((1,), a.dtype)
+        fresh = module.asarray(new, a.dtype)
+        if fresh.ndim:
+            fresh = (
+                fresh[np.maximum(changed.added, 0)] if n_added else module.zeros(changed.added.shape, a.dtype)
+            )
+        return module.where(changed.source >= 0, a[np.maximum(changed.source, 0)], fresh)
+
+    return jax.tree.map(one, arrays)
+
+
+def _check_sizes(where: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 0:
+            raise ValueError(f"{where}: {name} is {shown(size)}; expected a whole number from 0 on.")
+        if size > _MOST:
+            raise ValueError(f"{where}: {name} is {size}; ids are int32, so there are at most {_MOST}.")
+    if sizes["n_detectors"] * sizes["n_rows"] >= _MOST:
+        raise ValueError(
+            f"{where}: n_detectors is {sizes['n_detectors']} and n_rows {sizes['n_rows']}; they are numbered together in int32, so there are less "
+            f"than {_MOST} rows."
+        )
+
+
+def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
+    """Return ids as int32, checked for their lengths and to be numbers that int32 holds."""
+    given = {"detector": np.asarray(detector), "row": np.asarray(row), "target": np.asarray(target)}
+    for name, ids in given.items():
+        if ids.size and not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges].")
+        if ids.ndim != 1:
+            raise ValueError(f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges].")
+    sizes = {name: ids.size for name, ids in given.items()}
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{n} of {name}" for name, n in sizes.items())
+        raise ValueError(
+            f"{where}: there are {text}; each edge has one of each, so edge {min(sizes.values())} lacks one."
+        )
+    if max(sizes.values()) > _MOST:
+        raise ValueError(
+            f"{where}: there are {max(sizes.values())} edges; their numbers are int32, so edge {_MOST} has none."
+        )
+    for name, ids in given.items():
+        beyond = np.flatnonzero((ids > _MOST) | (ids < -_MOST))
+        if beyond.size:
+            e = int(beyond[0])
+            raise ValueError(f"{where}: edge {e} has {name} {ids[e]}, which does not fit int32.")
+    return _as_int32(*given.values())
+
+
+def _as_int32(*ids: np.ndarray) -> EdgeIds:
+    return EdgeIds(*(a.astype(np.int32) for a in ids))
+
+
+def _places(ids: EdgeIds, n_rows: int) -> np.ndarray:
+    """Return the number of each edge's row among those of all detectors."""
+    return ids.detector.astype(np.int64) * n_rows + ids.row
+
+
+def _of_places(place: np.ndarray, target: np.ndarray, n_detectors: int, n_rows: int, n_outputs: int) -> Edges:
+    counts = np.bincount(place, minlength=n_detectors * n_rows)
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return Edges(first, target.astype(np.int32), n_detectors, n_rows, n_outputs, width_of(counts))
