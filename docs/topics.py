@@ -119,6 +119,11 @@ TOPICS: dict[str, Topic] = {
                 "Connectivity projections window_groups windows full trees show",
             ),
             ("Gates", "lutjax.wiring", "Windows Groups balanced random unique_pairs butterfly"),
+            (
+                "Lists of edges",
+                "lutjax.wiring",
+                "from_edges edges grown pruned carried Edges EdgeIds Changed",
+            ),
             ("Names", "lutjax.wiring", "FIXED LEARNED"),
         ),
     ),
@@ -132,9 +137,24 @@ TOPICS: dict[str, Topic] = {
                 "lutjax.models",
                 "LogicClassifier LogicClassifierConfig LogicTreeNet LogicTreeNetConfig",
             ),
-            ("Automata", "lutjax.models", "LogicCA LogicCAConfig"),
+            ("Automata", "lutjax.models", "LogicCA LogicCAConfig PackedAutomaton"),
+            ("Texts that join and leave", "lutjax.models", "Slots"),
             ("Packed networks", "lutjax.models", "pack PackedClassifier PackedTreeNet"),
-            ("Trained runs", "lutjax", "load"),
+        ),
+    ),
+    "bundles": Topic(
+        "Bundles, conversion and serving",
+        "Models as folders that everybody reads ([how-to](../../bundles.md)), those of other packages ([how-to](../../convert.md)), and answers over HTTP ([how-to](../../serving.md)).",
+        (
+            ("Saving and loading", "lutjax", "save load"),
+            ("Bundles", "lutjax.bundles", "read Bundle BundleError"),
+            ("Programs of JAX", "lutjax.bundles.programs", "write"),
+            (
+                "Models of other packages",
+                "lutjax.convert",
+                "read torchlogix difflogic torch_dwn ConversionError",
+            ),
+            ("Serving", "lutjax.serving", "application Limits"),
         ),
     ),
     "training-tables": Topic(
@@ -286,8 +306,10 @@ TOPICS: dict[str, Topic] = {
 # Modules whose `__all__` is public.
 MODULES = (
     "lutjax",
+    "lutjax.bundles",
     "lutjax.cases",
     "lutjax.circuits",
+    "lutjax.convert",
     "lutjax.layers.haiku",
     "lutjax.layers.initializers",
     "lutjax.layers.linen",
@@ -295,6 +317,7 @@ MODULES = (
     "lutjax.models",
     "lutjax.reads",
     "lutjax.reference",
+    "lutjax.serving",
     "lutjax.sharding",
     "lutjax.training.linen",
     "lutjax.training.nnx",
@@ -310,7 +333,9 @@ NOT_LISTED = {
     *(
         f"lutjax.{name}"
         for name in [
+            "bundles",
             "circuits",
+            "convert",
             "layers",
             "models",
             "reads",
