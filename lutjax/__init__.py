@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lutjax import (
         bundles,
         circuits,
+        convert,
         layers,
         models,
         reads,

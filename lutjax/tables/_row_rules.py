@@ -62,14 +62,20 @@ class RowRule:
         """Bytes of state for each row of a float32 table."""
         return 4 * sum(self.state_sizes(n_outputs).values())
 
+    def step_table(
+        self, weights: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
+    ) -> tuple[jax.Array, RowState]:
+        """A whole table and its state ``[detectors, rows, outputs]`` after a step, or a list of edges ``[edges]``, each a row of one number."""
+        if weights.ndim > 1:
+            return self.step(weights, gradient, state, rate)
+        given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate))
+        moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*given))
+        return moved
+
     def step(
         self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """Rows and their state ``[..., outputs]`` after a step; a list of edges ``[edges]`` as rows of one number."""
-        if rows.ndim == 1:
-            given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (rows, gradient, state, rate))
-            moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*given))
-            return moved
+        """Rows and their state ``[..., outputs]`` after a step."""
         direction, state = self._direction(gradient, state)
         if self.weight_decay:
             direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows

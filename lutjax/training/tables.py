@@ -295,7 +295,7 @@ def _update_all(
     dtype = accumulator(table.dtype)
     gradient = gradient.astype(dtype)
     rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
-    moved, new = rule.step(table.astype(dtype), gradient, state, rate)
+    moved, new = rule.step_table(table.astype(dtype), gradient, state, rate)
     touched = gradient != 0 if gradient.ndim == 1 else jnp.any(gradient != 0, -1, keepdims=True)
     result: tuple[jax.Array, RowState] = jax.tree.map(
         lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state)

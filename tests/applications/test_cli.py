@@ -1,5 +1,6 @@
 """The command line: training, resuming, generating, and every kind of bad input."""
 
+import dataclasses
 import errno
 import importlib.util
 import io
@@ -607,7 +608,7 @@ def test_every_field_is_a_flag() -> None:
     flags = {p.name for p in train_lm.get_params(click.Context(train_lm))}
     models, *others = lm_runs.LanguageModel.configs
     for config in (*typing.get_args(models), *others):
-        assert set(config.__dataclass_fields__) <= flags
+        assert {field.name for field in dataclasses.fields(config)} <= flags
 
 
 def test_bar_on_a_terminal() -> None:

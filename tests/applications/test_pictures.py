@@ -119,15 +119,23 @@ def test_confusion_says_what_is_what(figures, tmp_path):
 def run_of(target, size, n_steps, start="random"):
     training = types.SimpleNamespace(size=size, n_steps=n_steps, start=start)
     config = types.SimpleNamespace(channels=2, n_gates=7)
-    return types.SimpleNamespace(training=training, target=target, config=config)
+    return types.SimpleNamespace(training=training, target=target, config=config, compared=(0,))
 
 
-def exact(state, *, key, deterministic):
-    return jnp.stack([life(state[..., 0])] * 2, -1)
+def automaton(step):
+    """Return what a film asks of an automaton, of a function of its next state."""
+
+    def rollout(state, n_steps, *, key, deterministic):
+        states = [state]
+        for _ in range(n_steps):
+            states.append(step(states[-1]))
+        return jnp.stack(states)
+
+    return types.SimpleNamespace(rollout=rollout)
 
 
-def stubborn(state, *, key, deterministic):
-    return state
+exact = automaton(lambda state: jnp.stack([life(state[..., 0])] * 2, -1))
+stubborn = automaton(lambda state: state)
 
 
 def test_life_is_shown_beside_its_rule():

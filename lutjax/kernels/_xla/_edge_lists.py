@@ -208,7 +208,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     total = zeros_varying(weights, edges.target.shape, addend_dtype(dtype, accumulate))
     gradient = result(edges.of_all(add, total, index)[:n], dtype, accumulate)
     gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
-    new, state = rule.step(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
+    new, state = rule.step_table(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
     moved = new.astype(weights.dtype), state
     if rule.moves_without_gradient:
         touched = edges.of_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
