@@ -80,6 +80,7 @@ def called(model: Any) -> Any:
     return call(model)
 
 
+@pytest.mark.slow("lm")
 @pytest.mark.thorough("ca", "gpt", "trees", "integers")
 @pytest.mark.parametrize("kind", ALL)
 def test_models_of_runs(kind: str, tmp_path: Path) -> None:
@@ -359,6 +360,7 @@ def test_the_card(tmp_path: Path) -> None:
     assert (folder / "notes.txt").exists()
 
 
+@pytest.mark.thorough
 # ------------------------------------------------------------------------------------- commands
 def test_commands(tmp_path: Path) -> None:
     RUNS["lm"](tmp_path / "run")

@@ -356,6 +356,7 @@ def test_outputs_of_kernels_start_in_different_directions(
         assert len(set(directions.values())) > 1
 
 
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------- training
 def test_a_run_that_goes_on_says_that_shares_were_others(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -376,6 +377,7 @@ def test_the_share_of_hard_gates_grows() -> None:
     assert not dataclasses.replace(config, hard_share=0, last_hard_share=None).hardens
 
 
+@pytest.mark.slow("checkerboard-async")
 @pytest.mark.parametrize("experiment", ["checkerboard-async", "life"])
 def test_runs_are_those_of_their_seeds(experiment: str) -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "steps": 4}
@@ -709,6 +711,7 @@ def test_a_picture_decides_the_grid(tmp_path: Path) -> None:
         new(sizes, path=tmp_path / "large.png")
 
 
+@pytest.mark.thorough
 def test_channels_that_the_loss_leaves_out_may_be_anything() -> None:
     sizes = {"channels": 4, "kernels": 1, "perception": (8, 2), "update": (8, 4), "runs": 1}
     run = automaton_runs.Automaton.new({**sizes, "loss_channels": (2, 0)}, "letter").run

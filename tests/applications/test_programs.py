@@ -97,6 +97,7 @@ SOFTMAX = GPTConfig(
 )
 
 
+@pytest.mark.slow("lut")
 @pytest.mark.thorough("gpt")
 @pytest.mark.parametrize("kind", ["lut", "gpt"])
 def test_language_models(kind: str, tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def test_language_models(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough("gates")
 @pytest.mark.thorough("trees")
 @pytest.mark.parametrize("kind", ["gates", "trees"])
 def test_classifiers(kind: str, tmp_path: Path) -> None:
@@ -140,6 +142,7 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
     check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), found)
 
 
+@pytest.mark.slow("0.5")
 @pytest.mark.thorough("1.0")
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_automata(rate: float, tmp_path: Path) -> None:

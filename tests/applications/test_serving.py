@@ -194,6 +194,7 @@ def test_how_it_is(client: TestClient) -> None:
         assert path in response.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_too_many(model: LUTTransformer) -> None:
     """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
     app = application(model, "texts", Limits(slots=1, queue=1))
@@ -235,6 +236,7 @@ def test_who_leaves_frees_a_slot(model: LUTTransformer) -> None:
     assert sum(map(len, filter(None, other))) == 3
 
 
+@pytest.mark.slow
 def test_a_failure_is_told(model: LUTTransformer) -> None:
     app = application(model, "texts", Limits(slots=2))
     with TestClient(app, raise_server_exceptions=False) as client:
@@ -296,6 +298,7 @@ def test_classifiers(classes: TestClient, tmp_path: Path) -> None:
     assert 'lutjax_items_total{kind="rows"} 5' in classes.get("/metrics").text
 
 
+@pytest.mark.thorough
 def test_other_models_are_not_served(tmp_path: Path) -> None:
     RUNS["ca"](tmp_path / "run")
     with pytest.raises(ValueError, match="a LogicCA is not served"):

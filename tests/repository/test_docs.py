@@ -51,7 +51,7 @@ def as_a_reader(without_typechecking):
 )
 @pytest.mark.parametrize(
     "page",
-    [slow(p) if p.name == "images.md" else p for p in PAGES],  # which trains two networks for 15 s
+    [slow(p) if p.name in ("images.md", "bundles.md") else p for p in PAGES],  # each for 15 s
     ids=lambda page: page.relative_to(ROOT / "docs" if page.name != "README.md" else ROOT).as_posix(),
 )
 @pytest.mark.usefixtures("as_a_reader")
