@@ -110,7 +110,7 @@ def test_segments_while_decoding(name):
 
 
 def programs():
-    """How many programs of slots are compiled."""
+    """Return the numbers of programs of slots that are compiled."""
     return [f._cache_size() for f in (_slots._read, _slots._joined, _slots._stepped)]
 
 
