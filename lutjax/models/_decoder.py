@@ -240,17 +240,12 @@ class Decoder(nnx.Module):
             lengths = as_int32(lengths)
         if n_tokens < 0:
             raise ValueError(f"generate: n_tokens is {n_tokens}; it must not be negative.")
-        if not temperature >= 0:
-            raise ValueError(
-                f"generate: temperature is {temperature}; it must not be negative (0: the likeliest token)."
-            )
+        check_temperature("generate", temperature)
         if top_k is not None and not 1 <= top_k <= vocab:
             raise ValueError(
                 f"generate: top_k is {top_k}; it must be from 1 to the {vocab} tokens there are."
             )
-        require_array("generate", "key", key)
-        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            key = jax.random.wrap_key_data(jnp.asarray(key))
+        key = typed_key("generate", key)
         if key.shape not in ((), texts):
             raise ValueError(
                 f"generate: key has shape {list(key.shape)}; give one key, or one for each text, {list(texts)}."
@@ -265,6 +260,22 @@ def _check_tokens(where: str, tokens: Array) -> None:
         raise ValueError(
             f"{where}: tokens is {tokens.dtype}{list(tokens.shape)}; expected integer ids [..., length]."
         )
+
+
+def check_temperature(where: str, temperature: float | int) -> None:
+    """Raise ValueError if a temperature is negative or NaN."""
+    if not temperature >= 0:
+        raise ValueError(
+            f"{where}: temperature is {temperature}; it must not be negative (0: the likeliest token)."
+        )
+
+
+def typed_key(where: str, key: Array) -> Array:
+    """Return a key of `jax.random`, or an array of keys, with its type, of a key or its data."""
+    require_array(where, "key", key)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(jnp.asarray(key))
 
 
 def _padded(prompt: Array | Sequence[Array], lengths: Array | None) -> tuple[Array, Array | None]:
@@ -332,7 +343,7 @@ _TOKENS_IN_BLOCK = 32
 """Tokens whose noise is drawn together; it bounds the memory and changes no token."""
 
 
-def prefilled(
+def _prefilled(
     graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
     """Continue texts with prompts of any length as `fed` does, a window of at most the context at a time."""
@@ -368,19 +379,30 @@ def _of_block(keys: Array, size: int) -> Array:
     return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)]) if len(keys) < size else keys
 
 
+_LEAST_TEMPERATURE = 1e-6
+"""Temperature below which all are alike, so that no logit that is divided by it overflows."""
+
+
 def drawn(logits: Array, noise: Array, temperature: Array | None) -> jax.Array:
     """Draw a token of each text: the likeliest after noise is added, as `jax.random.categorical` does.
 
     Args:
       noise: for all tokens, or for so many of the likeliest.
+      temperature: of all texts, or of each; None, or 0 of a text, adds no noise.
     """
     logits, n = logits.astype(jnp.float32), noise.shape[-1]
     if temperature is None:
         return jnp.argmax(logits, -1).astype(jnp.int32)
+    warmth = jnp.broadcast_to(temperature, logits.shape[:-1])[..., None]
+
+    def choice_of(logits: Array) -> jax.Array:
+        warm = noise + logits / jnp.maximum(warmth, _LEAST_TEMPERATURE)
+        return jnp.argmax(jnp.where(warmth > 0, warm, logits), -1)
+
     if n == logits.shape[-1]:
-        return jnp.argmax(noise + logits / temperature, -1).astype(jnp.int32)
+        return choice_of(logits).astype(jnp.int32)
     likeliest, tokens = jax.lax.top_k(logits, n)
-    choice = jnp.argmax(noise + likeliest / temperature, -1)
+    choice = choice_of(likeliest)
     return jnp.take_along_axis(tokens, choice[..., None], -1)[..., 0].astype(jnp.int32)
 
 
@@ -403,18 +425,31 @@ def _first(
     top_k: int,
 ) -> tuple[Any, jax.Array]:
     """Return the caches after prompts, and the token after each."""
-    cache, logits = prefilled(graphdef, cache, kept, prompt, lengths)
+    cache, logits = _prefilled(graphdef, cache, kept, prompt, lengths)
     return cache, drawn(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
 
-def _block(
-    graphdef: Any, cache: Any, kept: Any, token: jax.Array, keys: Array, temperature: Array | None, top_k: int
+def block(
+    graphdef: Any,
+    cache: Any,
+    kept: Any,
+    token: jax.Array,
+    keys: Array,
+    temperature: Array | None,
+    top_k: int,
+    segments: Array | None = None,
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Return the caches after a token of each text, the last one that follows it, and all, ``[keys, *batch]``."""
+    """Return the caches after a token of each text, the last one that follows it, and all, ``[keys, *batch]``.
+
+    Args:
+      graphdef, cache, kept, segments: as of `fed`.
+      keys: of each token that is drawn, ``[keys]``, or of it and each text, ``[keys, *batch]``.
+      temperature: as of `drawn`.
+    """
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
-        cache, logits = fed(graphdef, cache, kept, token[..., None])
+        cache, logits = fed(graphdef, cache, kept, token[..., None], segments)
         token = drawn(logits, noise, temperature)
         return (cache, token), token
 
@@ -443,7 +478,7 @@ def _generate(
     among = top_k or model.config.vocab_size
 
     def steps(carry: tuple[Any, jax.Array], keys: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
-        cache, last, tokens = _block(graphdef, carry[0], kept, carry[1], keys, temperature, among)
+        cache, last, tokens = block(graphdef, carry[0], kept, carry[1], keys, temperature, among)
         return (cache, last), tokens
 
     keys = _split(key, n_tokens)
@@ -495,5 +530,5 @@ def _went_on(
     """Return the caches after the last tokens, ``[*batch, 1]``, and those that follow, ``[*batch, keys]``."""
     states = jax.tree.unflatten(caches, cache), jax.tree.unflatten(others, kept)
     among = top_k or nnx.merge(graphdef, *states).config.vocab_size
-    new, _, tokens = _block(graphdef, *states, last[..., 0], keys, temperature, among)
+    new, _, tokens = block(graphdef, *states, last[..., 0], keys, temperature, among)
     return jax.tree.leaves(new), jnp.moveaxis(tokens, 0, -1)

@@ -1,8 +1,9 @@
 """Slots of a running batch, which texts join and leave while the others go on."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +12,22 @@ from flax import nnx
 from jaxtyping import Int
 
 from lutjax._typing import Array
-from lutjax.models._decoder import Decoder, drawn, fed, noise_of, prefilled
+from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed, noise_of, typed_key
 
 
 class Slots:
     """Texts that are continued together, each from when it joins to when it leaves.
 
-    There are as many places for texts as `n_slots`; each step draws a token of every text that is there. A text is continued as alone, up to
-    rounding, whatever texts are beside it, and caches have the memory of `n_slots` texts. Nothing is compiled again when texts join and leave: a step is
-    one program, and the reading of prompts one for each power of two of their lengths.
+    There are as many places for texts as `n_slots`; each step draws tokens of every text that is there. A text is continued as alone, up to
+    rounding, whatever texts are beside it: its tokens are a function of its prompt, key and temperature. Nothing is compiled again when texts join and
+    leave: a step is one program, for each number of tokens, and prompts are read in parts of few lengths, powers of two up to the context.
+
+    Caches have the memory of `n_slots` texts, and of one more for each text whose prompt is being read.
 
     Args:
       model: a `GPT` or `LUTTransformer`; later changes of it are not seen.
       n_slots: largest number of texts at a time.
-      temperature, top_k: as in `generate`.
+      temperature, top_k: as in `generate`; a text may have a temperature of its own.
 
     Raises:
       ValueError: there is no slot, or an option is out of range.
@@ -38,11 +41,11 @@ class Slots:
       >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
       >>> slots = Slots(model, 2, temperature=0)
       >>> first, _ = slots.join([1, 2, 3], key=jax.random.key(0))
-      >>> second, _ = slots.join([4], key=jax.random.key(1))
+      >>> second, _ = slots.join([4], key=jax.random.key(1), temperature=0.7)
       >>> sorted(slots.step()) == [first, second]
       True
       >>> slots.leave(first)
-      >>> list(slots.step()) == [second]
+      >>> {slot: tokens.shape for slot, tokens in slots.step(8).items()} == {second: (8,)}
       True
     """
 
@@ -51,77 +54,174 @@ class Slots:
     ):
         if not isinstance(n_slots, int) or n_slots < 1:
             raise ValueError(f"Slots: n_slots is {n_slots!r}; there must be at least 1.")
-        one_token = np.zeros((1,), np.int32)
-        *_, warmth = model._checked(one_token, None, 0, jax.random.key(0), temperature, top_k)
+        model._checked(np.zeros((1,), np.int32), None, 0, jax.random.key(0), temperature, top_k)
         self.n_slots = n_slots
-        self._among, self._temperature = top_k or model.config.vocab_size, warmth
-        self._vocab_size, self._window = model.config.vocab_size, model.config.context
-        many: Any = nnx.merge(*nnx.split(model))
-        many.init_cache((n_slots,))
-        parts: Any = nnx.split(many, nnx.Cache, ...)
-        self._graphdef, self._cache, self._kept = parts
+        self._temperature = temperature
+        self._vocab_size, self._context = model.config.vocab_size, model.config.context
+        graphdef, cache, kept = _parts_of(model, n_slots)
+        # Arrays alone go in and out: states are slow to take apart for each step.
+        self._cache, caches = jax.tree.flatten(cache)
+        self._kept, others = jax.tree.flatten(kept)
+        self._empty = jax.tree.leaves(_parts_of(model, 1)[1])
+        self._form = _Form(graphdef, caches, others, top_k or self._vocab_size)
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
+        self._temperatures = np.zeros((n_slots,), np.float32)
         self._counts = np.zeros((n_slots,), np.int32)  # of tokens drawn of each text; 0 where there is none
+        self._reading: dict[int, _Reading] = {}
 
     @property
     def free(self) -> int:
         """Number of slots without a text."""
-        return int((self._counts == 0).sum())
+        return self.n_slots - len(self._taken)
 
-    def join(self, prompt: Int[Array, " prompt"] | list[int], *, key: Array) -> tuple[int, int]:
+    @property
+    def reading(self) -> list[int]:
+        """Numbers of the slots whose prompts are not read to the end, in the order in which they began."""
+        return list(self._reading)
+
+    @property
+    def _taken(self) -> list[int]:
+        return sorted({*np.flatnonzero(self._counts).tolist(), *self._reading})
+
+    def compile(self, count: int = 1) -> None:
+        """Compile all programs, those of prompts of any length and that of a step, before the first text joins.
+
+        Args:
+          count: that of the steps.
+
+        Raises:
+          ValueError: there are texts already.
+        """
+        if self._taken:
+            raise ValueError(f"Slots: compile all before texts join; there are texts in {self._taken}.")
+        powers = {1 << k for k in range((self._context - 1).bit_length())}
+        for length in sorted({*powers, self._context}):
+            slot, _ = self.join(np.zeros((length,), np.int32), key=jax.random.key(0))
+            if length == 1:
+                self.step(count)
+            self.leave(slot)
+
+    def join(
+        self,
+        prompt: Int[Array, " prompt"] | list[int],
+        *,
+        key: Array,
+        temperature: float | int | None = None,
+    ) -> tuple[int, int]:
         """Read a prompt into a slot; return the number of the slot and the first token that follows.
 
         Args:
           prompt: at least one token; longer than the context is fine.
           key: of the draws of this text.
+          temperature: of this text; by default that of all.
 
         Raises:
-          ValueError: there is no free slot, or the prompt is no list of tokens.
+          ValueError: there is no free slot, the prompt is no list of tokens, or the temperature is negative.
+        """
+        slot = self.begin(prompt, key=key, temperature=temperature)
+        while (token := self.read(slot)) is None:
+            pass
+        return slot, token
+
+    def begin(
+        self,
+        prompt: Int[Array, " prompt"] | list[int],
+        *,
+        key: Array,
+        temperature: float | int | None = None,
+    ) -> int:
+        """Give a slot to a text whose prompt is then read in parts, by `read`; return its number.
+
+        Between two parts the others can be continued, so that a long prompt does not stop them. Arguments and errors are those of `join`.
+
+        Example:
+          >>> import jax
+          >>> from flax import nnx
+          >>> from lutjax.models import GPT, GPTConfig, Slots
+          >>> model = GPT(GPTConfig(vocab_size=10, features=8, context=8, n_layers=1, n_heads=2), rngs=nnx.Rngs(0))
+          >>> slots = Slots(model, 2)
+          >>> slot = slots.begin([1, 2, 3] * 5, key=jax.random.key(0))
+          >>> slots.reading == [slot], slots.read(slot)
+          (True, None)
+          >>> type(slots.read(slot)), slots.reading
+          (<class 'int'>, [])
         """
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(
                 f"Slots: prompt is {tokens.dtype}{list(tokens.shape)}; expected integer ids [tokens], at least one."
             )
+        temperature = self._temperature if temperature is None else temperature
+        check_temperature("Slots", temperature)
+        key = typed_key("Slots", key)
+        if key.shape != () or key.dtype != self._keys.dtype:
+            raise ValueError(
+                f"Slots: key is {key.dtype}{list(key.shape)}; expected one key, {self._keys.dtype}[]."
+            )
         if not self.free:
             raise ValueError(f"Slots: all {self.n_slots} slots have a text; let one leave first.")
-        slot = int(np.argmin(self._counts != 0))
-        length = 1 << (tokens.size - 1).bit_length()
-        padded = np.zeros((1, length), np.int32)
-        padded[0, : tokens.size] = np.clip(tokens, 0, self._vocab_size - 1)
+        slot = min(set(range(self.n_slots)).difference(self._taken))
+        tokens = np.clip(tokens, 0, self._vocab_size - 1).astype(np.int32)
+        self._reading[slot] = _Reading(_in_parts(tokens, self._context), key, self._empty)
+        self._temperatures[slot] = temperature
+        return slot
+
+    def read(self, slot: int) -> int | None:
+        """Read the next part of a prompt, at most as long as the context; return the first token that follows after the last part, else None.
+
+        Raises:
+          ValueError: no prompt is being read into this slot.
+        """
+        if slot not in self._reading:
+            raise ValueError(f"Slots: slot is {slot}; prompts are being read in {self.reading}.")
+        text = self._reading[slot]
+        text.cache, logits = _read(text.cache, self._kept, *text.parts.pop(0), form=self._form)
+        if text.parts:
+            return None
         self._cache, self._last, self._keys = _joined(
             self._cache,
             self._kept,
             self._last,
             self._keys,
-            padded,
-            np.asarray([tokens.size], np.int32),
-            key,
+            text.cache,
+            logits,
+            text.key,
             np.int32(slot),
-            self._temperature,
-            graphdef=self._graphdef,
-            among=self._among,
+            self._temperatures[slot],
+            form=self._form,
         )
+        del self._reading[slot]
         self._counts[slot] = 1
-        return slot, int(self._last[slot])
+        return int(self._last[slot])
 
-    def step(self) -> Mapping[int, int]:
-        """Draw the next token of each text; return the tokens by the number of their slots."""
-        self._cache, self._last = _stepped(
+    def step(self, count: int = 1) -> Mapping[int, Int[np.ndarray, " {count}"]]:
+        """Draw the next tokens of each text, but of those whose prompts are being read; return them by the number of their slots.
+
+        Args:
+          count: number of tokens of each text, in one program, which is compiled once for each such number.
+
+        Raises:
+          ValueError: it is no number from 1 on.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"Slots: count is {count!r}; it must be at least 1.")
+        there = np.flatnonzero(self._counts)
+        if not there.size:
+            return {}
+        self._cache, self._last, found = _stepped(
             self._cache,
             self._kept,
             self._last,
             self._keys,
             self._counts.copy(),
-            self._temperature,
-            graphdef=self._graphdef,
-            among=self._among,
+            self._temperatures.copy(),
+            count=count,
+            form=self._form,
         )
-        there = np.flatnonzero(self._counts)
-        self._counts[there] += 1
-        tokens = np.asarray(self._last)
-        return {int(slot): int(tokens[slot]) for slot in there}
+        self._counts[there] += count
+        tokens = np.asarray(found)
+        return {int(slot): tokens[slot] for slot in there}
 
     def leave(self, slot: int) -> None:
         """Free the slot of a text.
@@ -129,60 +229,104 @@ class Slots:
         Raises:
           ValueError: there is no text in it.
         """
-        if slot not in range(self.n_slots) or not self._counts[slot]:
-            raise ValueError(
-                f"Slots: slot is {slot}; the texts are in {np.flatnonzero(self._counts).tolist()}."
-            )
+        if slot not in self._taken:
+            raise ValueError(f"Slots: slot is {slot}; the texts are in {self._taken}.")
+        self._reading.pop(slot, None)
         self._counts[slot] = 0
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "among"))
+class _Form(NamedTuple):
+    """Form of a model with caches: its graph, the trees of its caches and of all else, and from how many tokens it draws."""
+
+    graphdef: Any
+    caches: Any
+    others: Any
+    among: int
+
+    def states(self, cache: list[jax.Array], kept: list[jax.Array]) -> tuple[Any, Any]:
+        """Return the states of arrays."""
+        return jax.tree.unflatten(self.caches, cache), jax.tree.unflatten(self.others, kept)
+
+
+@dataclasses.dataclass
+class _Reading:
+    """A text whose prompt is being read: the parts that are left, the key of its draws, and its caches so far."""
+
+    parts: list[tuple[np.ndarray, np.ndarray]]
+    key: Array
+    cache: list[jax.Array]
+
+
+def _parts_of(model: Decoder, n_texts: int) -> Any:
+    """Return the graph of a model, empty caches of texts, and all else."""
+    own: Any = nnx.merge(*nnx.split(model))
+    own.init_cache((n_texts,))
+    return nnx.split(own, nnx.Cache, ...)
+
+
+def _in_parts(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the tokens and segments of the parts of a prompt, ``[1, length]`` each.
+
+    All are as long as the context but the first, which begins with padding: its length is a power of two where that is less than the context.
+    """
+    first = (tokens.size - 1) % context + 1
+    padding = min(1 << (first - 1).bit_length(), context) - first
+    tokens = np.pad(tokens, (padding, 0))[None]
+    segments = np.where(np.arange(tokens.size) < padding, -1, 0).astype(np.int32)[None]
+    ends = range(padding + first, tokens.size + 1, context)
+    parts = [slice(max(end - context, 0), end) for end in ends]
+    return [(tokens[:, part], segments[:, part]) for part in parts]
+
+
+@functools.partial(jax.jit, static_argnames="form")
+def _read(
+    cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: _Form
+) -> tuple[list[jax.Array], jax.Array]:
+    """Return the caches of a text after a part of its prompt, and the logits of the token that follows."""
+    new, logits = fed(form.graphdef, *form.states(cache, kept), tokens, segments)
+    return jax.tree.leaves(new), logits
+
+
+@functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _joined(
-    cache: Any,
-    kept: Any,
+    cache: list[jax.Array],
+    kept: list[jax.Array],
     last: jax.Array,
     keys: jax.Array,
-    prompt: Array,
-    lengths: Array,
+    cache_of_one: list[jax.Array],
+    logits: Array,
     key: Array,
     slot: Array,
-    temperature: Array | None,
+    temperature: Array,
     *,
-    graphdef: Any,
-    among: int,
-) -> tuple[Any, jax.Array, jax.Array]:
+    form: _Form,
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     """Return caches, last tokens and keys with those of one more text."""
-    many = nnx.merge(graphdef, cache, kept)
-    one = nnx.merge(*nnx.split(many))
-    one.init_cache((1,))
-    parts: Any = nnx.split(one, nnx.Cache, ...)
-    of_one, cache_of_one, kept_of_one = parts
-    cache_of_one, logits = prefilled(of_one, cache_of_one, kept_of_one, prompt, jnp.asarray(lengths))
-    many.take_in(nnx.merge(of_one, cache_of_one, kept_of_one), slot)
-    token = drawn(logits, noise_of(_nth(key[None], jnp.zeros((1,), jnp.int32)), (1,), among), temperature)
-    return nnx.state(many, nnx.Cache), last.at[slot].set(token[0]), keys.at[slot].set(key)
+    many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
+    many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
+    noise = noise_of(jax.random.fold_in(key, 0), (1,), form.among)
+    token = drawn(logits, noise, temperature)
+    return jax.tree.leaves(nnx.state(many, nnx.Cache)), last.at[slot].set(token[0]), keys.at[slot].set(key)
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "among"), donate_argnums=0)
+@functools.partial(jax.jit, static_argnames=("count", "form"), donate_argnums=0)
 def _stepped(
-    cache: Any,
-    kept: Any,
+    cache: list[jax.Array],
+    kept: list[jax.Array],
     last: jax.Array,
     keys: jax.Array,
     counts: Array,
-    temperature: Array | None,
+    temperatures: Array,
     *,
-    graphdef: Any,
-    among: int,
-) -> tuple[Any, jax.Array]:
-    """Return caches and tokens after one more token of each text; slots without one get padding."""
+    count: int,
+    form: _Form,
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Return caches and last tokens after more tokens of each text, and these, ``[slots, count]``; slots without a text get padding."""
     counts = jnp.asarray(counts)
     segments = jnp.where(counts > 0, 0, -1)[:, None]
-    cache, logits = fed(graphdef, cache, kept, last[:, None], segments)
-    return cache, drawn(logits, noise_of(_nth(keys, counts), counts.shape, among), temperature)
-
-
-def _nth(keys: Array, numbers: Array) -> jax.Array:
-    """Return the keys of the tokens of these numbers, ``[n]`` each."""
-    of_tokens: jax.Array = jax.vmap(jax.random.fold_in)(keys, numbers)
-    return of_tokens
+    numbers = counts[None] + jnp.arange(count, dtype=jnp.int32)[:, None]
+    of_tokens = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(keys, numbers)
+    new, last, tokens = block(
+        form.graphdef, *form.states(cache, kept), last, of_tokens, temperatures, form.among, segments
+    )
+    return jax.tree.leaves(new), last, tokens.T

@@ -263,7 +263,10 @@ class GPT(Decoder):
         if length > 1:
             turns = _turns(self.config, before[:, None] + jnp.cumsum(is_token, 1) - is_token)
         after = before + jnp.sum(is_token, 1, dtype=jnp.int32)
-        self.cache_index[...], self.cached_lengths[...] = first + length, after
+        place, context = first + length, self.config.context
+        # Counted to twice the context alone, which says all: a batch that texts join and leave never ends.
+        self.cache_index[...] = jnp.where(place < 2 * context, place, place % context + context)
+        self.cached_lengths[...] = after
         self.cached_turns[...] = _turns(self.config, after[:, None])
         latest = (first + jnp.arange(length, dtype=jnp.int32))[-self.config.context :] % self.config.context
         self.cached_segments[...] = held.at[:, latest].set(segments[:, -self.config.context :])

@@ -109,58 +109,149 @@ def test_segments_while_decoding(name):
     np.testing.assert_allclose([*first[2:], *last], wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
+def programs():
+    """Return the numbers of programs of slots that are compiled."""
+    return [f._cache_size() for f in (_slots._read, _slots._joined, _slots._stepped)]
+
+
 @pytest.mark.parametrize("name", ["tables", "pair", "gpt"])
 def test_slots(name):
-    """Texts join and leave a running batch, and each is continued as alone; nothing is compiled again."""
-    model, prompts, key = model_of(name), prompts_of((5, 17, 6, 30)), jax.random.key(0)
-    wanted = [np.asarray(model.generate(p, 25, key=key, temperature=0)).tolist() for p in prompts]
+    """Texts join and leave a running batch, and each is continued as alone; after `compile` nothing is compiled again."""
+    model, prompts, key = model_of(name), prompts_of((5, 17, 6, 30, 1, 12)), jax.random.key(0)
+    wanted = np.asarray(model.generate(prompts, 30, key=key, temperature=0)).tolist()
     slots, found, slot_of = Slots(model, 2, temperature=0), {}, {}
+    for count in (1, 4):
+        slots.compile(count)
+    compiled = programs()
 
     def join(k):
         slot_of[k], token = slots.join(prompts[k], key=key)
         found[k] = [token]
 
-    def steps(n):
-        for _ in range(n):
-            for slot, token in slots.step().items():
+    def steps(*counts):
+        for count in counts:
+            for slot, tokens in slots.step(count).items():
                 (k,) = [k for k, of in slot_of.items() if of == slot]
-                found[k].append(token)
+                assert tokens.shape == (count,)
+                found[k] += tokens.tolist()
 
+    assert slots.step() == {}
     join(0)
-    steps(3)
+    steps(1, 1, 1)
     join(1)
-    steps(16)
-    compiled = _slots._stepped._cache_size()
+    steps(4, 4, 1, 1, 1, 4, 1)
     with pytest.raises(ValueError, match="all 2 slots have a text"):
         slots.join([1], key=key)
+    with pytest.raises(ValueError, match=r"there are texts in \[0, 1\]"):
+        slots.compile()
     slots.leave(slot_of.pop(0))
-    steps(2)
+    steps(1, 1)
     join(2)
-    steps(2)
+    steps(1, 1)
     slots.leave(slot_of.pop(1))
     join(3)
-    steps(20)
-    assert sorted(map(len, found.values())) == [20, 21, 21, 23]
+    steps(4, 4, 4, 4, 4)
+    slots.leave(slot_of.pop(2))
+    join(4)
+    steps(4)
+    slots.leave(slot_of.pop(3))
+    join(5)
+    steps(1)
+    assert list(map(len, found.values())) == [20, 21, 23, 25, 6, 2]
     assert slots.free == 0
     for k, tokens in found.items():
         assert tokens == wanted[k][: len(tokens)], k
-    assert _slots._stepped._cache_size() == compiled
+    assert programs() == compiled
     with pytest.raises(ValueError, match=r"slot is 7; the texts are in \[0, 1\]"):
         slots.leave(7)
 
 
+def test_a_ring_goes_on_for_ever():
+    """The place of a ring is counted no further than to twice its length."""
+    model = model_of("gpt")
+    slots = Slots(model, 1)
+    slots.join([1], key=jax.random.key(0))
+    for _ in range(3):
+        slots.step(CONTEXT + 1)
+        (place,) = (int(a) for a in slots._cache if a.ndim == 0)
+        assert place < 2 * CONTEXT
+
+
+@pytest.mark.parametrize("name", ["tables", "gpt"])
+def test_prompts_in_parts(name):
+    """While a long prompt is read the others go on, and it is continued as alone; so are those that leave before it is read."""
+    model, (long, other) = model_of(name), prompts_of((30, 5))
+    key, slots = jax.random.key(3), Slots(model, 2)
+    alone = Slots(model, 2)
+    alone.join(other, key=key)
+    _, first = alone.join(long, key=key)
+    wanted = np.stack(list(alone.step(9).values()))
+    beside, _ = slots.join(other, key=key)
+    left = slots.begin(long, key=key)
+    assert slots.read(left) is None
+    slots.leave(left)
+    slot, found = slots.begin(long, key=key), []
+    for token in (None, None, first):
+        assert slots.reading == [slot]
+        (part,) = slots.step(3).values()
+        found.append(part)
+        assert slots.read(slot) == token
+    assert (slots.reading, slots.free) == ([], 0)
+    np.testing.assert_array_equal(np.concatenate(found), wanted[0])
+    np.testing.assert_array_equal(slots.step(9)[slot], wanted[1])
+    assert beside != slot
+
+
 def test_slots_draw_by_the_key_of_a_text():
-    """Whatever texts are beside it."""
+    """Whatever texts are beside it, however many tokens are drawn at a time."""
     model, (prompt, other) = model_of("tables"), prompts_of((5, 9))
 
-    def drawn(*others):
-        slots = Slots(model, 3, temperature=1.5, top_k=5)
+    def drawn(*others, counts=(1,) * 12, **temperatures):
+        slots = Slots(model, 3, top_k=5, **temperatures)
         for k, text in enumerate(others):
-            slots.join(text, key=jax.random.key(k))
-        slot, token = slots.join(prompt, key=jax.random.key(7))
-        return [token, *(slots.step()[slot] for _ in range(12))]
+            slots.join(text, key=jax.random.key(k), temperature=k)
+        slot, token = slots.join(prompt, key=jax.random.key(7), temperature=None if temperatures else 1.5)
+        return [token, *(t for count in counts for t in slots.step(count)[slot].tolist())]
 
-    assert drawn() == drawn(other) == drawn(other, prompt)
+    wanted = drawn(temperature=1.5)
+    assert len(set(wanted)) > 3
+    for counts in ((1,) * 12, (12,), (5, 7)):
+        assert drawn(other, counts=counts) == drawn(other, prompt, counts=counts) == wanted
+
+
+def test_temperatures_of_texts():
+    """0, and what is almost 0, take the likeliest token; texts beside have their own."""
+    model, (prompt,) = model_of("gpt"), prompts_of((5,))
+    wanted = np.asarray(model.generate(prompt, 9, key=jax.random.key(0), temperature=0))
+    slots = Slots(model, 4)
+    firsts = [slots.join(prompt, key=jax.random.key(1), temperature=t)[1] for t in (0, 1e-30, 5, None)]
+    found = np.stack([[first, *tokens] for first, tokens in zip(firsts, slots.step(8).values(), strict=True)])
+    np.testing.assert_array_equal(found[:2], [wanted, wanted])
+    assert (found[2] != wanted).any()
+    assert (found[3] != found[2]).any()
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda slots, key: slots.join([], key=key), r"prompt is float64\[0\]; expected integer ids"),
+        (lambda slots, key: slots.join([1], key=key, temperature=-1), "Slots: temperature is -1"),
+        (
+            lambda slots, key: slots.join([1], key=jax.random.split(key)),
+            r"key is key<fry>\[2\]; expected one",
+        ),
+        (lambda slots, key: slots.join([1], key=jax.random.key(0, impl="rbg")), r"key is key<rbg>\[\]"),
+        (lambda slots, key: slots.step(0), "count is 0; it must be at least 1"),
+        (lambda slots, key: slots.read(1), r"slot is 1; prompts are being read in \[\]"),
+        (lambda slots, key: slots.leave(0), r"slot is 0; the texts are in \[\]"),
+    ],
+)
+def test_impossible_slots(call, message):
+    slots = Slots(model_of("gpt"), 2)
+    with pytest.raises(ValueError, match=message):
+        call(slots, jax.random.key(0))
+    assert slots.free == 2
 
 
 def test_caches_of_tables_hold_ids():

@@ -200,13 +200,13 @@ def test_too_many(model: LUTTransformer) -> None:
     app = application(model, "texts", Limits(slots=1, queue=1))
     with TestClient(app) as client:
         gate, engine = threading.Event(), _engine(app)
-        advance = engine._advance
+        step = engine.slots.step
 
-        def slow(*args: Any) -> Any:
+        def slow(count: int) -> Any:
             gate.wait()
-            return advance(*args)
+            return step(count)
 
-        engine._advance = slow
+        engine.slots.step = slow
         with ThreadPoolExecutor(2) as pool:
             found = []
             for n in (1, 2):
@@ -244,7 +244,7 @@ def test_a_failure_is_told(model: LUTTransformer) -> None:
         def broken(*_: Any) -> Any:
             raise RuntimeError("no memory")
 
-        _engine(app)._advance = broken
+        _engine(app).slots.step = broken
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 500
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
         assert client.get("/health").status_code == 503
