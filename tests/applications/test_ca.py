@@ -218,7 +218,7 @@ def test_what_is_kept_changes_no_gradient(options: dict) -> None:
             )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_is_kept_takes_less_memory() -> None:
     model = small()
     state = jax.random.uniform(jax.random.key(2), (2, 8, 9, 2))
@@ -711,7 +711,7 @@ def test_a_picture_decides_the_grid(tmp_path: Path) -> None:
         new(sizes, path=tmp_path / "large.png")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_channels_that_the_loss_leaves_out_may_be_anything() -> None:
     sizes = {"channels": 4, "kernels": 1, "perception": (8, 2), "update": (8, 4), "runs": 1}
     run = automaton_runs.Automaton.new({**sizes, "loss_channels": (2, 0)}, "letter").run

@@ -120,8 +120,8 @@ def test_language_models(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow("trees")
 @pytest.mark.thorough("gates")
-@pytest.mark.thorough("trees")
 @pytest.mark.parametrize("kind", ["gates", "trees"])
 def test_classifiers(kind: str, tmp_path: Path) -> None:
     if kind == "gates":
@@ -142,8 +142,7 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
     check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), found)
 
 
-@pytest.mark.slow("0.5")
-@pytest.mark.thorough("1.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_automata(rate: float, tmp_path: Path) -> None:
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate)

@@ -28,7 +28,7 @@ CONFIGS = {
     "gpt, bfloat16": dataclasses.replace(SOFTMAX, dtype="bfloat16", n_layers=1),
 }
 MODELS = pytest.mark.parametrize("name", CONFIGS)
-pytestmark = pytest.mark.thorough("pair", "no ffn*", "gpt*")
+pytestmark = [pytest.mark.slow("pair", "no ffn*", "gpt, *"), pytest.mark.thorough("gpt")]
 
 
 def model_of(name):
@@ -62,6 +62,7 @@ def test_texts_are_continued_as_alone(name):
     np.testing.assert_array_equal(jnp.concatenate(streamed, 1), alone)
 
 
+@pytest.mark.thorough("tables")
 @MODELS
 def test_padding_changes_nothing(name):
     """Padding of any tokens leaves what is drawn as it is, and so do other texts beside it."""
@@ -114,6 +115,7 @@ def programs():
     return [f._cache_size() for f in (_slots._read, _slots._joined, _slots._stepped)]
 
 
+@pytest.mark.thorough("tables")
 @pytest.mark.parametrize("name", ["tables", "pair", "gpt"])
 def test_slots(name):
     """Texts join and leave a running batch, and each is continued as alone; after `compile` nothing is compiled again."""

@@ -388,7 +388,7 @@ def memory(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_requests_end_before_the_server_does(tmp_path: Path) -> None:
     lutjax.save(text_model(), tmp_path / "texts")
     with (
