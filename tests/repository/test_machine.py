@@ -42,6 +42,17 @@ def test_marks_are_of_the_cases_that_they_name(name, patterns, marked):
     assert {case: [n for n in of if n != "fast" or len(of) == 1] for case, of in names.items()} == marked
 
 
+def test_each_of_several_marks_is_of_the_cases_that_it_names():
+    found = []
+    for case in ("a", "b", "c"):
+        item = types.SimpleNamespace(callspec=types.SimpleNamespace(id=case), originalname="test_x")
+        names = (("slow", "a"), ("thorough", "b"))
+        item.own_markers = [pytest.Mark(name, (of,), {}, _ispytest=True) for name, of in names]
+        found.append(item)
+    selection.by_cases(found, ValueError)
+    assert [[m.name for m in item.own_markers] for item in found] == [["slow"], ["thorough"], []]
+
+
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
     """Every file of tests is treated so, whatever runs: by `machine.pytest_collection`."""
     for name, text in (("early", EARLY), ("late", LATE)):

@@ -28,7 +28,7 @@ def by_cases(items, error):
 
     The marks `slow` and `thorough` are of the cases that their patterns name, or of all; `fast` names those that are not slow.
     """
-    for mark in items[0].own_markers if items else ():
+    for mark in tuple(items[0].own_markers) if items else ():
         if mark.name not in ("fast", "slow", "thorough") or not mark.args:
             continue
         ids = [item.callspec.id for item in items]
