@@ -81,7 +81,7 @@ def called(model: Any) -> Any:
 
 
 @pytest.mark.slow("lm")
-@pytest.mark.thorough("ca", "gpt", "trees", "integers")
+@pytest.mark.slow("ca", "gpt", "trees", "integers")
 @pytest.mark.parametrize("kind", ALL)
 def test_models_of_runs(kind: str, tmp_path: Path) -> None:
     ALL[kind](tmp_path / "run")
@@ -360,7 +360,7 @@ def test_the_card(tmp_path: Path) -> None:
     assert (folder / "notes.txt").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------- commands
 def test_commands(tmp_path: Path) -> None:
     RUNS["lm"](tmp_path / "run")
@@ -389,7 +389,7 @@ def test_commands(tmp_path: Path) -> None:
     assert (tmp_path / "other" / CONFIG).read_text() == "{}"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_commands_of_classifiers(tmp_path: Path) -> None:
     config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
     samples = runs.Source("t.npz", 100, "f" * 64)

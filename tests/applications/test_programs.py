@@ -97,8 +97,7 @@ SOFTMAX = GPTConfig(
 )
 
 
-@pytest.mark.slow("lut")
-@pytest.mark.thorough("gpt")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lut", "gpt"])
 def test_language_models(kind: str, tmp_path: Path) -> None:
     model: Any = LUTTransformer(LUT, rngs=nnx.Rngs(0)) if kind == "lut" else GPT(SOFTMAX, rngs=nnx.Rngs(0))
@@ -120,8 +119,7 @@ def test_language_models(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow("trees")
-@pytest.mark.thorough("gates")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gates", "trees"])
 def test_classifiers(kind: str, tmp_path: Path) -> None:
     if kind == "gates":

@@ -28,7 +28,6 @@ CONFIGS = {
     "gpt, bfloat16": dataclasses.replace(SOFTMAX, dtype="bfloat16", n_layers=1),
 }
 MODELS = pytest.mark.parametrize("name", CONFIGS)
-LARGER = pytest.mark.slow("pair", "no ffn*", "gpt, *")
 
 
 def model_of(name):
@@ -52,8 +51,7 @@ def padded(prompts, fill):
     return np.stack([np.pad(p, (0, longest - len(p)), constant_values=fill) for p in prompts])
 
 
-@pytest.mark.thorough("gpt")
-@LARGER
+@pytest.mark.fast("tables")
 @MODELS
 def test_texts_are_continued_as_alone(name):
     model, prompts, key = model_of(name), prompts_of(), jax.random.key(0)
@@ -64,8 +62,7 @@ def test_texts_are_continued_as_alone(name):
     np.testing.assert_array_equal(jnp.concatenate(streamed, 1), alone)
 
 
-@pytest.mark.thorough("gpt", "tables")
-@LARGER
+@pytest.mark.slow
 @MODELS
 def test_padding_changes_nothing(name):
     """Padding of any tokens leaves what is drawn as it is, and so do other texts beside it."""
@@ -80,8 +77,7 @@ def test_padding_changes_nothing(name):
     np.testing.assert_array_equal(wanted, alone)
 
 
-@pytest.mark.thorough("gpt", "tables")
-@LARGER
+@pytest.mark.slow
 @MODELS
 def test_packed_texts_do_not_see_each_other(name):
     model, prompts = model_of(name), prompts_of()
@@ -95,7 +91,7 @@ def test_packed_texts_do_not_see_each_other(name):
         np.testing.assert_allclose(logits, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
 
 
-@pytest.mark.thorough("gpt")
+@pytest.mark.slow("gpt")
 @pytest.mark.parametrize("name", ["tables", "gpt"])
 def test_segments_while_decoding(name):
     """A text sees its own segment alone, and neither padding before it nor earlier texts."""
@@ -121,8 +117,7 @@ def programs():
     return [f._cache_size() for f in (_slots._read, _slots._joined, _slots._stepped)]
 
 
-@pytest.mark.thorough("gpt", "tables")
-@pytest.mark.slow("pair")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tables", "pair", "gpt"])
 def test_slots(name):
     """Texts join and leave a running batch, and each is continued as alone; after `compile` nothing is compiled again."""
@@ -175,7 +170,7 @@ def test_slots(name):
         slots.leave(7)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_ring_goes_on_for_ever():
     """The place of a ring is counted no further than to twice its length."""
     model = model_of("gpt")
@@ -187,7 +182,7 @@ def test_a_ring_goes_on_for_ever():
         assert place < 2 * CONTEXT
 
 
-@pytest.mark.thorough("tables")
+@pytest.mark.slow("tables")
 @pytest.mark.parametrize("name", ["tables", "gpt"])
 def test_prompts_in_parts(name):
     """While a long prompt is read the others go on, and it is continued as alone; so are those that leave before it is read."""
@@ -213,7 +208,7 @@ def test_prompts_in_parts(name):
     assert beside != slot
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_slots_draw_by_the_key_of_a_text():
     """Whatever texts are beside it, however many tokens are drawn at a time."""
     model, (prompt, other) = model_of("tables"), prompts_of((5, 9))
@@ -231,7 +226,7 @@ def test_slots_draw_by_the_key_of_a_text():
         assert drawn(other, counts=counts) == drawn(other, prompt, counts=counts) == wanted
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_temperatures_of_texts():
     """0, and what is almost 0, take the likeliest token; texts beside have their own."""
     model, (prompt,) = model_of("gpt"), prompts_of((5,))
@@ -282,7 +277,7 @@ def test_caches_of_tables_hold_ids():
     assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_one_program_for_all_lengths():
     from lutjax.models import _decoder
 

@@ -22,7 +22,7 @@ SIZES = 16, 24
 MASK = RNG.random((-(-LENGTH // SIZES[0]), -(-LENGTH // SIZES[1]))) < 0.3
 
 
-@pytest.mark.thorough("all", "none")
+@pytest.mark.slow("all", "none")
 @pytest.mark.parametrize("mask", [MASK, np.zeros_like(MASK), np.ones_like(MASK)], ids=["some", "none", "all"])
 def test_tiles_equal_the_reference(mask):
     def results(module):

@@ -104,7 +104,7 @@ def test_calls_that_do_not_fit():
         broken.check("here")
 
 
-@pytest.mark.thorough("1-*", "64-*")
+@pytest.mark.slow("1-*", "64-*")
 # ------------------------------------------------------------------------------------- look-ups
 @pytest.mark.parametrize("implementation", PLATFORMS)
 @pytest.mark.parametrize("width", [1, EDGES.width, 64])
@@ -161,7 +161,7 @@ def test_wild_arrays_read_no_other_memory():
             assert all(np.all(np.isfinite(a)) for a in pull(DY))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_and_leading_axes():
     grouped = lutjax.sparse_lut(jnp.stack([X] * 3, 1), WEIGHTS, ANCHORS, EDGES, groups=3)
     assert grouped.shape == (BATCH, 3, OUTPUTS)
@@ -237,7 +237,7 @@ def test_usage_counts_the_reads_of_rows():
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_growth_and_pruning_keep_weights_and_state():
     """Training goes on after edges came and went: those that stay go on as without the others."""
     optimizer = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1, tables={"weights"})
