@@ -317,6 +317,8 @@ def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
         "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncxgAAOUlEQVR4nG2OSQ4AIAjEWv//5/GgIWjogbAMDAJJaKhJFhPq"
         "Krla8VKz7+bQesq+d81P1p2B4asj2twEJvJs0F1NAAAAAEkASQBJRU5ErkJggg=="
     )
+    Image.new("1", (8, 8)).save(path)
+    patterns.read_image(path, 8)  # what is imported by the first image is not its memory
     path.write_bytes(base64.b64decode(written))  # an image of 8 x 8 pixels, and a damaged chunk after it
 
     def read() -> None:
