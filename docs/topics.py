@@ -6,6 +6,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -327,28 +328,6 @@ MODULES = (
     "lutjax.wiring",
 )
 
-# Names of `lutjax.__all__` that are modules, with pages of their own, and the version.
-NOT_LISTED = {
-    "lutjax.__version__",
-    *(
-        f"lutjax.{name}"
-        for name in [
-            "bundles",
-            "circuits",
-            "convert",
-            "layers",
-            "models",
-            "reads",
-            "reference",
-            "sharding",
-            "testing",
-            "training",
-            "tuning",
-            "wiring",
-        ]
-    ),
-}
-
 
 def equations() -> dict[str, list[str]]:
     """Return for each op the labels of its equations, which ``docs/reference/equations.md`` lists in its last table."""
@@ -363,10 +342,11 @@ def listed() -> set[str]:
 
 
 def public() -> set[str]:
-    """Return the full names of every ``__all__`` that is public."""
-    return {
-        f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__
-    } - NOT_LISTED
+    """Return the full names of every ``__all__`` that is public, without the version and the modules of `lutjax`, which have pages of their own."""
+    names = {f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__}
+    package = importlib.import_module("lutjax")
+    modules = {f"lutjax.{name}" for name in package.__all__ if inspect.ismodule(getattr(package, name))}
+    return names - modules - {"lutjax.__version__"}
 
 
 def found(name: str) -> Any:

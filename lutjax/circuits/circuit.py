@@ -313,6 +313,11 @@ def _encode(port: Port, given: Any) -> np.ndarray:
 
 def alive(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
     """Return for each gate, the first of which is the node `first`, whether one of these literals depends on it."""
+    return alive_nodes(first, fanins, literals)[first:]
+
+
+def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
+    """Return for each node, the constant and the inputs included, whether one of these literals depends on it; see `alive`."""
     found = bytearray(first + len(fanins))
     for literal in literals:
         found[literal >> 1] = 1
@@ -320,7 +325,7 @@ def alive(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) 
         if found[first + gate]:
             for node in fanins[gate]:
                 found[node] = 1
-    return found[first:]
+    return found
 
 
 def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:

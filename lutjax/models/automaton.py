@@ -269,14 +269,7 @@ class LogicCA(nnx.Module):
           ValueError: there are other channels, an asynchronous automaton has no key, or n_steps or keep_every is negative.
         """
         n_steps, keep_every = self._checked("LogicCA", state, n_steps, key, keep_every)
-        grids = _channels_first(state)
-        if deterministic:
-            last = run_hard(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key)
-        else:
-            last = run_soft(
-                *(self.config, self._coefficients, self.wiring, _numbers(grids), n_steps, key),
-                keep_every=keep_every,
-            )
+        last = self._ran(state, n_steps, key, deterministic, keep_every=keep_every)
         return _channels_last(last, state, deterministic)
 
     def rollout(
@@ -309,20 +302,29 @@ class LogicCA(nnx.Module):
           True
         """
         n_steps, _ = self._checked("LogicCA.rollout", state, n_steps, key, 1)
-        grids = _channels_first(state)
-        if deterministic:
-            states = run_hard(
-                *(self.config, self.gates(), self.wiring, grids.astype(bool), n_steps, key), states=True
-            )
-        else:
-            states = run_soft(
-                *(self.config, self._coefficients, self.wiring, _numbers(grids), n_steps, key), states=True
-            )
+        states = self._ran(state, n_steps, key, deterministic, states=True)
         return jax.vmap(lambda one: _channels_last(one, state, deterministic))(states)
 
-    @property
-    def _coefficients(self) -> jax.Array:
-        return lutjax.gate_coefficients(self.logits[...], axis=0)
+    def _ran(
+        self,
+        state: Array,
+        n_steps: int,
+        key: Array | None,
+        deterministic: bool,
+        *,
+        keep_every: int = 1,
+        states: bool = False,
+    ) -> jax.Array:
+        """Return the last state, channels first, or those of all steps."""
+        grids, config, wiring = _channels_first(state), self.config, self.wiring
+        if deterministic:
+            bits = grids.astype(bool)
+            return run_hard(config, self.gates(), wiring, bits, n_steps, key, states=states)
+        numbers = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
+        coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
+        return run_soft(
+            config, coefficients, wiring, numbers, n_steps, key, keep_every=keep_every, states=states
+        )
 
     def _checked(
         self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
@@ -354,10 +356,6 @@ def _channels_last(grids: jax.Array, state: Array, deterministic: bool) -> jax.A
     *batch, height, width, channels = state.shape
     last = jnp.moveaxis(grids.reshape(channels, *batch, height, width), 0, -1)
     return last.astype(state.dtype) if deterministic else last
-
-
-def _numbers(grids: jax.Array) -> jax.Array:
-    return grids.astype(jnp.result_type(grids.dtype, jnp.float32))
 
 
 def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, int]) -> None:

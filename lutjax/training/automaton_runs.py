@@ -230,9 +230,8 @@ def checks(run: Run, model: LogicCA) -> list[str]:
         return int((np.asarray(state)[..., compared] != target[..., compared]).sum())
 
     if training.start == "random":
-        whole = after(
-            jax.random.bernoulli(key, shape=(training.size, training.size, channels)), training.n_steps
-        )
+        start = jax.random.bernoulli(key, shape=(training.size, training.size, channels))
+        whole = after(start, training.n_steps)
         half, steps = training.size // 2, 2 * training.n_steps
         damaged = jnp.asarray(whole).at[:half, :half].set(False)
         lines = [f"a cleared quarter after {steps} steps: {wrong(after(damaged, steps), target)} bits wrong"]
@@ -245,7 +244,6 @@ def checks(run: Run, model: LogicCA) -> list[str]:
                 f"{large} x {large} cells, {steps} steps: {wrong(after(noise, steps), expected)} bits wrong"
             )
         if run.config.update_rate < 1:
-            start = jax.random.bernoulli(key, shape=whole.shape)
             for rate in (run.config.update_rate / 2, 1):
                 steps = math.ceil(training.n_steps * run.config.update_rate / rate)
                 last = model.with_update_rate(rate)(start, steps, key=key, deterministic=True)

@@ -9,6 +9,8 @@ NAMES = (
     "false", "a and b", "a and not b", "a", "not a and b", "b", "a xor b", "a or b",
     "nor", "equal", "not b", "a or not b", "not a", "not a or b", "nand", "true",
 )  # fmt: skip
+INPUTS = (3, 5)
+"""Gates that pass an input on."""
 
 
 def live(
@@ -68,7 +70,7 @@ def table(model: LogicCA, n_outputs: int) -> str:
     for number, name in enumerate(NAMES):
         counts = [int((chosen & (gates == number)).sum()) for p in parts for chosen in (p, p & used)]
         lines.append(f"{name:<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
-    active = ~np.isin(gates, (3, 5))
+    active = ~np.isin(gates, INPUTS)
     counts = [int((chosen & active).sum()) for p in parts for chosen in (p, p & used)]
     lines.append(f"{'active':<14}{counts[0]:>11}{counts[1]:>7}{counts[2]:>9}{counts[3]:>7}")
     return "\n".join(lines) + "\n"
@@ -76,4 +78,4 @@ def table(model: LogicCA, n_outputs: int) -> str:
 
 def active(model: LogicCA, n_outputs: int) -> int:
     """Return the number of live gates that do not only pass an input on; see `table`."""
-    return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), (3, 5))).sum())
+    return int((live(model, n_outputs) & ~np.isin(np.asarray(model.gates()), INPUTS)).sum())

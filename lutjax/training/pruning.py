@@ -10,13 +10,14 @@ from flax import nnx
 from jaxtyping import Bool, Int
 
 from lutjax.circuits import Circuit, simplify
+from lutjax.circuits.circuit import alive_nodes
 from lutjax.layers._logic import truth_of
 from lutjax.models import LogicCA, automaton
 from lutjax.training.automaton import EVALUATION_BATCH, N_BOARDS, Run
-from lutjax.training.circuits import live
+from lutjax.training.circuits import INPUTS, live
 
-CONSTANTS, INPUTS = (0, 15), (3, 5)
-"""Gates without an input, and those that pass one on."""
+CONSTANTS = (0, 15)
+"""Gates without an input."""
 
 _SEED = 3  # of random updates
 _TOGETHER = 32
@@ -56,7 +57,7 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
       run: says where it starts, and how many steps it takes.
       model: the trained one.
     """
-    (samples, _), proved, where = samples_of(run)
+    samples, proved, where = _samples(run)
     channels = list(run.compared)
     expected = automaton.run_hard(
         run.config, model.gates(), model.wiring, samples, run.training.n_steps, jax.random.key(_SEED)
@@ -75,17 +76,18 @@ def pruned(run: Run, model: LogicCA) -> Pruned:
     return Pruned(same_wires, proved, where)
 
 
-def samples_of(run: Run) -> tuple[tuple[jax.Array, jax.Array], bool, str]:
-    """Return first states and what they are to become, see `Run.sample`; True if they are all that there are; and words for them."""
+def _samples(run: Run) -> tuple[jax.Array, bool, str]:
+    """Return first states, channels first; True if they are all that there are; and words for them."""
     training = run.training
-    if run.target is None:
-        return run.sample(jax.random.key(1), N_BOARDS), True, f"all {N_BOARDS} neighbourhoods"
     drawn = training.start == "random"
-    n = EVALUATION_BATCH if drawn else 1
+    n = N_BOARDS if run.target is None else EVALUATION_BATCH if drawn else 1
+    first, _ = run.sample(jax.random.key(1), n)
+    if run.target is None:
+        return first, True, f"all {N_BOARDS} neighbourhoods"
     where = f"{training.n_steps} steps of {training.size} x {training.size} cells"
     where += f" from {n} random states" if drawn else ""
     where += ", with random updates" if run.config.update_rate < 1 else ""
-    return run.sample(jax.random.key(1), n), not drawn and run.config.update_rate == 1, where
+    return first, not drawn and run.config.update_rate == 1, where
 
 
 class _Smaller:
@@ -139,7 +141,7 @@ class _Smaller:
             padded = np.pad(part, ((0, _TOGETHER - len(part)), (0, 0)), mode="edge")
             tables = tuple(jax.vmap(truth_of)(jnp.asarray(padded[:, at], jnp.int32)) for at in self._places)
             found.append(np.asarray(self._same(tables))[: len(part)])
-        return np.concatenate(found) if found else np.zeros(0, bool)
+        return np.concatenate(found)
 
 
 def _removed(
@@ -159,16 +161,12 @@ def _removed(
             size = _LARGEST_GROUP
             passed_on = INPUTS if value in INPUTS else ()
             left = np.flatnonzero(live_of(gates) & ~np.isin(gates, (*CONSTANTS, *passed_on)))
-            while len(left):
+            while len(left) and size:
                 groups = [left[k : k + size] for k in range(0, len(left), size)]
                 may = without.tried([_changed(gates, group, value) for group in groups])
                 good = [group for group, ok in zip(groups, may, strict=True) if ok]
-                gates, failed = _accepted(gates, good, value, without.tried)
-                if size == 1:
-                    break
-                done = np.concatenate([[], *(g for g in good if id(g) not in failed)])
-                left, size = np.setdiff1d(left, done).astype(int), size // 2
-                left = left[live_of(gates)[left]]
+                gates = _accepted(gates, good, value, without.tried)
+                left, size = left[(gates[left] != value) & live_of(gates)[left]], size // 2
     return gates
 
 
@@ -180,19 +178,17 @@ def _changed(gates: Gates, group: np.ndarray, value: int) -> Gates:
 
 def _accepted(
     gates: Gates, groups: Sequence[np.ndarray], value: int, tried: Callable[[Sequence[Gates]], np.ndarray]
-) -> tuple[Gates, set[int]]:
-    """Return gates with those groups changed that may be together, and the ids of the others."""
+) -> Gates:
+    """Return gates with those groups changed that may be together."""
     if not groups:
-        return gates, set()
+        return gates
     together = _changed(gates, np.concatenate(groups), value)
     if tried([together])[0]:
-        return together, set()
+        return together
     if len(groups) == 1:
-        return gates, {id(groups[0])}
+        return gates
     half = len(groups) // 2
-    gates, first = _accepted(gates, groups[:half], value, tried)
-    gates, second = _accepted(gates, groups[half:], value, tried)
-    return gates, first | second
+    return _accepted(_accepted(gates, groups[:half], value, tried), groups[half:], value, tried)
 
 
 def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
@@ -201,15 +197,8 @@ def without_channels(circuit: Circuit, n_outputs: int) -> Circuit:
     needed = np.arange(channels) < n_outputs
     before = -1
     while before != (before := int(needed.sum())):
-        alive = np.zeros(first + len(circuit), bool)
-        alive[[literal >> 1 for literal, wanted in zip(circuit.literals, needed, strict=True) if wanted]] = (
-            True
-        )
-        for gate in range(len(circuit) - 1, -1, -1):
-            if alive[first + gate]:
-                alive[list(circuit.fanins[gate])] = True
-        needed |= alive[1:first].reshape(-1, channels).any(0)
-    literals = tuple(
-        literal if wanted else 0 for literal, wanted in zip(circuit.literals, needed, strict=True)
-    )
+        wanted = [circuit.literals[c] for c in np.flatnonzero(needed)]
+        read = np.frombuffer(alive_nodes(first, circuit.fanins, wanted), np.uint8)[1:first] == 1
+        needed |= read.reshape(-1, channels).any(0)
+    literals = tuple(literal if c else 0 for literal, c in zip(circuit.literals, needed, strict=True))
     return simplify(dataclasses.replace(circuit, literals=literals), merge=2)
