@@ -1,7 +1,9 @@
 """Optional packages, and the extras that bring them."""
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 EXTRAS = {
     "absl": "triton",
@@ -46,3 +48,21 @@ def needed_by(what: str) -> Iterator[None]:
         raise ModuleNotFoundError(
             f"{what} needs {package}, which is not installed: {command(package)}", name=error.name
         ) from error
+
+
+def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
+    """Return a name of a package whose modules are imported where they are used: they need optional packages, and importing the package does not.
+
+    Args:
+      package: its full name.
+      modules: the module of the package that has each of its names.
+
+    Raises:
+      AttributeError: it has no such name.
+      ModuleNotFoundError: an optional package is missing.
+    """
+    if name not in modules:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    with needed_by(f"{package}.{name}"):
+        module = importlib.import_module(f"{package}.{modules[name]}")
+    return getattr(module, name)

@@ -4,8 +4,9 @@
 and models of Flax NNX the extra ``apps``.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from lutjax._extras import attribute
 
 if TYPE_CHECKING:
     from lutjax.bundles._reading import Bundle, read
@@ -17,10 +18,7 @@ _MODULES = {"Bundle": "_reading", "BundleError": "errors", "read": "_reading"}
 
 
 def __getattr__(name: str) -> Any:
-    # Reading needs safetensors; to ask whether a folder is a bundle does not.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

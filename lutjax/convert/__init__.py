@@ -3,10 +3,9 @@
 Hard outputs are the same; what is the same of soft ones is said of each. They need Flax, and `read` safetensors (the extra ``bundles``) or, for files of PyTorch, PyTorch.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import needed_by
+from lutjax._extras import attribute
 
 if TYPE_CHECKING:
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
@@ -25,11 +24,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed_by(f"{__name__}.{name}"):
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    return getattr(module, name)
+    return attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

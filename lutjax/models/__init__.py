@@ -1,9 +1,8 @@
 """Models made of the layers (Flax NNX): `GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet`, `LogicCA`."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import needed_by
+from lutjax._extras import attribute
 
 if TYPE_CHECKING:
     from lutjax.models._slots import Slots
@@ -53,12 +52,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # The models need Flax; `import lutjax.models` does not.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed_by(f"{__name__}.{name}"):
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    return getattr(module, name)
+    return attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -3,10 +3,9 @@
 `application(model)` returns it, for any ASGI server; ``lutjax serve DIR`` runs it with uvicorn. They need the extra ``serve``.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import needed_by
+from lutjax._extras import attribute
 
 if TYPE_CHECKING:
     from lutjax.serving._app import application
@@ -18,11 +17,7 @@ _MODULES = {"Limits": "_limits", "application": "_app"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed_by(f"{__name__}.{name}"):
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    return getattr(module, name)
+    return attribute(__name__, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -617,7 +617,7 @@ def test_interrupted_run_ends_the_same(
     assert "stopped after 5 of 8 steps" in stopped.output
     other = train("--resume", "--out", out, "--hard-share=0.5")
     assert other.exit_code == 1
-    assert "hard_share is 0.1 in the checkpoint, not 0.5" in " ".join(other.output.split())
+    assert "--hard-share is 0.1 in the checkpoint, not 0.5" in " ".join(other.output.split())
     resumed = train("--resume", "--out", out, "--no-pictures")
     assert resumed.exit_code == 0, resumed.output
     assert "resumed after 5 steps" in resumed.output
