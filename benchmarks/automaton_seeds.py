@@ -4,7 +4,8 @@ A seed draws wires and batches. Every seed is trained by itself (`--set runs=1` 
 wrong bit, as `lutjax train ca` does, or with `--all-steps` to the end. Its best hard automaton is tested every `eval_every` steps of the experiment, on
 samples that no step has seen. A row says how many bits of a grid were wrong in the best and the last test, after how many steps a test
 found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
-the best of the seeds 3 to 6. ``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
+the best of the seeds 3 to 6. ``--together`` trains all seeds side by side in one program, until the last of them has nothing to learn: for a GPU.
+``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
 docs/cellular-automaton.md.
 """
 
@@ -70,7 +71,16 @@ def add(path: Path, row: Row) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return rows as a table in Markdown: for each seed the steps until no bit was wrong, or how many were in the best test."""
+    """Return rows as tables in Markdown, one of each device: for each seed the steps until no bit was wrong, or how many were in the best test."""
+    tables = []
+    for device in dict.fromkeys(row.device for row in rows):
+        own = [row for row in rows if row.device == device]
+        where = sorted({f"{device}, {row.versions}, {row.date}" for row in own})
+        tables.append(f"{_table(own)}\n{'; '.join(where)}.\n")
+    return "\n".join(tables)
+
+
+def _table(rows: Sequence[Row]) -> str:
     seeds = sorted({row.seed for row in rows})
     lines = [
         f"| experiment | {' | '.join(map(str, seeds))} | without a wrong bit |",
@@ -89,8 +99,7 @@ def table(rows: Sequence[Row]) -> str:
             ]
             solved = sum(row.first >= 0 for row in own.values())
             lines.append(f"| `{name}` | {' | '.join(cells)} | {solved} of {len(own)} |")
-    where = "; ".join(sorted({f"{row.device}, {row.versions}, {row.date}" for row in rows}))
-    return "\n".join(lines) + f"\n\n{where}.\n"
+    return "\n".join(lines) + "\n"
 
 
 def written(page: str, rows: Sequence[Row]) -> str:
@@ -120,6 +129,23 @@ def trained(experiment: Automaton, all_steps: bool = False) -> tuple[list[tuple[
     return tests, loss, state
 
 
+def trained_together(
+    experiment: Automaton, all_steps: bool = False
+) -> tuple[list[tuple[int, list[float]]], float]:
+    """Return the steps and wrong bits of each run of all tests, and the last mean loss."""
+    run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
+    state, tests, done, loss = run.init(), [], 0, float("nan")
+    while done < steps:
+        count = min(every, steps - done)
+        state, mean = run.advance(state, done, count)
+        done, loss = done + count, float(mean)
+        tests.append((done, run.wrong_of_runs(state)))
+        last = [wrong for _, each in tests[-SOLVED_TESTS:] for wrong in each]
+        if not all_steps and len(tests) >= SOLVED_TESTS and not any(last):
+            break
+    return tests, loss
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS)
@@ -129,6 +155,7 @@ def main() -> None:
         "--set", nargs="+", default=[], help="other fields of its configs, with values as in JSON"
     )
     parser.add_argument("--all-steps", action="store_true", help="go on where the task is solved")
+    parser.add_argument("--together", action="store_true", help="side by side; seeds follow each other")
     parser.add_argument("--rows", type=Path, help="file that gets the rows, too")
     parser.add_argument("--device", default=jax.devices()[0].device_kind, help="its name in these rows")
     parser.add_argument("--write", action="store_true", help=f"write the table of {PAGE.name}")
@@ -141,12 +168,21 @@ def main() -> None:
     values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
     print("| --: | --: | --: | --: | --: | --: | --: |")
-    solved = 0
-    for seed in arguments.seeds:
-        start = time.perf_counter()
-        tests, loss, _ = trained(
-            Automaton.new({**values, "seed": seed}, arguments.experiment), arguments.all_steps
-        )
+    solved, seeds = 0, arguments.seeds
+    start = time.perf_counter()
+    if arguments.together:
+        if seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+            parser.error("seeds that are trained --together follow each other")
+        values |= {"runs": len(seeds), "seed": seeds[0]}
+        all_tests, loss = trained_together(Automaton.new(values, arguments.experiment), arguments.all_steps)
+    for number, seed in enumerate(seeds):
+        if arguments.together:
+            tests = [(done, each[number]) for done, each in all_tests]
+        else:
+            start = time.perf_counter()
+            tests, loss, _ = trained(
+                Automaton.new({**values, "seed": seed}, arguments.experiment), arguments.all_steps
+            )
         wrong = [count for _, count in tests]
         first = next((str(done) for done, count in tests if count == 0), "never")
         solved += first != "never"

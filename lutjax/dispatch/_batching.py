@@ -27,16 +27,18 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
     state. Backward it returns a cotangent or None for each array. `needs`: of the backward one.
 
     A mapped axis joins the batch where it can: a kernel then needs no rule of its own, and tiles of a
-    bounded size stay so. Where it cannot (a table for each element, or the gradient of one), plain JAX is
-    mapped by `jax.vmap` and any other kernel runs once for each element.
+    bounded size stay so. Where it cannot (a table for each element, or the gradient of one), kernels that take calls
+    side by side get them so, plain JAX is mapped by `jax.vmap`, and any other kernel runs once for each element.
     """
     op, options, over = plan.op, plan.options, plan.over
     batched = tuple(rank is not None for rank in op.ranks())
-    foldable = direction == "forward"
+    foldable = direction == "forward" and not plan.stacked
     if direction == "update":
         batched = tuple(rank is not None for rank in ranks_of_update(op))
     elif needs is not None:
-        foldable = not any(need and not b for need, b in zip(needs, batched, strict=True))
+        foldable = not plan.stacked and not any(
+            need and not b for need, b in zip(needs, batched, strict=True)
+        )
         batched = (*batched, True)
 
     def batch_axis(a: jax.Array, n_mapped: int = 0) -> int:
@@ -103,6 +105,8 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
                 return jnp.moveaxis(a.reshape(*a.shape[:axis], size, batch, *a.shape[axis + 1 :]), axis, 0)
 
             outputs = jax.tree.map(part, call(*joined))
+        elif plan.stacked or any(spec.stacks for _, spec in plan.choice):
+            outputs = _side_by_side(plan, direction, needs, size, mapped, args)
         elif all(spec.platform == Platform.XLA for _, spec in plan.choice):
             outputs = jax.vmap(raw, in_axes=jax.tree.map(lambda m: 0 if m else None, mapped))(*args)
         else:
@@ -110,6 +114,22 @@ def kernel(plan: Plan, direction: Direction, needs: tuple[bool, ...] | None = No
         return outputs
 
     return call
+
+
+def _side_by_side(
+    plan: Plan, direction: Direction, needs: tuple[bool, ...] | None, size: int, mapped: Any, args: Any
+) -> Any:
+    """Return the outputs of as many calls, of which kernels take all at once; what is not mapped they get once for each."""
+
+    def stacked(a: jax.Array, is_mapped: bool) -> jax.Array:
+        a = a if is_mapped else jnp.broadcast_to(a[None], (size, *a.shape))
+        return a.reshape(size * a.shape[1], *a.shape[2:]) if plan.stacked else a
+
+    of_all = kernel(plan.replace(stacked=True, over=None), direction, needs)
+    outputs = of_all(*jax.tree.map(stacked, tuple(args), tuple(mapped)))
+    if not plan.stacked:
+        return outputs
+    return jax.tree.map(lambda a: a.reshape(size, a.shape[0] // size, *a.shape[1:]), outputs)
 
 
 def _one_by_one(call: Callable[..., Any], args: Any, mapped: Any) -> Any:

@@ -35,6 +35,7 @@ class Plan:
       choice: implementations of the forward pass, or of the update. names: those that were asked for, by which the backward pass is chosen.
       over: see `Over`.
       launches: that were given for this call; see `lutjax.dispatch.registry.Launched`.
+      stacked: all arrays have one more axis in front, of calls that run side by side; see the contract.
       thread: whose own the functions are; None: the main one's. JAX keeps the structure of residuals with the trace of a function, and has none
         while a thread traces a forward rule of it anew: a pullback in another thread would raise its StoreException. So every thread traces
         functions of its own.
@@ -47,10 +48,12 @@ class Plan:
     over: Over = ()
     launches: Any = None
     thread: int | None = None
+    stacked: bool = False
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.op, self.options, self.choice, self.names, self.over, self.launches, self.thread))
+        mode = (self.over, self.launches, self.thread, self.stacked)
+        return hash((self.op, self.options, self.choice, self.names, *mode))
 
     def __hash__(self) -> int:
         return self._hash

@@ -11,7 +11,7 @@ from lutjax import _compat
 from lutjax.dispatch import _meshes
 from lutjax.dispatch._plan import Options, Plan
 from lutjax.dispatch.contract import Direction, Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Device, KernelSpec, Platform
 from lutjax.values._fixed_point import Totals, without_check
 
 
@@ -23,10 +23,18 @@ def by_platform(
     Args:
       needs: of the backward pass, whether each array is differentiated. options: of the plan, or of a device's part of the call.
     """
-    functions = [
-        (device, functools.partial(_run, plan, direction, spec.load(direction), needs, options, device))
-        for device, spec in plan.choice
-    ]
+
+    def function_of(device: Device, spec: KernelSpec) -> Callable[..., Any]:
+        of_one = functools.partial(_run, plan, direction, spec.load(direction), needs, options, device)
+        if not plan.stacked or spec.stacks:
+            return of_one
+        return (
+            jax.vmap(of_one)
+            if spec.platform == Platform.XLA
+            else lambda *args: jax.lax.map(lambda one: of_one(*one), args)
+        )
+
+    functions = [(device, function_of(device, spec)) for device, spec in plan.choice]
     if len(functions) == 1:
         return functions[0][1](*args)
     # Traced in a process with several backends: the branch is taken when the function is lowered. Branches return the same

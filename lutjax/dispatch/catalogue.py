@@ -96,6 +96,10 @@ LAUNCHES: dict[str, tuple[str, ...]] = {
 """Kernels that ask for a launch, by ``op.kernel``. Those of one op may be launched by another."""
 
 
+STACKED: dict[str, tuple[Column, ...]] = {"gate_network": (TRITON,)}
+"""Kernels that take calls side by side; see `lutjax.dispatch.contract`."""
+
+
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
     for op, row in KERNELS.items():
@@ -121,6 +125,7 @@ def register(registry: KernelRegistry) -> None:
                 directions=directions,
                 awaits_record=column.awaits_record,
                 rates=column.rates,
+                stacks=column in STACKED.get(op, ()),
                 launches=tuple(f"{op}.{kernel}" for kernel in LAUNCHES.get(op, ()) if column.launches),
             )
 

@@ -17,6 +17,8 @@ module with functions of it::
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
   So is an output, where it is what `accumulate.total` (or `lutjax.values._fixed_point.result`) returns of its sums.
+- A kernel that is registered with `stacks` also gets calls whose arrays, all of them, have one more axis in front: such calls run side by
+  side, as under a `jax.vmap` that maps what a batch shares, too. What it returns has that axis in front.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
 - A fused op is one that other ops compute in several steps: it declares these as its `parts`, and its kernels are only faster. Where no kernel
   fits, the parts run, with their own kernels, gradients and rules.

@@ -176,6 +176,7 @@ class KernelSpec:
       rates: whether its updates take rates and factors that differ by table, row or output; those in plain JAX always do.
       about: returns words on what of it runs on this machine, such as its level of instructions; asked where it is chosen.
       launches: names of its kernels that ask `lutjax.tuning.launch_of`.
+      stacks: whether it takes calls side by side; see `lutjax.dispatch.contract`. Others run one by one under `jax.vmap` of all arrays.
     """
 
     op: str
@@ -192,6 +193,7 @@ class KernelSpec:
     rates: bool = False
     about: Callable[[], str] | None = None
     launches: tuple[str, ...] = ()
+    stacks: bool = False
     holder: Any = None
     run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -410,7 +412,7 @@ class KernelRegistry:
           priority: by default native code before Triton before Pallas before XLA.
           directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
           how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``, ``about``,
-            ``launches``; see `KernelSpec`.
+            ``launches``, ``stacks``; see `KernelSpec`.
 
         Raises:
           ValueError: an unknown op, platform or backend, or the op already has one for this platform and backend.

@@ -215,6 +215,9 @@ class Run(ModelRun[LogicCA]):
         keys = jnp.stack([jax.random.key(seed) for seed in self._seeds])
         if self.training.runs == 1:
             return function(keys[0], *trees)
+        # A GPU has room for all at once; the values of one are in the caches of a CPU.
+        if jax.default_backend() == "gpu":
+            return jax.vmap(function)(keys, *trees)
         found: T = jax.lax.map(lambda own: function(*own), (keys, *trees))
         return found
 

@@ -167,6 +167,7 @@ def interpreted() -> Iterator[None]:
             priority=-1,
             unsupported=_triton_fit.unsupported_arguments,
             rates=spec.rates,
+            stacks=spec.stacks,
         )
         for op in registry.ops()
         for spec in registry.candidates(op)

@@ -11,8 +11,11 @@ and goes through the layers of each; between them it waits for all of its thread
 row, so few of them that they stay in the caches. The backward pass evaluates all layers but the last, and goes back: a layer gathers the
 cotangents of its gates from what the one behind it passed on, and passes on its own. Sums over samples are those of a program, which are
 added up behind the kernel. So all sums have a fixed order, and none needs atomics.
+
+Calls side by side, such as several networks in training, have an axis in front of every array: programs of one follow those of another.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -30,7 +33,10 @@ from lutjax.values._dtypes import accumulator
 
 
 def forward(call: GateNetwork, *, device: Device) -> jax.Array:
-    shape = jax.ShapeDtypeStruct((call.sizes[-1], call.x.shape[1]), call.x.dtype)
+    if call.x.ndim == 2:
+        return forward(_stacked(call), device=device)[0]
+    n_calls, _, n_samples = call.x.shape
+    shape = jax.ShapeDtypeStruct((n_calls, call.sizes[-1], n_samples), call.x.dtype)
     how = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
     arguments = _arguments(call, how, device)
     rows = 2 * arguments["WIDEST"] if len(call.sizes) > 1 else 0
@@ -49,10 +55,13 @@ def forward(call: GateNetwork, *, device: Device) -> jax.Array:
 def backward(
     call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    if call.x.ndim == 2:
+        found = backward(_stacked(call), cotangent[None], needs, device=device)
+        return {name: a[0] for name, a in found.items()}
     how = launch_of("gate_network.backward", _sizes(call), device, _backward_rule)
     arguments = _arguments(call, how, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    n_programs, n_gates = arguments["programs"], len(call.wires)
+    n_programs, n_gates = arguments["programs"], call.wires.shape[1]
     if not n_programs:
         given = {"x": call.x, "coefficients": call.coefficients}
         return {name: jnp.zeros_like(given[name]) for name in needs}
@@ -74,6 +83,7 @@ def backward(
             jax.ShapeDtypeStruct(call.x.shape if passed else (1,), call.x.dtype),
             _scratch(call, arguments, kept + 4 * arguments["WIDEST"]),
         ],
+        N_ORDER=order.shape[1],
         KEPT=kept,
         MOST_READERS=most,
         SUMS=sums,
@@ -82,8 +92,15 @@ def backward(
     )
     found = {"x": dx, "coefficients": parts}
     if sums:
-        found["coefficients"] = _row_tiles.sum_of_parts(parts).T
+        of_calls = parts.reshape(len(call.x), arguments["PROGRAMS"], n_gates, 4)
+        found["coefficients"] = jax.vmap(_row_tiles.sum_of_parts)(of_calls).swapaxes(1, 2)
     return {name: found[name] for name in needs}
+
+
+def _stacked(call: GateNetwork) -> GateNetwork:
+    """Return a call with an axis of calls, of which it is the only one."""
+    stacked: GateNetwork = jax.tree.map(lambda a: a[None], call)
+    return stacked
 
 
 # Readers of a value that are read without a look at how many there are.
@@ -93,24 +110,34 @@ _FEW_READERS = 4
 def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
     """Return what reads inputs and gates: numbers of wires in their layer; for each value where its own begin, and how many there are; the most, or 0.
 
-    Without lists for all layers, the wires are sorted by what they read.
+    The arrays have an axis of calls. Without lists for all layers, the wires are sorted by what they read.
     """
-    read, lists = (call.x.shape[0], *call.sizes[:-1]), call.readers or ()
+    n_calls, n_inputs = call.x.shape[:2]
+    read, lists = (n_inputs, *call.sizes[:-1]), call.readers or ()
     given = [r for r in lists if r is not None]
     if len(given) == len(read) and all(r.size for r in given):
-        fan_outs = [r.shape[1] for r in given]
-        order = jnp.concatenate([r.reshape(-1) for r in given])
+        fan_outs = [r.shape[2] for r in given]
+        order = jnp.concatenate([r.reshape(n_calls, -1) for r in given], 1)
         room = np.repeat(fan_outs, read).astype(np.int32)
-        starts = jnp.asarray(np.cumsum(room) - room, jnp.int32)
+        starts = _of_each_call(np.cumsum(room) - room, n_calls)
         if max(fan_outs) <= _FEW_READERS:
-            return order, starts, jnp.asarray(room), max(fan_outs)
-        return order, starts, jnp.concatenate([_gate_tiles.used_readers(r, 0) for r in given]), 0
-    sources = call.sources().reshape(-1)
+            return order, starts, _of_each_call(room, n_calls), max(fan_outs)
+        used = jax.vmap(functools.partial(_gate_tiles.used_readers, unrolled=0))
+        return order, starts, jnp.concatenate([used(r) for r in given], 1), 0
     first_wires = np.concatenate([np.full(2 * (stop - start), 2 * start) for start, stop in call.bounds()])
-    order = jnp.argsort(sources, stable=True)
-    counts = jnp.bincount(sources, length=sum(read)).astype(jnp.int32)
-    starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
-    return (order - jnp.asarray(first_wires)[order]).astype(jnp.int32), starts, counts, 0
+
+    def sorted_wires(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array]:
+        sources = call.sources().reshape(-1)
+        order = jnp.argsort(sources, stable=True)
+        counts = jnp.bincount(sources, length=sum(read)).astype(jnp.int32)
+        starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+        return (order - jnp.asarray(first_wires)[order]).astype(jnp.int32), starts, counts
+
+    return *jax.vmap(sorted_wires)(call), 0
+
+
+def _of_each_call(numbers: np.ndarray, n_calls: int) -> jax.Array:
+    return jnp.broadcast_to(jnp.asarray(numbers, jnp.int32), (n_calls, len(numbers)))
 
 
 def _bounds(call: GateNetwork) -> jax.Array:
@@ -127,11 +154,11 @@ def _scratch(call: GateNetwork, arguments: dict[str, Any], rows: int) -> jax.Sha
 # ------------------------------------------------------------------------------------- launches
 def _sizes(call: GateNetwork) -> Sizes:
     return {
-        "samples": call.x.shape[1],
-        "inputs": call.x.shape[0],
+        "samples": call.x.shape[0] * call.x.shape[2],  # of all calls
+        "inputs": call.x.shape[1],
         "outputs": max(call.sizes),
-        "places": call.wires.shape[1],
-        "gates": len(call.wires),
+        "places": call.wires.shape[2],
+        "gates": call.wires.shape[1],
         "layers": len(call.sizes),
         "bits": 8 * call.x.dtype.itemsize,
     }
@@ -139,24 +166,26 @@ def _sizes(call: GateNetwork) -> Sizes:
 
 _MULTIPROCESSORS = 132  # of an H200
 _ENOUGH = 256  # programs
+_NARROW, _MANY = 64, 2**18  # gates of a layer, and samples, with which larger blocks were measured faster
 _CACHED = 2**25  # bytes of the memory of programs that run at the same time: it stays in an L2 cache
 _MOST_BYTES = 2**28  # of the memory of all programs
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    return _rule(sizes, 2 * sizes["outputs"], most=1024)
+    return _rule(sizes, 2 * sizes["outputs"], most=4096)
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # Each program writes sums for all gates.
-    return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=512)
+    # Each program writes sums for all gates, which are read again: as many bytes as are cached.
+    return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=_CACHED // (16 * sizes["gates"]))
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
-    """Return blocks of 32 samples, or of fewer such that there are enough programs, whose memory of `rows` rows is cached."""
-    samples = 32
+    """Return blocks of so few samples that there are enough programs, whose memory of `rows` rows is cached."""
+    narrow = sizes["outputs"] <= _NARROW and sizes["samples"] >= _MANY
+    samples = 128 if narrow else 32
     while samples > 4 and (
-        triton.cdiv(sizes["samples"], samples) < _ENOUGH or _ENOUGH * rows * samples * 4 > _CACHED
+        triton.cdiv(sizes["samples"], samples) < _ENOUGH or _ENOUGH * rows * samples * 4 > 2 * _CACHED
     ):
         samples //= 2
     own = rows * samples * 4
@@ -168,30 +197,33 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
         return triton.cdiv(triton.cdiv(n_blocks, blocks), _MULTIPROCESSORS) * blocks
 
     # Fewer gates than threads, or a row for each thread: what belongs to gates then needs no exchange between threads.
-    gates = 128 if samples > 4 else 256 if sizes["outputs"] <= 256 else 512
+    gates = 16 if narrow else 128 if samples > 8 else 256 if samples > 4 or sizes["outputs"] <= 256 else 512
     return Launch(
         rows=samples,
         outputs=gates,
         detectors=min((fewest, fewest + 1), key=turns),
-        warps=max(gates // 32, 8),
+        warps=max(gates // 16 if samples == 8 else gates // 32, 8),
     )
 
 
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
     """Arguments of `launch`, and constants of kernels: `rows` of a launch are samples, `detectors` blocks of them, `outputs` gates of a tile."""
-    n_inputs, n_samples = call.x.shape
+    n_calls, n_inputs, n_samples = call.x.shape
     widest = max(call.sizes)
     samples, gates = _row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest)
     n_blocks = triton.cdiv(n_samples, samples)
     blocks = min(how.detectors or n_blocks, max(n_blocks, 1))
     runs = n_inputs and n_samples and call.sizes[-1]
+    programs = triton.cdiv(n_blocks, blocks) if runs else 0
     return {
-        "programs": triton.cdiv(n_blocks, blocks) if runs else 0,
+        "programs": n_calls * programs,
+        "PROGRAMS": programs,
         "device": device,
         "warps": min(how.warps, max(samples * gates // 128, gates // 32, 1)),
         "n_samples": n_samples,
         "n_inputs": n_inputs,
-        "n_gates": len(call.wires),
+        "n_gates": call.wires.shape[1],
+        "n_outputs": call.sizes[-1],
         "LAYERS": len(call.sizes),
         "WIDEST": widest,
         "SAMPLES": samples,
@@ -205,9 +237,10 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
+    x, coefficients, wires, y = _of_call(x, coefficients, wires, y, c)
     own = scratch + tl.program_id(0).to(tl.int64) * (2 * c.WIDEST * c.SAMPLES)
     place = tl.arange(0, c.SAMPLES)
-    for block in range(_first_block(c), _gate_tiles.last_block(tl.program_id(0), c)):
+    for block in range(_first_block(c), _gate_tiles.last_block(_number(c), c)):
         sample, there = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         if c.LAYERS == 1:
             _evaluate(
@@ -240,12 +273,17 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
 def _reduce(
     x, coefficients, wires, bounds, order, starts, counts, dy, parts, dx, scratch, c: tl.constexpr
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
+    x, coefficients, wires, dy = _of_call(x, coefficients, wires, dy, c)
+    call, program = (tl.program_id(0) // c.PROGRAMS).to(tl.int64), tl.program_id(0).to(tl.int64)
+    order += call * c.N_ORDER
+    starts += call * (c.n_inputs + c.KEPT)
+    counts += call * (c.n_inputs + c.KEPT)
+    dx += call * (c.n_inputs * c.n_samples)
     values = scratch + program * ((c.KEPT + 4 * c.WIDEST) * c.SAMPLES)
     passed = values + c.KEPT * c.SAMPLES
     parts += program * (4 * c.n_gates)
     place = tl.arange(0, c.SAMPLES)
-    for block in range(_first_block(c), _gate_tiles.last_block(tl.program_id(0), c)):
+    for block in range(_first_block(c), _gate_tiles.last_block(_number(c), c)):
         sample, there = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         if c.LAYERS > 1:
             _evaluate(
@@ -381,9 +419,27 @@ def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
 
 
 @kernel
+def _of_call(x, coefficients, wires, y, c: tl.constexpr):
+    """Arrays of the call of this program; y: outputs, or their cotangents."""
+    call = (tl.program_id(0) // c.PROGRAMS).to(tl.int64)
+    return (
+        x + call * (c.n_inputs * c.n_samples),
+        coefficients + call * (4 * c.n_gates),
+        wires + call * (2 * c.n_gates),
+        y + call * (c.n_outputs * c.n_samples),
+    )
+
+
+@kernel
+def _number(c: tl.constexpr):
+    """Number of this program among those of its call."""
+    return tl.program_id(0) % c.PROGRAMS
+
+
+@kernel
 def _first_block(c: tl.constexpr):
     """First block of samples of this program."""
-    return tl.program_id(0) * c.BLOCKS
+    return _number(c) * c.BLOCKS
 
 
 @kernel
