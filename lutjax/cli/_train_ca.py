@@ -16,8 +16,8 @@ from lutjax.training.presets import EXPERIMENTS
     "--experiment",
     type=click.Choice(list(EXPERIMENTS)),
     help="What to learn, with the published sizes; the options below override them. Default: life, or picture with --target. A run ends where "
-    "the task is solved: on two CPU cores life after half a minute, the checkerboards and letter after one to four minutes, lizard after up to a "
-    "quarter of an hour, which is 80 s on an H100.",
+    "the task is solved: on two CPU cores life after half a minute, the checkerboards and letter after one to four minutes, lizard after up to "
+    "half an hour, which is a minute on an H100.",
 )
 @click.option(
     "--target",

@@ -186,7 +186,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.02,
         "hard_share": 0.05,
         "last_hard_share": 0.3,
-        "runs": 4,
+        "runs": 8,
         "eval_every": 100,
     },
     "letter": {**_PICTURE, "size": 16, "n_steps": 15},
