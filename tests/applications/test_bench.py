@@ -389,6 +389,7 @@ def test_implementations_are_those_with_a_kernel_here() -> None:
     assert {c.implementation for c in windowed} == {"xla"}
 
 
+@pytest.mark.thorough
 # ----------------------------------------------------------------------------------------------- the command
 def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)

@@ -180,6 +180,7 @@ def test_gradients_are_those_of_plain_mathematics_and_only_states_are_kept() -> 
     assert state.nbytes <= more < 2 * state.nbytes  # a step of gates has 50 times that
 
 
+@pytest.mark.slow("options0-*")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
 def test_a_rollout_is_the_states_of_all_steps(options: dict, deterministic: bool) -> None:
@@ -194,7 +195,8 @@ def test_a_rollout_is_the_states_of_all_steps(options: dict, deterministic: bool
         np.testing.assert_allclose(states[n_steps], last, atol=0 if deterministic else 1e-6)
 
 
-@pytest.mark.thorough("options0")
+@pytest.mark.slow("options0")
+@pytest.mark.thorough("options1")
 @pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
 def test_what_is_kept_changes_no_gradient(options: dict) -> None:
     model, n_steps = small(**options), 7
@@ -313,6 +315,7 @@ def test_the_gradient_through_many_steps_is_that_of_a_cpu(platform: str) -> None
         np.testing.assert_allclose(got, one, atol=1e-4 * np.abs(one).max())
 
 
+@pytest.mark.fast("4-perception0-*", "2-*")
 @pytest.mark.parametrize(
     ("kernels", "perception", "expected"),
     [
@@ -378,6 +381,7 @@ def test_the_share_of_hard_gates_grows() -> None:
 
 
 @pytest.mark.slow("checkerboard-async")
+@pytest.mark.thorough("life")
 @pytest.mark.parametrize("experiment", ["checkerboard-async", "life"])
 def test_runs_are_those_of_their_seeds(experiment: str) -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "steps": 4}
@@ -511,6 +515,7 @@ def test_pictures_and_gates(finished: Path) -> None:
     assert record.training.experiment == "checkerboard-async"
 
 
+@pytest.mark.thorough("letter-*")
 @pytest.mark.parametrize(
     ("experiment", "fields", "proved", "where"),
     [

@@ -188,6 +188,7 @@ def test_finished_run_is_left_alone(finished: tuple[Path, Result], text: Path) -
     assert contents(out) == before
 
 
+@pytest.mark.thorough
 def test_interrupted_run_goes_on(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def padded(prompts, fill):
 
 
 @pytest.mark.fast("tables")
+@pytest.mark.thorough("tables")
 @MODELS
 def test_texts_are_continued_as_alone(name):
     model, prompts, key = model_of(name), prompts_of(), jax.random.key(0)
@@ -183,6 +184,7 @@ def test_a_ring_goes_on_for_ever():
 
 
 @pytest.mark.slow("tables")
+@pytest.mark.thorough("gpt")
 @pytest.mark.parametrize("name", ["tables", "gpt"])
 def test_prompts_in_parts(name):
     """While a long prompt is read the others go on, and it is continued as alone; so are those that leave before it is read."""

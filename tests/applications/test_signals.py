@@ -74,6 +74,7 @@ def running(program: list[str], out: Path, cache: Path) -> Iterator[subprocess.P
 
 
 @pytest.mark.slow("hangup")
+@pytest.mark.thorough("closed pipe")
 @pytest.mark.parametrize("how", ["hangup", "closed pipe"])
 def test_a_run_saves_and_stops(how: str, tmp_path: Path, compilation_cache_directory: Path) -> None:
     with running(["-m", "lutjax"], tmp_path / "run", compilation_cache_directory) as process:

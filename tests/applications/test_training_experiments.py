@@ -346,6 +346,7 @@ with runs.lock(pathlib.Path(sys.argv[1])):
 """
 
 
+@pytest.mark.thorough
 def test_two_processes_are_kept_apart(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(PowerError):
         start(tmp_path, Shown(at=8, error=PowerError()))

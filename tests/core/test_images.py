@@ -525,6 +525,7 @@ def test_variables_drawn(name):
             np.testing.assert_array_equal(arrays["targets"][:, 0], c.targets)
 
 
+@pytest.mark.thorough
 def test_layers_are_values():
     """Made under jit, split and merged, pruned, and with options as attributes."""
     case = CASES["spatial"]
