@@ -37,7 +37,7 @@ class Topic:
 LAYERS = (
     ("Tables", "LUT SparseLUT LUTAttention LUTPairAttention ProjectionLUT"),
     ("Images", "ConvLUT WindowLUT SpatialLUT LogicConv"),
-    ("Logic", "LogicGates SoftLUT BinaryLUT GroupSum Thermometer"),
+    ("Logic", "LogicGates LogicRNN SoftLUT BinaryLUT GroupSum Thermometer"),
 )
 
 TOPICS: dict[str, Topic] = {

@@ -24,6 +24,8 @@ class Tag(enum.StrEnum):
     """Tried under every transformation: the smallest that can be split over two devices."""
     SLOW = "slow"
     """Left to the slow suite."""
+    PLAIN = "plain"
+    """For plain JAX and native kernels alone: the call gives a reason against the others (`lutjax.dispatch.contract.Call.plain`)."""
     DTYPES = "dtypes"
     """Tried in every dtype of the op. `lutjax status` checks the first of these."""
     BENCH = "bench"
@@ -52,6 +54,10 @@ class Size(dict[str, int]):
     def is_measured(self) -> bool:
         """True of a size that is there to be measured or tuned; tests leave it out."""
         return bool(self.tags & {Tag.BENCH, Tag.TUNE})
+
+    def is_for(self, implementation: str) -> bool:
+        """Return whether an implementation takes calls of these arguments, by what the size itself says."""
+        return Tag.PLAIN not in self.tags or implementation.partition("/")[0] in ("xla", "native")
 
 
 def sizes_by(*names: str) -> Callable[..., Size]:

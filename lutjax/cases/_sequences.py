@@ -10,41 +10,65 @@ from lutjax.cases._traffic import LookUpTraffic
 KIND = ("batch", "queries", "inputs", "detectors", "bits", "position_bits", "window")
 
 
-def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arrays]:
-    """Return static options of the pairs that count, and the segments, if any."""
-    options = {
+def pair_options(draw: Draw, s: Sizes, n_keys: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
+    """Return what says which pairs count: static options, arrays by the names of arguments, and their axes.
+
+    Sizes: `window`, `query_start`, `key_start`, ``causal=0``; `segments` in each sequence; `each_start`, above the starts of each sequence; `blocks`,
+    queries of a block of the mask, with `key_blocks` keys.
+    """
+    options: dict[str, Any] = {
         "window": s.get("window"),
         "query_start": s.get("query_start", 0),
         "key_start": s.get("key_start", 0),
     }
     if not s.get("causal", 1):
         options["causal"] = False
-    segments: Arrays = {}
+    arrays: Arrays = {}
     if "segments" in s:
         for name, length in (("query_segments", s["queries"]), ("key_segments", n_keys)):
-            segments[name] = jnp.sort(draw.ids((s["batch"], length), 0, s["segments"]), -1)
-    return options, segments
+            arrays[name] = jnp.sort(draw.ids((s["batch"], length), 0, s["segments"]), -1)
+    if "each_start" in s:
+        del options["query_start"]
+        arrays["query_start"] = draw.ids((s["batch"],), -1, s["each_start"])
+    axes = dict.fromkeys(arrays, Axes(0))
+    if "blocks" in s:
+        options["block_sizes"] = sizes = s["blocks"], s.get("key_blocks", s["blocks"])
+        shape = -(-s["queries"] // sizes[0]), -(-n_keys // sizes[1])
+        arrays["block_mask"], axes["block_mask"] = draw.ids(shape, 0, 2) > 0, Axes()
+    return options, arrays, axes
+
+
+def targets(draw: Draw, s: Sizes, n_rows: int) -> tuple[dict[str, Any], Arrays, dict[str, Axes]]:
+    """Return the same of targets, for tables whose rows have `slots`: a list for each row, or with ``row_lists=0`` for each table."""
+    if "slots" not in s:
+        return {}, {}, {}
+    shape = s["detectors"], n_rows if s.get("row_lists", 1) else 1, s["slots"]
+    found = {"targets": draw.ids(shape, -1, s["outputs"])}
+    return {"n_outputs": s["outputs"]}, found, {"targets": Axes(detector=0)}
 
 
 def n_distances(s: Sizes, n_keys: int) -> int:
     """Return the number of distances that positions are made for: those that occur, unless a size says another."""
     if not s.get("causal", 1):
         return s["queries"] + n_keys - 1
-    farthest = max(s.get("query_start", 0) + s["queries"] - 1 - s.get("key_start", 0), 0)
+    farthest = max(
+        s.get("query_start", s.get("each_start", 1) - 1) + s["queries"] - 1 - s.get("key_start", 0), 0
+    )
     return s.get("distances", min(farthest, s.get("window", farthest)) if n_keys else 0)
 
 
 def measured(
     draw: Draw, s: Sizes, address_bits: int, *, compared: int, function: str | None = None, **options: Any
 ) -> Case:
-    """Return the case of a measured sequence, which attends to itself and has as many outputs as inputs.
+    """Return the case of a measured sequence, which attends to itself and has as many outputs as inputs, or with `slots` as many as `outputs`.
 
     Args:
       compared: numbers among which anchors choose.
       function: see `Case`. options: of its call, beside the window.
     """
+    reached, lists, of_targets = targets(draw, s, 2**address_bits)
     arrays = {
-        "weights": draw.weights((s["detectors"], 2**address_bits, s["inputs"])),
+        "weights": draw.weights((s["detectors"], 2**address_bits, s.get("slots", s["inputs"]))),
         "x": draw.inputs((s["batch"], s["queries"], s["inputs"])),
     }
     if s["position_bits"]:
@@ -52,8 +76,9 @@ def measured(
         arrays["positions"] = draw.inputs((distances, s["detectors"], s["position_bits"]))
     return draw.case(
         arrays,
-        {"anchors": draw.anchors(compared, s["detectors"], s["bits"])},
+        {"anchors": draw.anchors(compared, s["detectors"], s["bits"]), **lists},
         {
+            **of_targets,
             "weights": Axes(detector=0),
             "x": Axes(0),
             "positions": Axes(detector=1),
@@ -61,7 +86,16 @@ def measured(
         },
         {"y": Axes(0)},
         lambda op, a: {
-            "y": op(a["x"], a["weights"], a["anchors"], a.get("positions"), window=s.get("window"), **options)
+            "y": op(
+                a["x"],
+                a["weights"],
+                a["anchors"],
+                a.get("positions"),
+                window=s.get("window"),
+                **options,
+                **reached,
+                **{name: a[name] for name in lists},
+            )
         },
         table="weights",
         function=function,
@@ -75,10 +109,11 @@ def traffic(s: Sizes, address_bits: int, *, stores_detections: bool) -> LookUpTr
     places = s["batch"] * s["queries"]
     detections = (places + (distances if s["position_bits"] else 0)) * s["detectors"]
     return LookUpTraffic(
-        table=(s["detectors"], 2**address_bits, s["inputs"]),
+        table=(s["detectors"], 2**address_bits, s.get("slots", s["inputs"])),
         uses=s["batch"] * pairs * s["detectors"],
         detections=detections if stores_detections else 0,
         numbers_in=places * s["inputs"] + distances * s["detectors"] * s["position_bits"],
-        numbers_out=places * s["inputs"],
+        numbers_out=places * s.get("outputs", s["inputs"]),
         anchor_pairs=s["detectors"] * s["bits"],
+        targets=s.get("slots", 0),
     )

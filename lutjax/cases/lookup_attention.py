@@ -1,7 +1,9 @@
 """Cases of `lutjax.lookup_attention`; measured together with the detections in front, as `lutjax.lut_attention`."""
 
+from typing import Any
+
 from lutjax.cases import _sequences
-from lutjax.cases._case import Axes, Case, Detections, Draw, Sizes, Tag, sizes_by
+from lutjax.cases._case import Arrays, Axes, Case, Detections, Draw, Sizes, Tag, sizes_by
 from lutjax.cases._lookups import LEAST, WORDS, too_many_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 
@@ -18,7 +20,14 @@ SEQUENCE = Kind(
     least=LEAST,
     problem=lambda s: too_many_bits(_address_bits(s)),
 )
-KINDS = (SEQUENCE,)
+SPARSE_SEQUENCE = Kind(
+    "seq-sparse",
+    ("batch", "queries", "inputs", "outputs", "detectors", "bits", "position_bits", "slots"),
+    words=WORDS,
+    least=LEAST,
+    problem=lambda s: too_many_bits(_address_bits(s)),
+)
+KINDS = (SEQUENCE, SPARSE_SEQUENCE)
 
 _size = sizes_by("batch", "queries", "detectors", "bits", "position_bits", "outputs")
 SIZES = {
@@ -39,6 +48,13 @@ SIZES = {
     "few_keys": _size(2, 7, 3, 2, 2, 3, Tag.SLOW, keys=3),
     "decode": _size(3, 1, 3, 2, 2, 3, keys=9, query_start=9),
     "every_key": _size(2, 4, 3, 2, 2, 3, keys=3, causal=0),
+    "targets": _size(3, 7, 5, 2, 1, 11, Tag.PLAIN, slots=3),
+    "targets_of_tables": _size(2, 5, 3, 1, 2, 4, Tag.PLAIN, Tag.SLOW, Tag.DTYPES, slots=70, row_lists=0),
+    "blocks": _size(2, 23, 3, 2, 2, 3, Tag.PLAIN, blocks=4, key_blocks=3),
+    "each_start": _size(3, 5, 3, 2, 2, 3, Tag.PLAIN, keys=8, each_start=7),
+    "blocks_and_all": _size(
+        2, 19, 3, 1, 2, 5, Tag.PLAIN, Tag.SLOW, keys=23, each_start=9, blocks=5, window=17, segments=3, slots=2
+    ),
     "tiles": _size(2, 101, 3, 2, 2, 5, Tag.DTYPES, Tag.SLOW),
     "tiles_window": _size(1, 131, 2, 2, 2, 3, Tag.SLOW, window=37),
     "tiles_cross": _size(
@@ -52,6 +68,7 @@ SIZES = {
     "seq-4x1024-window": SEQUENCE.size(4, 1024, 32, 64, 6, 4, 256),
     "seq-1x4096": SEQUENCE.size(1, 4096, 32, 64, 6, 4),
     "seq-1x4096-window": SEQUENCE.size(1, 4096, 32, 64, 6, 4, 256),
+    "seq-sparse": SPARSE_SEQUENCE.size(4, 32, 32, 128, 64, 6, 4, 8, tags=(Tag.BENCH, Tag.CPU)),
 }  # fmt: skip
 
 
@@ -59,8 +76,10 @@ def case(draw: Draw, s: Sizes) -> Case:
     """Return the case of some sizes."""
     n_detectors, n_keys = s["detectors"], s.get("keys", s["queries"])
     q_bits, k_bits, p_bits = s["bits"], s.get("key_bits", s["bits"]), s["position_bits"]
-    options, segments = _sequences.pair_options(draw, s, n_keys)
-    weights = draw.weights((n_detectors, 2 ** (q_bits + k_bits + p_bits), s["outputs"]))
+    n_rows = 2 ** (q_bits + k_bits + p_bits)
+    options, arrays, axes = _sequences.pair_options(draw, s, n_keys)
+    reached, targets, of_targets = _sequences.targets(draw, s, n_rows)
+    weights = draw.weights((n_detectors, n_rows, s.get("slots", s["outputs"])))
     of_position = 1 if s.get("shared") else n_detectors
     d = Detections()
     d.add("query", draw.detection((s["batch"], s["queries"], n_detectors), q_bits), Axes(0, 2))
@@ -70,20 +89,19 @@ def case(draw: Draw, s: Sizes) -> Case:
         draw.detection((_sequences.n_distances(s, n_keys), of_position), p_bits),
         Axes(detector=None if of_position == 1 else 1),
     )
+
+    def attend(op: Any, a: Arrays, **more: Any) -> Any:
+        detections = (d.of(name, a) for name in ("query", "key", "position"))
+        return op(a["weights"], *detections, **options, **{name: a[name] for name in arrays}, **more)
+
     return draw.case(
         {"weights": weights, **d.margins},
-        {**segments, **d.ids},
-        {"weights": Axes(detector=0), **dict.fromkeys(segments, Axes(0)), **d.axes},
+        {**arrays, **targets, **d.ids},
+        {"weights": Axes(detector=0), **axes, **of_targets, **d.axes},
         {"y": Axes(0)},
-        lambda op, a: {
-            "y": op(
-                a["weights"],
-                *(d.of(name, a) for name in ("query", "key", "position")),
-                **options,
-                **{name: a[name] for name in segments},
-            )
-        },
+        lambda op, a: {"y": attend(op, a, **reached, **{name: a[name] for name in targets})},
         table="weights",
+        addresses=lambda reference, a: attend(reference.lookup_attention, a),
     )
 
 

@@ -1,7 +1,9 @@
 """Cases of `lutjax.lut_pair_attention`, which detects every pair anew."""
 
+from typing import Any
+
 from lutjax.cases import _sequences
-from lutjax.cases._case import Axes, Case, Draw, Sizes, Tag, sizes_by
+from lutjax.cases._case import Arrays, Axes, Case, Draw, Sizes, Tag, sizes_by
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import Kind, LookUpTraffic
 
@@ -43,6 +45,8 @@ SIZES = {
     "cross": _size(2, 5, 3, 3, 2, 2, 3, Tag.SLOW, keys=8, query_start=4, key_start=1),
     "few_keys": _size(2, 7, 3, 3, 2, 2, 3, keys=3),
     "every_key": _size(2, 4, 3, 3, 2, 2, 3, keys=3, causal=0),
+    "targets": _size(2, 5, 3, 3, 3, 1, 5, Tag.PLAIN, slots=2),
+    "blocks_and_starts": _size(2, 11, 3, 3, 2, 2, 3, Tag.PLAIN, blocks=4, key_blocks=3, each_start=5),
     "tiles": _size(2, 101, 3, 2, 2, 2, 3, Tag.DTYPES, Tag.SLOW),
     "pair": PAIR.size(32, 32, 32, 64, 6, 4),
     "pair-interleaved": INTERLEAVED.size(32, 32, 32, 64, 6, 32),
@@ -53,45 +57,49 @@ def case(draw: Draw, s: Sizes) -> Case:
     """Return the case of some sizes."""
     n_detectors, n_inputs, p_bits = s["detectors"], s["inputs"], s["position_bits"]
     n_keys = s.get("keys", s["queries"])
-    options, segments = _sequences.pair_options(draw, s, n_keys)
-    if segments:
-        segments = {"segments": segments["query_segments"], "key_segments": segments["key_segments"]}
+    options, arrays, axes = _sequences.pair_options(draw, s, n_keys)
+    reached, targets, of_targets = _sequences.targets(draw, s, 2 ** s["bits"])
     of_position = 1 if s.get("shared") else n_detectors
     differentiable = {
         "x": draw.inputs((s["batch"], s["queries"], n_inputs)),
-        "weights": draw.weights((n_detectors, 2 ** s["bits"], s["outputs"])),
+        "weights": draw.weights((n_detectors, 2 ** s["bits"], s.get("slots", s["outputs"]))),
     }
-    axes = {
+    axes |= {
         "x": Axes(0),
         "keys": Axes(0),
         "weights": Axes(detector=0),
         "anchors": Axes(detector=0),
         "positions": Axes(detector=None if of_position == 1 else 1),
-        **dict.fromkeys(segments, Axes(0)),
+        **of_targets,
     }
     if p_bits:
         shape = (_sequences.n_distances(s, n_keys), of_position, p_bits)
         differentiable["positions"] = draw.inputs(shape)
     if "keys" in s:
         differentiable["keys"] = draw.inputs((s["batch"], n_keys, n_inputs))
+
+    def attend(op: Any, a: Arrays, **more: Any) -> Any:
+        of_pairs = {name.replace("query_segments", "segments"): a[name] for name in arrays}
+        return op(
+            a["x"],
+            a["weights"],
+            a["anchors"],
+            a.get("positions"),
+            interleave=bool(s.get("interleave")),
+            keys=a.get("keys"),
+            **options,
+            **of_pairs,
+            **more,
+        )
+
     return draw.case(
         differentiable,
-        {"anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]), **segments},
+        {"anchors": draw.anchors(2 * n_inputs + p_bits, n_detectors, s["bits"]), **arrays, **targets},
         axes,
         {"y": Axes(0)},
-        lambda op, a: {
-            "y": op(
-                a["x"],
-                a["weights"],
-                a["anchors"],
-                a.get("positions"),
-                interleave=bool(s.get("interleave")),
-                keys=a.get("keys"),
-                **options,
-                **{name: a[name] for name in segments},
-            )
-        },
+        lambda op, a: {"y": attend(op, a, **reached, **{name: a[name] for name in targets})},
         table="weights",
+        addresses=lambda reference, a: attend(reference.lut_pair_attention, a),
     )
 
 

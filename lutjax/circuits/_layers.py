@@ -388,7 +388,7 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     elif isinstance(spec, _logic_images.LogicConvSpec):
         check_wires(arrays["wires"], spec.window, where=f"circuits.of: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
-    elif isinstance(spec, _logic._WiredSpec):
+    elif isinstance(spec, _logic._WiredSpec) and not isinstance(spec, _logic.LogicRNNSpec):
         stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
         raise TypeError(f"circuits.of: {where} has no exact circuit: {_ONLY}.")

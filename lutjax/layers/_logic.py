@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 import lutjax
-from lutjax import wiring
+from lutjax import _compat, wiring
 from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
-from lutjax.layers._spec import Arguments, Arrays, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES
 from lutjax.values._derivatives import with_derivative_of
@@ -113,6 +113,13 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 
     result: jax.Array = _meshes.divided_by_compiler(sums, spec)(x)
     return result
+
+
+def _with_whole(x: Array, axis: int) -> PartitionSpec:
+    """Return the partition of an array over the explicit axes of its mesh, but for one of its axes, which is whole."""
+    places = list(_meshes.spec_of(x))
+    places[axis] = None
+    return PartitionSpec(*places)
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
@@ -327,7 +334,7 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         shape: tuple[int, ...] = (self.out_features, self.arity)
         trained: tuple[Variable, ...] = (self._trained_tables(),)
         if self.wiring in wiring.LEARNED:
-            shape = (*shape, self.in_features if self.wiring == "full" else self.candidates)
+            shape = (*shape, self._n_readable if self.wiring == "full" else self.candidates)
             trained = (self._trained("scores", shape, self.scores_init), *trained)
         if self.wiring == "full":
             return trained
@@ -338,16 +345,15 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         # Scores choose other wires in each step, and other wirings do not say how often they read an input.
         if self.wiring in CHOSEN or not (self.wiring in EVEN or self.wires_fan_out):
             return Variable("wires", "wires", shape, INT32, draw), *trained
-        return (*self._wires(self.in_features, shape, self.wires_fan_out, draw), *trained)
+        return (*self._wires(self._n_readable, shape, self.wires_fan_out, draw), *trained)
 
     @names_layer
     def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
         """Return wires, or candidates, that are not given: of shape `shape`."""
         if self.wiring in wiring.LEARNED:
-            return wiring.balanced(key, self.in_features, self.out_features, math.prod(shape[1:])).reshape(
-                shape
-            )
-        return drawn(self.wiring, key, self.in_features, self.out_features, self.arity)
+            wires = wiring.balanced(key, self._n_readable, self.out_features, math.prod(shape[1:]))
+            return wires.reshape(shape)
+        return drawn(self.wiring, key, self._n_readable, self.out_features, self.arity)
 
     def _trained_tables(self) -> Variable:
         raise NotImplementedError
@@ -379,10 +385,16 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
             tables = spec.relaxed(arrays, deterministic, table_key)
-        if spec.wiring in CHOSEN:
-            return spec._of_chosen_wires(arrays, x, tables, deterministic, scores_key)
-        x, wires, readers = spec._read(arrays, x, deterministic, scores_key)
-        return spec._apply(x, tables, wires, readers, deterministic)
+        return spec._outputs(arrays, x, tables, deterministic, scores_key)
+
+    def _outputs(
+        self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
+    ) -> jax.Array:
+        """Return the outputs of gates or tables of the estimator, or hard ones, for all that wires choose from."""
+        if self.wiring in CHOSEN:
+            return self._of_chosen_wires(arrays, x, tables, deterministic, scores_key)
+        x, wires, readers = self._read(arrays, x, deterministic, scores_key)
+        return self._apply(x, tables, wires, readers, deterministic)
 
     def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
         """Run the op with tables of the estimator, or with hard ones."""
@@ -537,7 +549,7 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
     Source: docs/logic.md, sections 1 and 4.
     """
 
-    example = ("16, 40", (32, 16), (32, 40))
+    example: ClassVar[Example] = ("16, 40", (32, 16), (32, 40))
 
     op = staticmethod(lutjax.bilinear_gates)
     arity = 2
@@ -574,6 +586,147 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         shares = jax.nn.softmax(logits / jnp.asarray(self.at(temperature).temperature, logits.dtype))
         constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
         return 2 * (1 - constant) - one, 1 - constant
+
+
+@dataclasses.dataclass(eq=False)
+class LogicRNNArguments(LogicGatesArguments):
+    """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
+
+    Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
+    ``[features, length, ...]``. The state is 0 before the first step, or the one that a call is given. With ``deterministic=True`` every gate is the one with the
+    largest logit: bits in, bits out, and `from_words` runs 32 sequences in a word.
+
+    Variables:
+      logits: trained, ``[out_features, 16]``.
+      wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
+
+    Args:
+      in_features: inputs of a step, numbers from 0 to 1 or bits.
+      out_features: gates, and numbers of the state.
+      wiring: as in `LogicGates`.
+      estimator: as in `LogicGates`. Noise is the same in all steps of a call.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones: ids below `in_features` are inputs, and
+        ``in_features + g`` is the state of gate g.
+      candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
+        `LogicGates`.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is neither an input nor a gate.
+
+    Source: docs/logic.md, section 10.
+    """
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
+    """Spec of `LogicRNN`.
+
+    Source: docs/logic.md, section 10.
+    """
+
+    example = ("16, 40", (32, 5, 16), (32, 5, 40))
+
+    @property
+    def _n_readable(self) -> int:
+        return self.in_features + self.out_features
+
+    @property
+    def _steps_axis(self) -> int:
+        return -2 if self.feature_axis else 1
+
+    @names_layer
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Any,
+        *,
+        state: Any = None,
+        deterministic: bool = False,
+        key: Any = None,
+        temperature: Any = None,
+        tables: Any = None,
+    ) -> jax.Array:
+        """Return the states after each step; `tables`: those of `relaxed`, where they are known."""
+        spec = self.at(temperature)
+        table_key, scores_key = _keys(key)
+        x = _checked_features(spec, x, spec.in_features)
+        if x.ndim < 2:
+            expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
+            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
+        if tables is None:
+            tables = spec.relaxed(arrays, deterministic, table_key)
+
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            read = join(x, state)
+            state = whole(spec._outputs(arrays, read, tables, deterministic, scores_key))
+            return state, state
+
+        # On a mesh with explicit axes features are whole: inputs of a gate are of both.
+        axis = self.feature_axis
+        join = _meshes.divided_by_compiler(
+            lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
+        )
+        whole = _meshes.divided_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
+        return self._scanned(step, x, self._first(x, state))
+
+    def _first(self, x: Any, state: Any) -> jax.Array:
+        """Return the state before the first step."""
+        x = jnp.asarray(x)
+        shape = list(x.shape)
+        shape[self.feature_axis] = self.out_features
+        del shape[self._steps_axis]
+        if state is not None:
+            require_array(self.layer, "state", state)
+            if list(state.shape) != shape:
+                raise ValueError(f"{self.layer}: state has shape {list(state.shape)}; expected {shape}.")
+        of_call = () if state is None else (jnp.asarray(state).astype(x.dtype),)
+
+        def first(x: Any, *state: Any) -> jax.Array:
+            axes = _compat.varying_axes(x)
+            return (
+                _compat.cast_varying(state[0], axes)
+                if state
+                else _compat.zeros_varying(x, tuple(shape), x.dtype)
+            )
+
+        def laid_out(x: Any, *state: Any) -> PartitionSpec:
+            places = list(_with_whole(x, self.feature_axis))
+            del places[self._steps_axis]
+            return PartitionSpec(*places)
+
+        found: jax.Array = _meshes.divided_by_compiler(first, laid_out)(x, *of_call)
+        return found
+
+    def _scanned(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
+        """Return the states after each step, along the axis that steps have in `x`."""
+        _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
+        return jnp.moveaxis(states, 0, self._steps_axis)
+
+    @names_layer
+    def from_words(
+        self,
+        arrays: Arrays,
+        words: UInt32[Array, "inputs length *batch"],
+        state: UInt32[Array, "outputs *batch"] | None = None,
+    ) -> UInt32[jax.Array, "outputs length *batch"]:
+        """Return the states of the hard network, of 32 sequences a word, ``[out_features, length, ...]``.
+
+        Args:
+          words: uint32 ``[in_features, length, ...]``, whatever the `feature_axis`. state: before the first step, ``[out_features, ...]``.
+        """
+        if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
+            raise ValueError(
+                f"{self.layer}: words is {words.dtype}{list(words.shape)}; expected uint32 [{self.in_features}, length, ...]."
+            )
+        wires, truth = self.truth_tables(arrays)
+
+        def step(state: Any, words: Any) -> tuple[Any, Any]:
+            read = jnp.concatenate([words, state])
+            state = lutjax.packed_lut(read, truth, wires, implementation=self.implementation)
+            return state, state
+
+        first_axes = dataclasses.replace(self, feature_axis=0)
+        return first_axes._scanned(step, words, first_axes._first(words, state))
 
 
 @dataclasses.dataclass(frozen=True)

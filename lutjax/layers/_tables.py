@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 import lutjax
 from lutjax._arguments import require_array, shown
@@ -717,7 +717,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         key_segments: Any = None,
         query_start: Integer | Int[Array, "*#batch"] | None = None,
         key_start: Integer | Int[Array, "*#batch"] | None = None,
+        block_mask: Any = None,
+        block_sizes: Any = None,
     ) -> jax.Array:
+        blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if keys is None:
             others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
             for name, value in others.items():
@@ -725,7 +728,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                     raise ValueError(
                         f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
                     )
-            return self._run_op(arrays, self._inputs(x), segments=segments, **self._sight)
+            return self._run_op(arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
             if value is not None and not self.causal:
@@ -741,6 +744,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             self._keys(arrays, self._inputs(keys, "keys")),
             query_segments=segments,
             key_segments=key_segments,
+            **blocks,
             **places,
             **self._sight,
         )
@@ -796,6 +800,8 @@ def attention_call(
     key_segments: Int[Array, "*#batch keys"] | None = None,
     query_start: Integer | Int[Array, "*#batch"] | None = None,
     key_start: Integer | Int[Array, "*#batch"] | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
     decode: bool | None = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
@@ -809,6 +815,8 @@ def attention_call(
       key_segments: the same for `keys`.
       query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
       key_start: the same of the first key.
+      block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
+      block_sizes: queries and keys of a block, or one number for both.
       decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
         the layer's own `decode`.
 
@@ -820,6 +828,8 @@ def attention_call(
         "key_segments": key_segments,
         "query_start": query_start,
         "key_start": key_start,
+        "block_mask": block_mask,
+        "block_sizes": block_sizes,
     }
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y

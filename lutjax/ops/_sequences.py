@@ -8,11 +8,13 @@ from lutjax import _compat
 
 
 def why_plain(call: Any) -> str | None:
-    """Return the reason why plain JAX alone runs a call of attention; None: any implementation may."""
+    """Return the reason why plain JAX and native kernels alone run a call of attention; None: any implementation may."""
     if call.starts is not None:
-        return "reads one start for all sequences: those of each sequence are for plain JAX"
+        return (
+            "reads one start for all sequences: those of each sequence are for plain JAX and native kernels"
+        )
     if call.block_mask is not None:
-        return "reads all blocks of pairs: masks of blocks are for plain JAX"
+        return "reads all blocks of pairs: masks of blocks are for plain JAX and native kernels"
     return None
 
 

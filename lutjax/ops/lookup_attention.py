@@ -1,6 +1,7 @@
 """Attention without multiplications: rows addressed by a query, a key and their distance."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from jaxtyping import Bool, Float, Int
@@ -33,6 +34,8 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
+
+    also: ClassVar[tuple[str, ...]] = ("native",)
 
     weights: jax.Array = shared("t r o")
     query: Detection = batched(2, "q t")
@@ -161,17 +164,17 @@ def lookup_attention(
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
         ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is not made. Unless all
-        rows share one list, plain JAX runs it.
+        rows share one list, plain JAX and native kernels run it.
       n_outputs: number of outputs, with targets.
       causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
         is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
         places that start at 0.
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       block_mask: bools ``[Bq, Bk]``: only pairs of query ``j`` and key ``i`` with ``block_mask[j // block_sizes[0], i // block_sizes[1]]`` count, and
-        tiles without such pairs cost nothing. Plain JAX runs it.
+        tiles without such pairs cost nothing. Plain JAX and native kernels run it.
       block_sizes: queries and keys of a block, or one number for both; they and `block_mask` go together.
       query_start, key_start: place of the first query and of the first key; integers, may be traced. Or int32 ``[...]``, those of each
-        sequence, which plain JAX runs: sequences of different lengths in one call.
+        sequence, which plain JAX and native kernels run: sequences of different lengths in one call.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices

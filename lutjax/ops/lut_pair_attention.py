@@ -1,6 +1,7 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from jaxtyping import Bool, Float, Int
@@ -29,6 +30,8 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
+
+    also: ClassVar[tuple[str, ...]] = ("native",)
 
     x: jax.Array = batched(2, "q i")
     keys: jax.Array = batched(2, "k i")

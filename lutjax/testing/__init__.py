@@ -56,9 +56,10 @@ FACTORED_TRANSFORMATIONS = tuple(t for t in TRANSFORMATIONS if t != "grad of vma
 TOLERANCE = {"float64": 1e-13, "float32": 5e-6, "bfloat16": 2**-8, "float16": 2**-11}
 
 
-def shapes(op: str) -> dict[str, Size]:
-    """Return the named sizes at which an op is tested."""
-    return cases_of(op).sizes
+def shapes(op: str, implementation: str | None = None) -> dict[str, Size]:
+    """Return the named sizes at which an op is tested; of an implementation those whose arguments it takes."""
+    sizes = cases_of(op).sizes
+    return sizes if implementation is None else {n: s for n, s in sizes.items() if s.is_for(implementation)}
 
 
 def cases(op: str, dtype: DTypeLike | None = None) -> list[Case]:
@@ -244,8 +245,13 @@ def update_program(
         old = weights.astype(dtype)
         rates = jnp.asarray(options.get("rates", 1.0), dtype)
         rates = rates[:, None, None] if rates.ndim == 1 else rates
-        moved, new = rule.step(old, gradients[table], state, jnp.asarray(0.25, dtype) * rates)
-        new = jax.tree.map(lambda n, o: jnp.where(touched, n, o), (moved, new), (old, state))
+
+        def rows(a: jax.Array) -> jax.Array:
+            return a[:, None] if a.ndim == 1 else a  # an edge is a row of one number
+
+        of_rows = (rows(old), rows(gradients[table]), jax.tree.map(rows, state))
+        moved, new = rule.step(*of_rows, jnp.asarray(0.25, dtype) * rates)
+        new = jax.tree.map(lambda n, o: jnp.where(touched, n.reshape(o.shape), o), (moved, new), (old, state))
         return ({table: new[0].astype(weights.dtype), **new[1]},)
 
     return Program(f"{case}, {rule}", actual, expected, (weights, state))
@@ -279,9 +285,10 @@ def _table(case: Case) -> str:
 
 
 def _touched(case: Case, differentiable: Arrays) -> jax.Array:
-    """Return the mask ``[T, R, 1]`` of the rows that are looked up: those that a cotangent of ones reaches."""
+    """Return the mask of the rows that are looked up, ``[T, R, 1]`` or of edges ``[E]``: those that a cotangent of ones reaches."""
     table = _table(case)
-    ones = jnp.ones((*differentiable[table].shape[:2], 1), jnp.float32)
+    shape = differentiable[table].shape
+    ones = jnp.ones((*shape[:2], 1) if len(shape) > 1 else shape, jnp.float32)
     module = _reference(case)
 
     def f(weights: jax.Array) -> jax.Array:

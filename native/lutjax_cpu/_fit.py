@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from lutjax.ops.sparse_lookup import EdgeLookup
 from lutjax_cpu import _rules
 
 _TABLES = ("float32", "bfloat16")
@@ -18,8 +17,6 @@ def unsupported(request: Any) -> str | None:
     for array in jax.tree.leaves(call):
         if array.dtype.name in ("float16", "float64"):
             return f"has kernels for {' and '.join(_TABLES)}, not {array.dtype}"
-    if request.step is not None and isinstance(call, EdgeLookup):
-        return "has no update of a list of edges"
     reason = None if request.step is None else _rules.unsupported(request.step.rule)
     if reason is None and request.op in ("scored_lut", "margins"):
         reason = _too_many_inputs(request.op, call)

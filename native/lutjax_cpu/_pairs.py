@@ -17,7 +17,7 @@ from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 
-_WEIGHTS = 3  # number of the tables among the arrays of a kernel
+_WEIGHTS = 5  # number of the tables among the arrays of a kernel
 _EVERY = 2**40  # a window that all pairs are in
 
 Attention = LookupAttention | LutPairAttention
@@ -40,7 +40,7 @@ class Kernels:
     cotangents: Callable[[Any, jax.Array, frozenset[str]], dict[str, jax.Array]]
 
     def forward(self, call: Attention, *, device: Any) -> jax.Array:
-        shape = (*call.query_places.shape[:2], call.weights.shape[2])
+        shape = (*call.query_places.shape[:2], call.width)
         (y,) = self.run("forward", call, (), (sums(shape, call.accumulate),))
         return result(y, call.weights.dtype, call.accumulate)
 
@@ -91,13 +91,18 @@ class Kernels:
         like = call.query_places
         none = zeros_varying(like, (0, 0), jnp.int32)
         start = zeros_varying(like, (), jnp.int32) if call.start is None else call.start
+        start = start if call.starts is None else call.starts
         of_queries = none if call.query_segments is None else call.query_segments
         of_keys = none if call.key_segments is None else call.key_segments
-        return start, of_queries, of_keys, call.weights, *self.arrays(call)
+        mask = none if call.block_mask is None else call.block_mask
+        targets = getattr(call, "targets", None)
+        targets = zeros_varying(like, (0, 1, 0), jnp.int32) if targets is None else targets
+        return start, of_queries, of_keys, mask, targets, call.weights, *self.arrays(call)
 
     def _options(self, call: Attention) -> tuple[tuple[int, ...], tuple[float, ...]]:
         window = _EVERY if call.window is None else call.window
-        integers = (window, call.query_segments is not None, call.accumulate is not None)
+        blocks = (0, 0) if call.block_mask is None or call.block_sizes is None else call.block_sizes
+        integers = (window, call.query_segments is not None, call.accumulate is not None, *blocks, call.width)
         return (*integers, *self.integers(call)), (scale(call.accumulate), *self.numbers(call))
 
 

@@ -93,8 +93,15 @@ void in_parallel(const Call& call, int64_t n, const Body& body) {
 template <class T>
 T* allocated(const Call& call, int64_t n) { return static_cast<T*>(call.allocate(call.memory, static_cast<size_t>(n) * sizeof(T))); }
 
+// Of functions that do nothing but fetch: GCC takes one that it does not inline for a function without effects, and leaves its calls out.
+#if defined(__GNUC__)
+#define LUTJAX_INLINE inline __attribute__((always_inline))
+#else
+#define LUTJAX_INLINE inline
+#endif
+
 // Fetches a cache line that is read (or written) soon.
-inline void prefetch(const void* p) {
+LUTJAX_INLINE void prefetch(const void* p) {
 #if defined(__GNUC__)
   __builtin_prefetch(p);
 #else

@@ -1,13 +1,17 @@
 // Pairs of places (query, key) of attention, the rows of tables that they address, and the passes over these rows.
 //
 // Which pairs count: place of the key before that of the query, at a distance d = start + query - 1 - key below the window, both in one
-// segment. Pairs are visited table by table, sample by sample, query by query: the rows of one table lie in few pages. The ids of a
+// segment, in blocks that the mask has. Pairs are visited table by table, sample by sample, query by query: the rows of one table lie in few pages. The ids of a
 // block of pairs are known before the first row of it is read, so rows are fetched ahead of their use.
 //
-// A source tells which rows: `table(t)` and `sample(t, b)` prepare it, `rows(run, ids, more)` gives the ids of a run.
+// A source tells which rows: `sample(t, b)` prepares it, `rows(run, ids, more)` gives the ids of a run. What depends on distances is
+// prepared by `distances(t, b)`: once for a table, or for each sample where these have starts of their own.
+//
+// A reach tells which outputs a row has: all of them, or those that its slots are targets of.
 #pragma once
 
 #include "rules.h"
+#include "slots.h"
 
 #ifdef LUTJAX_LEVEL
 namespace lutjax {
@@ -17,44 +21,74 @@ constexpr int64_t kPairs = 512;        // of a block: their ids stay in the firs
 constexpr int64_t kPairsAhead = 64;    // pairs between the one whose rows are read and the one whose rows are fetched
 constexpr int64_t kSmall = 1 << 17;    // bytes of rows that are not worth waking other threads
 constexpr int64_t kParts = 32;         // of the work, for balance
-constexpr int64_t kOutputs = 64;       // that are summed in registers
+constexpr int64_t kInRegisters = 64;   // outputs that are summed in registers
 
 struct Pairs {
-  int64_t n_samples, n_queries, n_keys, start, window;
+  int64_t n_samples, n_queries, n_keys, window;
+  const int32_t* starts;  // of each sample
+  bool same_start;        // one for all samples
   const int32_t *query_segments, *key_segments;  // null: all are of one segment
+  const int32_t* mask;                           // of blocks of queries and keys [n_query_blocks, n_key_blocks]; null: all count
+  int64_t n_query_blocks, n_key_blocks, of_queries, of_keys;
 
-  int64_t first_key(int64_t query) const { return most<int64_t>(start + query - window, 0); }
-  int64_t end_of_keys(int64_t query) const { return least(start + query, n_keys); }
+  int64_t start(int64_t sample) const { return starts[same_start ? 0 : sample]; }
+  int64_t first_key(int64_t sample, int64_t query) const { return most<int64_t>(start(sample) + query - window, 0); }
+  int64_t end_of_keys(int64_t sample, int64_t query) const { return least(start(sample) + query, n_keys); }
   // Place of the distance of (query, key) in arrays that have one number for each difference key - query, `n_differences` of them.
   int64_t difference(int64_t query, int64_t key) const { return n_queries - 1 - query + key; }
   int64_t n_differences() const { return most<int64_t>(n_queries + n_keys - 1, 0); }
   // Distance of such a place, as one of those that positions are known for.
-  int64_t distance(int64_t difference, int64_t n_distances) const {
-    return clamped<int64_t>(start + n_queries - 2 - difference, n_distances);
+  int64_t distance(int64_t sample, int64_t difference, int64_t n_distances) const {
+    return clamped<int64_t>(start(sample) + n_queries - 2 - difference, n_distances);
   }
-  int64_t count() const {  // of a sample, of all segments
+  // The row of the mask of a query's block.
+  const int32_t* blocks(int64_t query) const { return mask + least(query / of_queries, n_query_blocks - 1) * n_key_blocks; }
+  // The first key from `key` on, below `end`, whose block counts, or does not; `end` if there is none.
+  int64_t next_key(const int32_t* blocks, int64_t key, int64_t end, bool counts) const {
+    while (key < end && (blocks[least(key / of_keys, n_key_blocks - 1)] != 0) != counts) key = (key / of_keys + 1) * of_keys;
+    return least(key, most(end, int64_t{0}));
+  }
+  int64_t count() const {  // of all samples and segments
     int64_t n = 0;
-    for (int64_t j = 0; j < n_queries; ++j) n += most<int64_t>(end_of_keys(j) - first_key(j), 0);
-    return n;
+    for (int64_t b = 0; b < (same_start ? least<int64_t>(n_samples, 1) : n_samples); ++b)
+      for (int64_t j = 0; j < n_queries; ++j) {
+        const int64_t end = end_of_keys(b, j);
+        for (int64_t key = first_key(b, j), last; key < end; key = last) {
+          last = end;
+          if (mask != nullptr) {
+            key = next_key(blocks(j), key, end, true);
+            last = next_key(blocks(j), key, end, false);
+          }
+          n += last - key;
+        }
+      }
+    return same_start ? n * n_samples : n;
   }
 };
 
 // What both attentions are given first: `lutjax_cpu/_pairs.py`. Behind the tables are arrays of their own, then values [B, Lq, O] of a gradient or
-// an update. start: one int32. segments: [B, Lq], [B, Lk], looked at if there are any. weights: [T, R, O].
-enum Inputs { kStart, kQuerySegments, kKeySegments, kWeights, kQueries, kKeys, kOwn };
-enum Integers { kWindow, kSegments, kFixed, kOwnIntegers };
+// an update. start: int32, one or [B]. segments: [B, Lq], [B, Lk], and mask: [blocks of queries, of keys], looked at if there are any. targets:
+// [T or 1, R or 1, K], of no table if rows reach all outputs. weights: [T, R, O or K].
+enum Inputs { kStart, kQuerySegments, kKeySegments, kMask, kTargets, kWeights, kQueries, kKeys, kOwn };
+enum Integers { kWindow, kSegments, kFixed, kOfQueries, kOfKeys, kOutputs, kOwnIntegers };
 enum Numbers { kScale, kOwnNumbers };
 
 Pairs pairs_of(const Array* inputs, const int64_t* integers) {
-  const Array &queries = inputs[kQueries], &keys = inputs[kKeys];
-  const bool segments = integers[kSegments] != 0;
+  const Array &queries = inputs[kQueries], &keys = inputs[kKeys], &mask = inputs[kMask];
+  const bool segments = integers[kSegments] != 0, blocks = integers[kOfQueries] != 0;
   return Pairs{queries.shape[0],
                queries.shape[1],
                keys.shape[1],
-               *data<const int32_t>(inputs[kStart]),
                integers[kWindow],
+               data<const int32_t>(inputs[kStart]),
+               inputs[kStart].rank == 0,
                segments ? data<const int32_t>(inputs[kQuerySegments]) : nullptr,
-               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr};
+               segments ? data<const int32_t>(inputs[kKeySegments]) : nullptr,
+               blocks ? data<const int32_t>(mask) : nullptr,
+               mask.shape[0],
+               mask.shape[1],
+               integers[kOfQueries],
+               integers[kOfKeys]};
 }
 
 // A part of the work: ranges of tables, samples and queries.
@@ -79,6 +113,7 @@ class Walk {
     while (key_ >= end_)
       if (!next_query()) return false;
     int64_t end = least(end_, key_ + most_pairs);
+    if (blocks_ != nullptr) end = pairs_.next_key(blocks_, key_, end, false);
     if (of_keys_ != nullptr) {
       int64_t last = key_ + 1;
       while (last < end && of_keys_[last] == segment_) ++last;
@@ -102,12 +137,14 @@ class Walk {
           return false;
         }
         ++table_;
-        source_.table(table_);
+        if (pairs_.same_start) source_.distances(table_, 0);
       }
+      if (!pairs_.same_start) source_.distances(table_, sample_);
       source_.sample(table_, sample_);
     }
-    key_ = pairs_.first_key(query_);
-    end_ = pairs_.end_of_keys(query_);
+    key_ = pairs_.first_key(sample_, query_);
+    end_ = pairs_.end_of_keys(sample_, query_);
+    if (pairs_.mask != nullptr) blocks_ = pairs_.blocks(query_);
     if (pairs_.key_segments != nullptr) {
       of_keys_ = pairs_.key_segments + sample_ * pairs_.n_keys;
       segment_ = pairs_.query_segments[sample_ * pairs_.n_queries + query_];
@@ -116,22 +153,27 @@ class Walk {
     return true;
   }
 
-  void skip() {  // keys of other segments
-    if (of_keys_ != nullptr)
-      while (key_ < end_ && of_keys_[key_] != segment_) ++key_;
+  void skip() {  // keys of other segments, or in blocks that do not count
+    for (int64_t seen = -1; seen != key_;) {
+      seen = key_;
+      if (blocks_ != nullptr) key_ = pairs_.next_key(blocks_, key_, end_, true);
+      if (of_keys_ != nullptr)
+        while (key_ < end_ && of_keys_[key_] != segment_) ++key_;
+      if (blocks_ == nullptr) return;
+    }
   }
 
   const Pairs& pairs_;
   const Part part_;
   Source& source_;
   int64_t table_, sample_, query_, key_ = 0, end_ = 0;
-  const int32_t* of_keys_ = nullptr;
+  const int32_t *of_keys_ = nullptr, *blocks_ = nullptr;
   int32_t segment_ = 0;
 };
 
 // ------------------------------------------------------------------------------------- rows
 // Into the second cache: the first one has too few places for lines on their way, and random rows of large tables came half as fast.
-inline void fetch(const void* from, int64_t n_bytes) {
+LUTJAX_INLINE void fetch(const void* from, int64_t n_bytes) {
 #if defined(__GNUC__)
   const char* p = static_cast<const char*>(from);
   for (int64_t at = 0; at < n_bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
@@ -209,7 +251,7 @@ struct Block {
   }
 
   // Fetches bytes of the rows that are read later than those of pair p.
-  void fetch_ahead(int64_t p, int64_t first_output, int64_t n_bytes) const {
+  LUTJAX_INLINE void fetch_ahead(int64_t p, int64_t first_output, int64_t n_bytes) const {
     for (int way = 0; way < kWays; ++way) fetch(rows[way][p + kPairsAhead] + first_output, n_bytes);
   }
 };
@@ -230,13 +272,14 @@ void for_each_block(const Pairs& pairs, const Part& part, Source& source, W* wei
   }
 }
 
-// ------------------------------------------------------------------------------------- passes
+// ------------------------------------------------------------------------------------- tables and parts of the work
 template <class W>
 struct Tables {
   W* weights;
   int64_t n_tables, n_rows, n_outputs;
   explicit Tables(const Array& a) : weights(data<W>(a)), n_tables(a.shape[0]), n_rows(a.shape[1]), n_outputs(a.shape[2]) {}
   int64_t row_bytes() const { return n_outputs * static_cast<int64_t>(sizeof(W)); }
+  W* of(int64_t t) const { return weights + t * n_rows * n_outputs; }
 };
 
 // The call on one thread, if its work is small.
@@ -270,50 +313,196 @@ struct Parts {
   int64_t of_tables, of_samples, of_queries, tables;
 };
 
+// ------------------------------------------------------------------------------------- outputs that rows reach
+// Rows [O] reach all outputs.
+struct AllOutputs {
+  int64_t n_outputs;
+
+  AllOutputs(const Array&, int64_t n_outputs) : n_outputs(n_outputs) {}
+  int64_t width() const { return n_outputs; }  // of the sums of a query
+  int64_t bytes() const { return 0; }          // that `values` needs
+
+  // What rows of table t read of values of all outputs.
+  template <class V>
+  const V* values(int64_t, const V* of_outputs, char*) const { return of_outputs; }
+
+  template <class Block, class W>
+  LUTJAX_INLINE void fetch_ahead(const Block& block, int64_t p, const W*, int64_t, int64_t first, int64_t n) const {
+    block.fetch_ahead(p, first, n * static_cast<int64_t>(sizeof(W)));
+  }
+
+  // Adds the rows of a run to sums.
+  template <class How, class Block, class W>
+  void add_rows(const How& how, const Block& block, const Run& run, const W* table, char*, typename How::Sum* sums) const {
+    for (int64_t o = 0; o < n_outputs; o += kInRegisters) {
+      const int64_t n = least(n_outputs - o, kInRegisters);
+      const auto from = [&](int64_t p) {
+        fetch_ahead(block, run.at + p, table, run.table, o, n);
+        return block.rows[0][run.at + p] + o;
+      };
+      lutjax::add_rows(how, run.n, from, n, sums + o);
+    }
+  }
+
+  // Adds values to a row.
+  template <class Sum>
+  void add(int64_t, const Sum*, Sum* row, const Sum* values) const { add_row(row, values, n_outputs); }
+
+  // <dy, row - other>.
+  template <class How, class W>
+  float product(const How& how, int64_t, const W*, const float* dy, const W* row, const W* other) const {
+    return lutjax::product(how, dy, row, other, n_outputs);
+  }
+
+  // Adds addends of dy to sums of row `row` of table t.
+  template <class How, class Dy>
+  void add_hits(const How& how, int64_t, int64_t, int64_t n, const Dy& dy, typename How::Sum* sums) const {
+    lutjax::add_rows(how, n, dy, n_outputs, sums);
+  }
+};
+
+inline float total(const InFloats&, float sum) { return sum; }
+inline float total(const InIntegers& how, uint32_t sum) { return static_cast<float>(static_cast<int32_t>(sum)) / how.scale; }
+
+// Slots of rows [K] reach outputs of their own. Sums of a query have one place more, which unused slots reach.
+struct ChosenOutputs {
+  Slots slots;
+
+  ChosenOutputs(const Array& targets, int64_t n_outputs) : slots(targets, n_outputs) {}
+  int64_t width() const { return slots.n_outputs + 1; }
+  int64_t bytes() const { return (4 * slots.n_slots + 63) / 64 * 64; }
+  bool same_for_rows() const { return slots.of_row == 0; }
+
+  // Those of a table whose rows have one list: the values of its slots, 0 of unused ones.
+  template <class V>
+  const V* values(int64_t t, const V* of_outputs, char* scratch) const {
+    if (!same_for_rows()) return of_outputs;
+    V* found = reinterpret_cast<V*>(scratch);
+    const int32_t* to = slots.of(t, 0);
+    for (int64_t k = 0; k < slots.n_slots; ++k) {
+      const int64_t o = slots.output(to[k]);
+      found[k] = o < slots.n_outputs ? of_outputs[o] : V(0);
+    }
+    return found;
+  }
+
+  // The targets of a row of table t, by its place in memory.
+  template <class W>
+  const int32_t* targets(int64_t t, const W* table, const W* row) const {
+    return slots.targets + t * slots.of_table + (same_for_rows() ? 0 : row - table);
+  }
+
+  template <class Block, class W>
+  LUTJAX_INLINE void fetch_ahead(const Block& block, int64_t p, const W* table, int64_t t, int64_t first, int64_t n) const {
+    block.fetch_ahead(p, first, n * static_cast<int64_t>(sizeof(W)));
+    // Rows ahead may be of the next table; then so are their targets.
+    if (!same_for_rows() && slots.of_table != 0)
+      for (const auto& rows : block.rows) fetch(targets(t, table, static_cast<const W*>(rows[p + kPairsAhead])), 4 * n);
+  }
+
+  template <class How, class Block, class W>
+  void add_rows(const How& how, const Block& block, const Run& run, const W* table, char* scratch, typename How::Sum* sums) const {
+    using Sum = typename How::Sum;
+    const int64_t n = slots.n_slots;
+    if (same_for_rows()) {
+      Sum* of_slots = reinterpret_cast<Sum*>(scratch);
+      std::memset(of_slots, 0, static_cast<size_t>(n) * sizeof(Sum));
+      const auto from = [&](int64_t p) {
+        fetch_ahead(block, run.at + p, table, run.table, 0, n);
+        return block.rows[0][run.at + p];
+      };
+      lutjax::add_rows(how, run.n, from, n, of_slots);
+      const int32_t* to = slots.of(run.table, 0);
+      for (int64_t k = 0; k < n; ++k) add_to(how, &sums[slots.output(to[k])], static_cast<typename How::Part>(of_slots[k]));
+      return;
+    }
+    for (int64_t p = run.at; p < run.at + run.n; ++p) {
+      fetch_ahead(block, p, table, run.table, 0, n);
+      const W* row = block.rows[0][p];
+      const int32_t* to = targets(run.table, table, row);
+      for (int64_t k = 0; k < n; ++k) add_to(how, &sums[slots.output(to[k])], how.addend(value(row[k])));
+    }
+  }
+
+  template <class Sum>
+  void add(int64_t t, const Sum* table, Sum* row, const Sum* values) const {
+    if (same_for_rows()) return add_row(row, values, slots.n_slots);
+    const int32_t* to = targets(t, table, static_cast<const Sum*>(row));
+    for (int64_t k = 0; k < slots.n_slots; ++k) {
+      const int64_t o = slots.output(to[k]);
+      if (o < slots.n_outputs) add_row(row + k, values + o, 1);
+    }
+  }
+
+  template <class How, class W>
+  float product(const How& how, int64_t t, const W* table, const float* dy, const W* row, const W* other) const {
+    if (!same_for_rows()) return total(how, slots.difference(how, dy, row, other, targets(t, table, row), targets(t, table, other)));
+    const int32_t* to = slots.of(t, 0);
+    typename How::Part sum = 0;  // unused slots may hold any number
+    for (int64_t k = 0; k < slots.n_slots; ++k)
+      if (to[k] >= 0) sum += how.addend((value(row[k]) - value(other[k])) * dy[k]);
+    return total(how, sum);
+  }
+
+  template <class How, class Dy>
+  void add_hits(const How& how, int64_t t, int64_t row, int64_t n, const Dy& dy, typename How::Sum* sums) const {
+    const int32_t* to = slots.of(t, row);
+    for (int64_t k = 0; k < slots.n_slots; ++k) {
+      const int64_t o = slots.output(to[k]);
+      if (o == slots.n_outputs) continue;
+      for (int64_t i = 0; i < n; ++i) add_to(how, sums + k, how.addend(dy(i)[o]));
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------------- passes
 constexpr const char* kNoMemory = "no memory for the ids and sums of pairs";
 
 // y[b, j, :] = sum of the rows of all pairs of j and all tables.
-template <class Source, class W, class How>
-const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const W>& tables, const How& how, typename How::Sum* y) {
+template <class Source, class Reach, class W, class How>
+const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const W>& tables, const Reach& reach, const How& how, typename How::Sum* y,
+                      int64_t n_outputs) {
   using Sum = typename How::Sum;
-  const int64_t n_outputs = tables.n_outputs, size = pairs.n_samples * pairs.n_queries * n_outputs;
-  if (size == 0) return nullptr;
-  const Call call = call_for(given, pairs.n_samples * pairs.count() * tables.n_tables * tables.row_bytes());
-  const int64_t lines = most<int64_t>(32768 / (n_outputs * static_cast<int64_t>(sizeof(Sum))), 1);  // of y that stay in the first cache
+  const int64_t n_lines = pairs.n_samples * pairs.n_queries, width = reach.width(), size = n_lines * width;
+  if (n_lines * n_outputs == 0) return nullptr;
+  const int64_t n_pairs = pairs.count();
+  const Call call = call_for(given, n_pairs * tables.n_tables * tables.row_bytes());
+  // Lines of y that stay in the first cache, or more: a part reads each row four times, where so many pairs read it, so that most come from a cache.
+  const int64_t fours = n_pairs / (4 * most<int64_t>(tables.n_rows, 1));
+  const int64_t lines = most<int64_t>(32768 / (width * static_cast<int64_t>(sizeof(Sum))), fours > 0 ? n_lines / fours : 1);
   const Parts parts(pairs, tables.n_tables, lines / pairs.n_queries, lines, kParts / 2);
   const int64_t chunks = parts.of_tables;
-  Sum* sums = chunks == 1 ? y : allocated<Sum>(call, size * chunks);
+  const bool in_place = chunks == 1 && width == n_outputs;
+  Sum* sums = in_place ? y : allocated<Sum>(call, size * chunks);
   if (sums == nullptr) return kNoMemory;
-  const bool done = in_parallel_with(call, parts.n(), Source::bytes(pairs), [&](int64_t i, char* scratch) {
+  const bool done = in_parallel_with(call, parts.n(), Source::bytes(pairs) + reach.bytes(), [&](int64_t i, char* scratch) {
     const Part part = parts[i];
     Sum* own = sums + parts.chunk(i) * size;
     for (int64_t b = part.sample; b < part.end_of_samples; ++b)
-      std::memset(own + (b * pairs.n_queries + part.query) * n_outputs, 0,
-                  static_cast<size_t>((part.end_of_queries - part.query) * n_outputs) * sizeof(Sum));
-    Source source(call, pairs, scratch);
-    for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+      std::memset(own + (b * pairs.n_queries + part.query) * width, 0, static_cast<size_t>((part.end_of_queries - part.query) * width) * sizeof(Sum));
+    Source source(call, pairs, scratch + reach.bytes());
+    for_each_block(pairs, part, source, tables.weights, tables.n_rows, tables.n_outputs, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        Sum* to = own + (run.sample * pairs.n_queries + run.query) * n_outputs;
-        for (int64_t o = 0; o < n_outputs; o += kOutputs) {
-          const int64_t n = least(n_outputs - o, kOutputs);
-          const auto from = [&](int64_t p) {
-            block.fetch_ahead(run.at + p, o, n * static_cast<int64_t>(sizeof(W)));
-            return block.rows[0][run.at + p] + o;
-          };
-          add_rows(how, run.n, from, n, to + o);
-        }
+        reach.add_rows(how, block, run, tables.of(run.table), scratch, own + (run.sample * pairs.n_queries + run.query) * width);
       }
     });
   });
   if (!done) return kNoMemory;
-  if (chunks != 1) {
-    constexpr int64_t kPiece = 4096;
+  if (!in_place) {
+    const int64_t piece = most<int64_t>(4096 / n_outputs, 1);  // lines
     const Call last = call_for(call, size * chunks * static_cast<int64_t>(sizeof(Sum)) / 4);
-    const bool added = in_parallel_with(last, (size + kPiece - 1) / kPiece, 0, [&](int64_t i, char*) {
-      const int64_t first = i * kPiece, n = least(size - first, kPiece);
-      std::memset(y + first, 0, static_cast<size_t>(n) * sizeof(Sum));
-      for (int64_t c = 0; c < chunks; ++c) add_row(y + first, sums + c * size + first, n);
+    const bool added = in_parallel_with(last, (n_lines + piece - 1) / piece, 0, [&](int64_t i, char*) {
+      const int64_t first = i * piece, end = least(first + piece, n_lines);
+      std::memset(y + first * n_outputs, 0, static_cast<size_t>((end - first) * n_outputs) * sizeof(Sum));
+      for (int64_t c = 0; c < chunks; ++c) {
+        const Sum* from = sums + c * size;
+        if (width == n_outputs) {
+          add_row(y + first * width, from + first * width, (end - first) * width);
+        } else {
+          for (int64_t line = first; line < end; ++line) add_row(y + line * n_outputs, from + line * width, n_outputs);
+        }
+      }
     });
     if (!added) return kNoMemory;
   }
@@ -321,23 +510,25 @@ const char* sum_pairs(const Call& given, const Pairs& pairs, const Tables<const 
 }
 
 // Adds values[b, j, :] to the rows of all pairs of j. A part has tables of its own; `fresh`: they are set to zero first.
-template <class Source, class Sum>
-const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum>& tables, const Sum* values, bool fresh) {
-  const int64_t n_outputs = tables.n_outputs, n_pairs = pairs.n_samples * pairs.count();
+template <class Source, class Reach, class Sum>
+const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum>& tables, const Reach& reach, const Sum* values, int64_t n_outputs,
+                         bool fresh) {
+  const int64_t n_pairs = pairs.count(), of_row = tables.n_outputs;
   const Call call = call_for(given, (n_pairs + (fresh ? tables.n_rows : 0)) * tables.n_tables * tables.row_bytes());
   const Parts parts(pairs, tables.n_tables, pairs.n_samples, pairs.n_queries, kParts);
-  const bool done = in_parallel_with(call, parts.of_tables, Source::bytes(pairs), [&](int64_t i, char* scratch) {
-    const int64_t first = i * parts.tables, n = least(parts.tables, tables.n_tables - first) * tables.n_rows * n_outputs;
-    if (fresh) std::memset(tables.weights + first * tables.n_rows * n_outputs, 0, static_cast<size_t>(n) * sizeof(Sum));
-    if (n_pairs == 0 || n_outputs == 0) return;
-    Source source(call, pairs, scratch);
-    for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+  const bool done = in_parallel_with(call, parts.of_tables, Source::bytes(pairs) + reach.bytes(), [&](int64_t i, char* scratch) {
+    const int64_t first = i * parts.tables, n = least(parts.tables, tables.n_tables - first) * tables.n_rows * of_row;
+    if (fresh) std::memset(tables.weights + first * tables.n_rows * of_row, 0, static_cast<size_t>(n) * sizeof(Sum));
+    if (n_pairs == 0 || n_outputs * of_row == 0) return;
+    Source source(call, pairs, scratch + reach.bytes());
+    for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, of_row, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
-        const Sum* from = values + (run.sample * pairs.n_queries + run.query) * n_outputs;
+        const Sum* table = tables.of(run.table);
+        const Sum* from = reach.values(run.table, values + (run.sample * pairs.n_queries + run.query) * n_outputs, scratch);
         for (int64_t p = run.at; p < run.at + run.n; ++p) {
-          block.fetch_ahead(p, 0, tables.row_bytes());
-          add_row(block.rows[0][p], from, n_outputs);
+          reach.fetch_ahead(block, p, table, run.table, 0, of_row);
+          reach.add(run.table, table, block.rows[0][p], from);
         }
       }
     });
@@ -346,18 +537,18 @@ const char* add_to_pairs(const Call& given, const Pairs& pairs, const Tables<Sum
 }
 
 // Moves each row that a pair addresses once, along the sum of dy[b, j, :] over its pairs: see rules.h.
-template <class Source, class W, class How>
-const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, const How& how, const float* dy) {
+template <class Source, class W, class Reach, class How>
+const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, const Reach& reach, const How& how, const float* dy, int64_t n_outputs) {
   const Tables<W> tables(u.weights);
-  const int64_t n_outputs = tables.n_outputs, n_rows = tables.n_rows, n_pairs = pairs.n_samples * pairs.count();
-  if (n_pairs == 0 || n_outputs == 0) return nullptr;
-  const int64_t to_sort = (bytes_to_sort(n_pairs) + 63) / 64 * 64, ids_at = to_sort + (n_outputs * 8 + 63) / 64 * 64;
+  const int64_t size = tables.n_outputs, n_rows = tables.n_rows, n_pairs = pairs.count();
+  if (n_pairs == 0 || n_outputs * size == 0) return nullptr;
+  const int64_t to_sort = (bytes_to_sort(n_pairs) + 63) / 64 * 64, ids_at = to_sort + (size * 8 + 63) / 64 * 64;
   const bool done = in_parallel_with(call, tables.n_tables, ids_at + Source::bytes(pairs), [&](int64_t t, char* scratch) {
     Source source(call, pairs, scratch + ids_at);
     Walk<Source> walk(pairs, Part{t, t + 1, 0, pairs.n_samples, 0, pairs.n_queries}, source);
     Hit* hits = reinterpret_cast<Hit*>(scratch);
     auto* sums = reinterpret_cast<typename How::Sum*>(scratch + to_sort);
-    float* gradient = reinterpret_cast<float*>(sums + n_outputs);
+    float* gradient = reinterpret_cast<float*>(sums + size);
     int64_t n = 0;
     int32_t ids[Source::kWays][kPairs];
     typename Source::More more;
@@ -367,14 +558,14 @@ const char* move_pairs(const Call& call, const Pairs& pairs, const Update& u, co
       n += run.n;
     }
     hits = sorted(hits, n, n_pairs, n_rows);
-    W* table = tables.weights + t * n_rows * n_outputs;
+    W* table = tables.of(t);
     for (int64_t first = 0, end; first < n; first = end) {
       const int64_t row = hits[first].row;
       for (end = first + 1; end < n && hits[end].row == row;) ++end;
-      if (first + kPairsAhead < n) fetch(table + hits[first + kPairsAhead].row * n_outputs, tables.row_bytes());
-      std::memset(sums, 0, static_cast<size_t>(n_outputs) * sizeof *sums);
-      add_rows(how, end - first, [&](int64_t i) { return dy + hits[first + i].number * n_outputs; }, n_outputs, sums);
-      u.move(t, row, n_outputs, sums, gradient, table + row * n_outputs);
+      if (first + kPairsAhead < n) fetch(table + hits[first + kPairsAhead].row * size, tables.row_bytes());
+      std::memset(sums, 0, static_cast<size_t>(size) * sizeof *sums);
+      reach.add_hits(how, t, row, end - first, [&](int64_t i) { return dy + hits[first + i].number * n_outputs; }, sums);
+      u.move(t, row, size, sums, gradient, table + row * size);
     }
   });
   return done ? nullptr : kNoMemory;
@@ -387,12 +578,22 @@ const char* for_type(const Call& call, const Body& body) {
   return for_type(call.inputs[kWeights], call.integers[kFixed] != 0, call.numbers[kScale], body);
 }
 
+// Calls body(which outputs rows reach).
+template <class Body>
+const char* for_reach(const Array& targets, int64_t n_outputs, const Body& body) {
+  return targets.shape[0] > 0 ? body(ChosenOutputs(targets, n_outputs)) : body(AllOutputs(targets, n_outputs));
+}
+
 // The output [B, Lq, O], as sums.
 template <class Source>
 const char* forward(const Call& call) {
-  return for_type(call, [&](auto weight, auto how) {
-    const Tables<const decltype(weight)> tables(call.inputs[kWeights]);
-    return sum_pairs<Source>(call, pairs_of(call.inputs, call.integers), tables, how, data<typename decltype(how)::Sum>(call.outputs[0]));
+  const int64_t n_outputs = call.integers[kOutputs];
+  return for_reach(call.inputs[kTargets], n_outputs, [&](const auto& reach) {
+    return for_type(call, [&](auto weight, auto how) {
+      const Tables<const decltype(weight)> tables(call.inputs[kWeights]);
+      auto* y = data<typename decltype(how)::Sum>(call.outputs[0]);
+      return sum_pairs<Source>(call, pairs_of(call.inputs, call.integers), tables, reach, how, y, n_outputs);
+    });
   });
 }
 
@@ -401,8 +602,12 @@ template <class Source>
 const char* add(const Call& call, const Array& values, bool fresh) {
   const Pairs pairs = pairs_of(call.inputs, call.integers);
   const Array& table = call.outputs[0];
-  return values.type == Type::int32 ? add_to_pairs<Source>(call, pairs, Tables<int32_t>(table), data<const int32_t>(values), fresh)
-                                    : add_to_pairs<Source>(call, pairs, Tables<float>(table), data<const float>(values), fresh);
+  const int64_t n = call.integers[kOutputs];
+  return for_reach(call.inputs[kTargets], n, [&](const auto& reach) {
+    return values.type == Type::int32
+               ? add_to_pairs<Source>(call, pairs, Tables<int32_t>(table), reach, data<const int32_t>(values), n, fresh)
+               : add_to_pairs<Source>(call, pairs, Tables<float>(table), reach, data<const float>(values), n, fresh);
+  });
 }
 
 // What `lutjax_cpu/_rules.py` passes, then the arrays of a call without its tables, and the cotangent [B, Lq, O]: `n_inputs` with tables.
@@ -416,8 +621,11 @@ const char* update(const Call& call, int n_inputs) {
   own.inputs = inputs;
   own.integers = u.integers;
   own.numbers = u.numbers;
-  return for_type(u.weights, u.fixed, u.scale, [&](auto weight, auto how) {
-    return move_pairs<Source, decltype(weight)>(own, pairs_of(inputs, u.integers), u, how, dy);
+  const int64_t n_outputs = u.integers[kOutputs];
+  return for_reach(inputs[kTargets], n_outputs, [&](const auto& reach) {
+    return for_type(u.weights, u.fixed, u.scale, [&](auto weight, auto how) {
+      return move_pairs<Source, decltype(weight)>(own, pairs_of(inputs, u.integers), u, reach, how, dy, n_outputs);
+    });
   });
 }
 

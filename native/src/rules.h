@@ -211,7 +211,7 @@ constexpr int64_t kAhead = 8;  // rows whose memory is asked for before they mov
 
 // Asks for the first lines of a row.
 template <class W>
-inline void ask_for(const W* row, int64_t bytes) {
+LUTJAX_INLINE void ask_for(const W* row, int64_t bytes) {
   const char* from = reinterpret_cast<const char*>(row);
   for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
 }

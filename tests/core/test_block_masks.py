@@ -78,3 +78,28 @@ def test_impossible_masks(change, message):
     options = {"block_mask": MASK, "block_sizes": SIZES, **change}
     with pytest.raises((ValueError, TypeError), match=message):
         lutjax.lut_attention(X, WEIGHTS, ANCHORS, POSITIONS, **options)
+
+
+def test_layers_take_masks():
+    from flax import nnx
+
+    from lutjax.layers.nnx import LUTAttention
+
+    layer = LUTAttention(
+        INPUTS,
+        OUTPUTS,
+        n_detectors=T,
+        n_anchors=C,
+        anchors=ANCHORS,
+        n_positions=LENGTH - 1,
+        window=9,
+        rngs=nnx.Rngs(0),
+    )
+    layer.weights[...] = jnp.asarray(WEIGHTS[:, : 4**C])
+    blocks = {"block_mask": MASK, "block_sizes": SIZES}
+    wanted = lutjax.lut_attention(X, WEIGHTS[:, : 4**C], ANCHORS, window=9, **blocks)
+    assert_close("itself", layer(X, **blocks), wanted)
+    assert_close("keys", layer(X, X, **blocks), wanted)
+    layer.init_cache(X.shape, jnp.float32)
+    with pytest.raises(ValueError, match="LUTAttention: block_mask cannot be given when decoding"):
+        layer(X, decode=True, **blocks)

@@ -42,7 +42,9 @@ def test_every_argument_of_a_layer(layer):
         assert taken("targets_per") == set(_tables.TARGET_LISTS)
     if "wiring" in arguments:
         names = {name for name in taken("wiring") if isinstance(name, str)}
-        assert names == {*wiring.FIXED, *wiring.LEARNED} - ({"unique"} if layer != "LogicGates" else set())
+        assert names == {*wiring.FIXED, *wiring.LEARNED} - (
+            set() if layer in ("LogicGates", "LogicRNN") else {"unique"}
+        )
     if "estimator" in arguments:
         assert taken("estimator") == set(spec_type.estimators)
     if "parametrisation" in arguments:

@@ -784,3 +784,44 @@ def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
         layer.rngs = nnx.data(None)
     with pytest.raises(ValueError, match="LogicGates: estimator is 'gumbel', which needs rngs"):
         model(bits)
+
+
+@pytest.mark.thorough
+def test_recurrent_gates_go_on_and_run_packed():
+    """A sequence in two calls, with the state between them; and the hard network on words, in every library."""
+    case = Case("LogicRNN", {}, (40, 5, 3), (3, 8))
+    arrays = variables_of(case)
+    bits = np.random.default_rng(0).integers(0, 2, case.shape).astype(np.float32)
+    layer = nnx_layer(case, arrays)
+    whole = layer(bits)
+    first = layer(bits[:, :2])
+    np.testing.assert_array_equal(first, whole[:, :2])
+    np.testing.assert_array_equal(layer(bits[:, 2:], state=first[:, -1]), whole[:, 2:])
+
+    hard = np.asarray(layer(bits, deterministic=True))
+    words = jnp.stack([lutjax.pack_bits(bits[:, t].T) for t in range(5)], 1)
+    kinds = by_kind(case, arrays)
+    linen_layer = linen.LogicRNN(*case.sizes)
+    f = hk.transform_with_state(
+        lambda words, state=None: lutjax_haiku.LogicRNN(*case.sizes, name="layer").from_words(words, state)
+    )
+    of_haiku = {"layer": kinds["params"]}, {"layer": kinds["wires"]}, None
+    for from_words in (
+        layer.from_words,
+        lambda *a: linen_layer.from_words(kinds, *a),
+        lambda *a: f.apply(*of_haiku, *a)[0],
+    ):
+        found = from_words(words)
+        for t in range(5):
+            np.testing.assert_array_equal(lutjax.unpack_bits(found[:, t], 40).T, hard[:, t])
+        np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
+    for call, message in (
+        (lambda: layer(bits[0, 0]), r"LogicRNN: x has shape \[3\]; expected \[..., length, features\]"),
+        (lambda: layer(bits, state=bits[:, 0]), r"state has shape \[40, 3\]; expected \[40, 8\]"),
+        (
+            lambda: layer.from_words(words[:2]),
+            r"words is uint32\[2, 5, 2\]; expected uint32 \[3, length, ...\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -369,6 +369,7 @@ FAST_LAYERS = {  # and the library and the kind of mesh on which it is tried in 
     "LogicGates, learnable, soft": ("haiku", "explicit"),
     "SoftLUT, features first": ("nnx", "auto"),
     "BinaryLUT, top-k, straight_through": ("linen", "explicit"),
+    "LogicRNN, balanced": ("linen", "explicit"),
     "LogicConv": ("haiku", "auto"),
     "GroupSum": ("nnx", "explicit"),
     "Thermometer, straight_through": ("linen", "auto"),
@@ -379,7 +380,9 @@ def test_a_case_of_every_layer_is_fast():
     assert sorted(CASES[name].layer for name in FAST_LAYERS) == sorted({c.layer for c in CASES.values()})
 
 
-@pytest.mark.thorough("nnx-LUTPairAttention, interleaved-auto", "nnx-WindowLUT, dropout-explicit")
+@pytest.mark.thorough(
+    "linen-LogicRNN*", "nnx-LUTPairAttention, interleaved-auto", "nnx-WindowLUT, dropout-explicit"
+)
 @pytest.mark.slow(
     "haiku-LUTAttention, window-explicit",
     "haiku-LogicConv-auto",

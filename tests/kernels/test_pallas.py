@@ -47,7 +47,7 @@ def interpretable(direction="forward", fast=lambda op, size: False):
     return [
         (op, shape) if shape == fast_size(op) or fast(op, size) else slow(op, shape)
         for op in pallas_interpreter.implemented("tpu", direction)
-        for shape, size in testing.shapes(op).items()
+        for shape, size in testing.shapes(op, "pallas").items()
     ]
 
 
@@ -276,7 +276,7 @@ def pretend_triton_runs(monkeypatch):
     [
         (op, shape, "float32") if (op, shape) == ("binary_lut", "readers") else slow(op, shape, "float32")
         for op in ON_GPUS
-        for shape, size in testing.shapes(op).items()
+        for shape, size in testing.shapes(op, "pallas").items()
         if "groups" not in size  # refused
     ]
     + [slow(op, fast_size(op), dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],

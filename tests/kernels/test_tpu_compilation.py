@@ -42,7 +42,7 @@ def test_tensor_cores(op, tpu, dtype):
 @pytest.mark.parametrize("op", ON_TENSOR_CORES)
 @pytest.mark.parametrize("tpu", ["v5e", "v6e"])
 def test_every_shape(op, tpu):
-    for shape in testing.shapes(op):
+    for shape in testing.shapes(op, "pallas"):
         testing.check_compilation(testing.case(op, shape), "pallas/tpu", tpu=tpu)
 
 

@@ -79,7 +79,9 @@ def is_fast(op, shape):
 
 def compiled_size(op):
     """Return a size at which the kernels of readers run, where an op has any."""
-    return next((shape for shape, sizes in testing.shapes(op).items() if "readers" in sizes), fast_size(op))
+    return next(
+        (shape for shape, sizes in testing.shapes(op, "triton").items() if "readers" in sizes), fast_size(op)
+    )
 
 
 @pytest.fixture
@@ -101,7 +103,11 @@ def interpreted():
 )
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [(op, shape) if is_fast(op, shape) else slow(op, shape) for op in OPS for shape in testing.shapes(op)],
+    [
+        (op, shape) if is_fast(op, shape) else slow(op, shape)
+        for op in OPS
+        for shape in testing.shapes(op, "triton")
+    ],
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
@@ -156,7 +162,7 @@ def test_transformations(op, transformation):
         if (shape, op) in (("primes", "lookup"), ("primes", "lookup_attention"))
         else slow(op, shape)
         for op in UPDATED
-        for shape in testing.shapes(op)
+        for shape in testing.shapes(op, "triton")
     ],
 )
 @pytest.mark.usefixtures("interpreted")
@@ -236,7 +242,7 @@ COUNTED = {"batch": 1, "queries": 6, "detectors": 2}
         ("ties", COUNTED, "float32"),
         *(
             slow(shape, {}, "float32")
-            for shape in testing.shapes("lookup_attention")
+            for shape in testing.shapes("lookup_attention", "triton")
             if not shape.startswith("tiles")
         ),
         slow("tiles", {"batch": 1, "queries": 40, "detectors": 1}, "float32"),

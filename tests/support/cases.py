@@ -124,6 +124,7 @@ def at_sizes(
         for module in (testing.cases_of(op),)
         for i in implementations(op, direction)
         for name in sizes(module)
+        if module.sizes[name].is_for(i)
     ]
 
 

@@ -52,6 +52,11 @@ def gates(layer, **options):
     return Case(layer, options, (6, 4) if "feature_axis" in options else (4, 6), (6, 8))
 
 
+def recurrent(**options):
+    """A recurrent layer of 8 gates over 6 inputs, of 3 steps."""
+    return Case("LogicRNN", options, (6, 3, 4) if "feature_axis" in options else (4, 3, 6), (6, 8))
+
+
 def trees(**options):
     shape = (2, 5, 3, 4) if "feature_axis" in options else (4, 5, 3, 2)
     return Case("LogicConv", options, shape, ((5, 3, 2), 2))
@@ -134,6 +139,13 @@ CASES = {
             "deterministic, learnt": {"wiring": "top-k", "candidates": 4, "deterministic": True},
         }.items()
     },
+    **{f"LogicRNN, {name}": recurrent(wiring=name) for name in wiring.FIXED},
+    **{
+        f"LogicRNN, {name}, {estimator}": recurrent(wiring=name, estimator=estimator, **LEARNT)
+        for name, estimator in zip(wiring.LEARNED, ("soft", "gumbel", "straight_through"), strict=True)
+    },
+    "LogicRNN, features first": recurrent(feature_axis=0),
+    "LogicRNN, deterministic": recurrent(wires=WIRES, deterministic=True),
     **{
         f"SoftLUT, {name}": gates("SoftLUT", n_inputs=3, parametrisation=name) for name in ("light", "walsh", "raw")
     },

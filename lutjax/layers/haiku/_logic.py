@@ -179,6 +179,160 @@ class LogicGates(_Wired):
         self._make(locals())
 
 
+class LogicRNN(_Wired):
+    """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
+
+    Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
+    ``[features, length, ...]``. The state is 0 before the first step, or the one that a call is given. With ``deterministic=True`` every gate is the one with the
+    largest logit: bits in, bits out, and `from_words` runs 32 sequences in a word.
+
+    Variables:
+      logits: trained, ``[out_features, 16]``.
+      wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
+
+    Args:
+      in_features: inputs of a step, numbers from 0 to 1 or bits.
+      out_features: gates, and numbers of the state.
+      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+        layer reads the mixture of all candidates.
+      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+        of the same inputs. Noise is the same in all steps of a call.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones: ids below
+        `in_features` are inputs, and ``in_features + g`` is the state of gate g.
+      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+      deterministic: whether calls run the hard network.
+      name: of the module.
+
+    Raises:
+      ValueError: a size is impossible, or a wire is neither an input nor a gate.
+
+    Source: docs/logic.md, section 10.
+
+    In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
+    `lutjax.layers.haiku`.
+
+    .
+
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LogicRNN
+      >>> f = hk.transform_with_state(lambda x: LogicRNN(16, 40)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 5, 16)))
+      >>> y, state = f.apply(params, state, None, jnp.ones((32, 5, 16)))
+      >>> y.shape
+      (32, 5, 40)
+    """
+
+    spec_type = _logic.LogicRNNSpec
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        estimator: str = "soft",
+        temperature: float | int = 1.0,
+        feature_axis: int = -1,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None,
+        wires: Any = None,
+        deterministic: bool = False,
+        wiring: str | Wiring = "balanced",
+        candidates: int = 8,
+        scores_init: Initializer = GAUSSIAN,
+        logits_init: Initializer = RESIDUAL,
+        name: str | None = None,
+    ) -> None:
+        """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
+
+        Args:
+          in_features: inputs of a step, numbers from 0 to 1 or bits.
+          out_features: gates, and numbers of the state.
+          wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
+            input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
+            of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
+            `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
+            network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
+            of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
+            layer reads the mixture of all candidates.
+          estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
+            the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
+            `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
+            of the same inputs. Noise is the same in all steps of a call.
+          wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones: ids below
+            `in_features` are inputs, and ``in_features + g`` is the state of gate g.
+          candidates: number of candidates of each input of a gate; even for ``"learnable"``.
+          scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
+          logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
+            input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
+          temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
+            another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
+          feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+          param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
+          implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
+          deterministic: whether calls run the hard network.
+          name: of the module.
+
+        Raises:
+          ValueError: a size is impossible, or a wire is neither an input nor a gate.
+        """
+        super().__init__(name)
+        self._make(locals())
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        state: Shaped[Array, "..."] | None = None,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return the states after each step, ``[..., length, out_features]``.
+
+        Args:
+          x: inputs ``[..., length, in_features]``.
+          state: before the first step, ``[..., out_features]``: the last one of a call before this, which this continues. 0 by default.
+          deterministic: whether to run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; it may be traced.
+        """
+        return self._run(x, deterministic, temperature=temperature, state=state)
+
+    def from_words(
+        self,
+        words: UInt32[Array, "inputs length *batch"],
+        state: UInt32[Array, "outputs *batch"] | None = None,
+    ) -> UInt32[jax.Array, "outputs length *batch"]:
+        """Return the states of the hard network, for 32 sequences a word: ``[out_features, length, ...]``.
+
+        Args:
+          words: uint32 ``[in_features, length, ...]``, bits packed by `lutjax.pack_bits`, whatever the `feature_axis`.
+          state: before the first step, ``[out_features, ...]``; 0 by default.
+
+        Raises:
+          ValueError: words or the state have another shape or dtype.
+        """
+        y: jax.Array = self.spec.from_words(self._held(), words, state)
+        return y
+
+
 class SoftLUT(_Wired):
     """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
 

@@ -37,11 +37,19 @@ from lutjax._extras import needed_by
 with needed_by("lutjax.layers.linen"):
     from lutjax.layers._declared import tables_of
     from lutjax.layers.linen._images import ConvLUT, SpatialLUT, WindowLUT
-    from lutjax.layers.linen._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
+    from lutjax.layers.linen._logic import (
+        BinaryLUT,
+        GroupSum,
+        LogicConv,
+        LogicGates,
+        LogicRNN,
+        SoftLUT,
+        Thermometer,
+    )
     from lutjax.layers.linen._projection import ProjectionLUT
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
+    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip

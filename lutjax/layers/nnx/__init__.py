@@ -21,12 +21,20 @@ with needed_by("lutjax.layers.nnx"):
         check,
         tables_of,
     )
-    from lutjax.layers.nnx._logic import BinaryLUT, GroupSum, LogicConv, LogicGates, SoftLUT, Thermometer
+    from lutjax.layers.nnx._logic import (
+        BinaryLUT,
+        GroupSum,
+        LogicConv,
+        LogicGates,
+        LogicRNN,
+        SoftLUT,
+        Thermometer,
+    )
     from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "ProjectionLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "ProjectionLUT",
     "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
     "Wires", "check", "quantised", "tables_of",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """`lutjax.sparse_lookup`."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -54,7 +55,15 @@ def backward(
 
 
 def update(
-    call: SparseLookup, cotangent: jax.Array, step: Step, *, device: Any
+    call: SparseLookup | EdgeLookup, cotangent: jax.Array, step: Step, *, device: Any
 ) -> tuple[jax.Array, RowState]:
-    inputs = (call.detection.index, call.targets, cotangent.astype(jnp.float32))
-    return _rules.update("sparse_lookup_update", call.weights, step, call.accumulate, inputs)
+    name, edges, sizes = _edges(call)
+    inputs, weights = (call.detection.index, *edges, cotangent.astype(jnp.float32)), call.weights
+    if isinstance(call, EdgeLookup):  # edges are rows of one number
+        weights = weights[None, :, None]
+        rate, factor = (
+            None if a is None else a[None, :, None] if a.ndim else a for a in (step.rate, step.factor)
+        )
+        step = dataclasses.replace(step, rate=rate, factor=factor)
+    table, state = _rules.update(f"{name}_update", weights, step, call.accumulate, inputs, integers=sizes)
+    return table.reshape(call.weights.shape), state

@@ -119,6 +119,35 @@ const char* backward(const Call& call, const How& how) {
   return nullptr;
 }
 
+// Moves each edge of a row that samples read once: edges are rows of one number, and their table is [1, E, 1].
+template <class W, class How>
+const char* update(const Call& call, const Update& u, const How& how) {
+  using Sum = typename How::Sum;
+  const Array &index = u.inputs[0], &cotangent = u.inputs[3];
+  const int64_t n_rows = u.integers[0], n_samples = index.shape[0], n_tables = index.shape[1], n_outputs = cotangent.shape[1];
+  const EdgeList edges(u.inputs[1], u.inputs[2], n_rows, n_outputs);
+  const float* dy = data<const float>(cotangent);
+  W* w = data<W>(u.weights);
+  const int32_t* by_table = ids_by_table(call, index, n_rows);
+  if (by_table == nullptr) return "no memory for ids";
+  const auto row = [=](int64_t t, int64_t b) -> int64_t { return by_table[t * n_samples + b]; };
+  const bool done = in_parallel_with(call, n_rows > 0 ? n_tables : 0, bytes_to_sort(n_samples), [&](int64_t t, char* scratch) {
+    Hit* hits = reinterpret_cast<Hit*>(scratch);
+    const int64_t n = hits_of(t, n_samples, row, hits);
+    hits = sorted(hits, n, n_samples, n_rows);
+    for (int64_t first = 0, last; first < n; first = last) {
+      for (last = first + 1; last < n && hits[last].row == hits[first].row;) ++last;
+      edges.visit(t, hits[first].row, [&](int64_t e, int64_t o) {
+        Sum sum = 0;
+        for (int64_t i = first; i < last; ++i) add_row(how, dy + hits[i].number * n_outputs + o, 1, &sum);
+        float gradient;
+        u.move(0, e, 1, &sum, &gradient, w + e);
+      });
+    }
+  });
+  return done ? nullptr : "no memory for the hits of a table";
+}
+
 }  // namespace
 }  // namespace lutjax
 
@@ -133,4 +162,10 @@ LUTJAX_KERNEL(edge_lookup_backward) {
   using namespace lutjax;
   const bool fixed = call.integers[0] != 0;
   return for_type(call.inputs[0], fixed, call.numbers[0], [&](auto weight, auto how) { return backward<decltype(weight)>(call, how); });
+}
+
+LUTJAX_KERNEL(edge_lookup_update) {
+  using namespace lutjax;
+  const Update u(call);
+  return for_type(u.weights, u.fixed, u.scale, [&](auto weight, auto how) { return update<decltype(weight)>(call, u, how); });
 }

@@ -34,10 +34,10 @@ struct Columns {
   static int64_t size(const Pairs& pairs) { return pairs.n_queries + pairs.n_keys + pairs.n_differences(); }
   Columns(const Pairs& pairs, T* memory) : query(memory), key(memory + pairs.n_queries), position(memory + pairs.n_queries + pairs.n_keys) {}
 
-  void table(const Pairs& pairs, const Array& of_position, int64_t t) {
+  void distances(const Pairs& pairs, const Array& of_position, int64_t t, int64_t b) {
     const int64_t n = of_position.shape[0], n_tables = of_position.shape[1];
     const T* from = data<const T>(of_position) + (n_tables == 1 ? 0 : t);
-    for (int64_t x = 0; x < pairs.n_differences(); ++x) position[x] = from[pairs.distance(x, n) * n_tables];
+    for (int64_t x = 0; x < pairs.n_differences(); ++x) position[x] = from[pairs.distance(b, x, n) * n_tables];
   }
   void sample(const Pairs& pairs, const Array& of_query, const Array& of_key, int64_t t, int64_t b) {
     const int64_t n_tables = of_query.shape[2];
@@ -63,7 +63,7 @@ struct Ids {
         n_rows(static_cast<int32_t>(inputs[kWeights].shape[1])),
         ids(pairs, reinterpret_cast<int32_t*>(scratch)) {}
 
-  void table(int64_t t) { ids.table(pairs, inputs[kPosition], t); }
+  void distances(int64_t t, int64_t b) { ids.distances(pairs, inputs[kPosition], t, b); }
   void sample(int64_t t, int64_t b) {
     ids.sample(pairs, inputs[kQuery], inputs[kKey], t, b);
     for (int64_t j = 0; j < pairs.n_queries; ++j) ids.query[j] = put(ids.query[j], query_shift);
@@ -97,10 +97,10 @@ struct Flips : Ids {
         flips(pairs, reinterpret_cast<int32_t*>(scratch + Ids::bytes(pairs))),
         margins(pairs, reinterpret_cast<float*>(scratch + 2 * Ids::bytes(pairs))) {}
 
-  void table(int64_t t) {
-    Ids::table(t);
-    flips.table(pairs, inputs[kPositionFlip], t);
-    margins.table(pairs, inputs[kPositionMargin], t);
+  void distances(int64_t t, int64_t b) {
+    Ids::distances(t, b);
+    flips.distances(pairs, inputs[kPositionFlip], t, b);
+    margins.distances(pairs, inputs[kPositionMargin], t, b);
   }
   void sample(int64_t t, int64_t b) {
     Ids::sample(t, b);
@@ -137,17 +137,18 @@ struct Flips : Ids {
 };
 
 // Cotangents of the margins. Outputs: of query [B, Lq, T], of key [B, Lk, T], of position [distances, T or 1].
-template <class W, class How>
-const char* margins_of(const Call& given, const How& how) {
+template <class W, class How, class Reach>
+const char* margins_of(const Call& given, const How& how, const Reach& reach) {
   using Sum = typename How::Sum;
   const Pairs pairs = pairs_of(given.inputs, given.integers);
   const Tables<const W> tables(given.inputs[kWeights]);
-  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = tables.n_outputs;
+  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = given.integers[kOutputs];
   const int64_t n_queries = pairs.n_queries, n_keys = pairs.n_keys, n_differences = pairs.n_differences();
   const float* dy = data<const float>(given.inputs[kCotangent]);
-  const Call call = call_for(given, 2 * n_samples * pairs.count() * n_tables * tables.row_bytes());
-  // Parts have tables of their own, so their margins too; few tables are divided by samples as well.
-  const int64_t groups = most<int64_t>(16 / most<int64_t>(n_tables, 1), 1);
+  const Call call = call_for(given, 2 * pairs.count() * n_tables * tables.row_bytes());
+  // Parts have tables of their own, so their margins too; few tables are divided by samples as well. A difference is of another distance in a sample with
+  // another start.
+  const int64_t groups = pairs.same_start ? most<int64_t>(16 / most<int64_t>(n_tables, 1), 1) : most<int64_t>(n_samples, 1);
   const Parts parts(pairs, n_tables, (n_samples + groups - 1) / groups, n_queries, kParts);
   // Sums: [T, B, Lq], [T, B, Lk], [groups of samples, T, differences].
   const int64_t of_queries = n_tables * n_samples * n_queries, of_keys = n_tables * n_samples * n_keys;
@@ -156,19 +157,20 @@ const char* margins_of(const Call& given, const How& how) {
   if (sums == nullptr) return kNoMemory;
   Sum *to_queries = sums, *to_keys = sums + of_queries, *to_differences = to_keys + of_keys;
   std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Sum));
-  const bool done = in_parallel_with(call, parts.n(), Flips::bytes(pairs), [&](int64_t i, char* scratch) {
+  const bool done = in_parallel_with(call, parts.n(), Flips::bytes(pairs) + reach.bytes(), [&](int64_t i, char* scratch) {
     const Part part = parts[i];
-    Flips source(call, pairs, scratch);
-    for_each_block(pairs, part, source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+    Flips source(call, pairs, scratch + reach.bytes());
+    for_each_block(pairs, part, source, tables.weights, tables.n_rows, tables.n_outputs, [&](const auto& block) {
       float cotangent[kPairs];
       int32_t closest[kPairs];
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
         const int64_t t = run.table, b = run.sample, end = run.at + run.n;
-        const float* of_query = dy + (b * n_queries + run.query) * n_outputs;
+        const W* table = tables.of(t);
+        const float* of_query = reach.values(t, dy + (b * n_queries + run.query) * n_outputs, scratch);
         for (int64_t p = run.at; p < end; ++p) {
-          block.fetch_ahead(p, 0, tables.row_bytes());
-          cotangent[p] = product(how, of_query, block.rows[0][p], block.rows[1][p], n_outputs);
+          reach.fetch_ahead(block, p, table, t, 0, tables.n_outputs);
+          cotangent[p] = reach.product(how, t, table, of_query, block.rows[0][p], block.rows[1][p]);
         }
         for (int64_t p = run.at; p < end; ++p) cotangent[p] *= slope(block.more.margin[p]);
         Sum* to_key = to_keys + (t * n_samples + b) * n_keys + run.key - run.at;
@@ -189,7 +191,7 @@ const char* margins_of(const Call& given, const How& how) {
         }
         for (int64_t k = 0; k < n; ++k) {
           const int64_t p = closest[k];
-          const float lost = product(how, of_query, block.rows[0][p], block.rows[2][p], n_outputs);
+          const float lost = reach.product(how, t, table, of_query, block.rows[0][p], block.rows[2][p]);
           add_to(how, &to_difference[p], how.addend(slope(block.more.position_margin[p]) * lost));
         }
       }
@@ -204,7 +206,7 @@ const char* margins_of(const Call& given, const How& how) {
   for (int64_t g = 0; g < parts.of_samples; ++g)
     for (int64_t t = 0; t < n_tables; ++t)
       for (int64_t x = 0; x < n_differences; ++x)
-        add_to(how, &position[pairs.distance(x, n_distances) * n_positions + (n_positions == 1 ? 0 : t)],
+        add_to(how, &position[pairs.distance(g, x, n_distances) * n_positions + (n_positions == 1 ? 0 : t)],
                static_cast<typename How::Part>(to_differences[(g * n_tables + t) * n_differences + x]));
   return nullptr;
 }
@@ -215,7 +217,10 @@ const char* margins_of(const Call& given, const How& how) {
 LUTJAX_KERNEL(lookup_attention_forward) { return lutjax::forward<lutjax::Ids>(call); }
 
 LUTJAX_KERNEL(lookup_attention_margins) {
-  return lutjax::for_type(call, [&](auto weight, auto how) { return lutjax::margins_of<decltype(weight)>(call, how); });
+  using namespace lutjax;
+  return for_reach(call.inputs[kTargets], call.integers[kOutputs], [&](const auto& reach) {
+    return for_type(call, [&](auto weight, auto how) { return margins_of<decltype(weight)>(call, how, reach); });
+  });
 }
 
 // The gradient of the tables, of which only the shape matters.

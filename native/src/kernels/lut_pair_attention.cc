@@ -65,16 +65,16 @@ struct Detected {
         key(query + comparisons.n * pairs.n_queries),
         position(key + comparisons.n * pairs.n_keys) {}
 
-  void table(int64_t t) {
+  void distances(int64_t t, int64_t b) {
     const Array& positions = inputs[kPositions];
     const int64_t n_positions = positions.shape[1], n_bits = comparisons.n_bits;
     const float* from = data<const float>(positions) + (n_positions == 1 ? 0 : t) * n_bits;
     for (int64_t r = 0; r < comparisons.n; ++r) {
       float* to = position + r * pairs.n_differences();
-      const End a = comparisons.end(t, r, 0), b = comparisons.end(t, r, 1);
+      const End first = comparisons.end(t, r, 0), second = comparisons.end(t, r, 1);
       for (int64_t x = 0; x < pairs.n_differences(); ++x) {
-        const float* at = from + pairs.distance(x, positions.shape[0]) * n_positions * n_bits;
-        to[x] = (a.of == End::position ? at[a.id] : 0.0f) - (b.of == End::position ? at[b.id] : 0.0f);
+        const float* at = from + pairs.distance(b, x, positions.shape[0]) * n_positions * n_bits;
+        to[x] = (first.of == End::position ? at[first.id] : 0.0f) - (second.of == End::position ? at[second.id] : 0.0f);
       }
     }
   }
@@ -133,17 +133,17 @@ using Ids = Detected<false>;
 using Flips = Detected<true>;
 
 // Cotangents of what is compared. Outputs: of x [B, Lq, I], of keys [B, Lk, I], of positions [distances, T or 1, N].
-template <class W, class How>
-const char* inputs_of(const Call& given, const How& how) {
+template <class W, class How, class Reach>
+const char* inputs_of(const Call& given, const How& how, const Reach& reach) {
   using Sum = typename How::Sum;
   const Pairs pairs = pairs_of(given.inputs, given.integers);
   const Tables<const W> tables(given.inputs[kWeights]);
   const Comparisons comparisons(given.inputs, given.integers);
   const Array& positions = given.inputs[kPositions];
-  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = tables.n_outputs, n_inputs = comparisons.n_inputs;
+  const int64_t n_samples = pairs.n_samples, n_tables = tables.n_tables, n_outputs = given.integers[kOutputs], n_inputs = comparisons.n_inputs;
   const int64_t n_queries = pairs.n_queries, n_keys = pairs.n_keys, n_distances = positions.shape[0], n_bits = comparisons.n_bits;
   const float* dy = data<const float>(given.inputs[kValues]);
-  const Call call = call_for(given, 2 * n_samples * pairs.count() * n_tables * tables.row_bytes());
+  const Call call = call_for(given, 2 * pairs.count() * n_tables * tables.row_bytes());
   // Each part adds to sums of its own, small ones: few samples are divided by tables, many by samples.
   const int64_t of_queries = n_samples * n_queries * n_inputs, of_keys = n_samples * n_keys * n_inputs;
   const int64_t wanted = kParts / 2, groups = clamped<int64_t>(most(of_queries / 16384, wanted / most<int64_t>(n_tables, 1)), wanted + 1);
@@ -155,24 +155,26 @@ const char* inputs_of(const Call& given, const How& how) {
   Sum *to_queries = sums, *to_keys = sums + chunks * of_queries, *to_positions = to_keys + chunks * of_keys;
   std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Sum));
   // Without a comparison nothing is differentiated.
-  const bool done = comparisons.n == 0 || in_parallel_with(call, parts.n(), Flips::bytes(pairs), [&](int64_t i, char* scratch) {
-    Flips source(call, pairs, scratch);
+  const bool done = comparisons.n == 0 || in_parallel_with(call, parts.n(), Flips::bytes(pairs) + reach.bytes(), [&](int64_t i, char* scratch) {
+    Flips source(call, pairs, scratch + reach.bytes());
     Sum *own_queries = to_queries + parts.chunk(i) * of_queries, *own_keys = to_keys + parts.chunk(i) * of_keys;
     Sum* own_positions = to_positions + parts.group(i) * of_positions;
-    for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, n_outputs, [&](const auto& block) {
+    for_each_block(pairs, parts[i], source, tables.weights, tables.n_rows, tables.n_outputs, [&](const auto& block) {
       for (int64_t r = 0; r < block.n_runs; ++r) {
         const Run& run = block.runs[r];
         const int64_t t = run.table, at_query = run.sample * n_queries + run.query;
+        const W* table = tables.of(t);
+        const float* of_query = reach.values(t, dy + at_query * n_outputs, scratch);
         for (int64_t p = run.at; p < run.at + run.n; ++p) {
-          block.fetch_ahead(p, 0, tables.row_bytes());
-          const float lost = product(how, dy + at_query * n_outputs, block.rows[0][p], block.rows[1][p], n_outputs);
+          reach.fetch_ahead(block, p, table, t, 0, tables.n_outputs);
+          const float lost = reach.product(how, t, table, of_query, block.rows[0][p], block.rows[1][p]);
           const typename How::Part cotangent = how.addend(slope(block.more.margin[p]) * lost);
           const int64_t key = run.key + p - run.at;
           for (int64_t e = 0; e < 2; ++e) {
             const End end = comparisons.end(t, block.more.closest[p], e);
             Sum* to = end.of == End::query ? own_queries + at_query * n_inputs
                       : end.of == End::key ? own_keys + (run.sample * n_keys + key) * n_inputs
-                                           : own_positions + t * of_table + pairs.distance(pairs.difference(run.query, key), n_distances) * n_bits;
+                                           : own_positions + t * of_table + pairs.distance(run.sample, pairs.difference(run.query, key), n_distances) * n_bits;
             add_to(how, to + end.id, e == 0 ? cotangent : 0 - cotangent);
           }
         }
@@ -204,7 +206,10 @@ LUTJAX_KERNEL(lut_pair_attention_forward) { return lutjax::forward<lutjax::Ids>(
 
 // Inputs as above, then dy [B, Lq, O].
 LUTJAX_KERNEL(lut_pair_attention_inputs) {
-  return lutjax::for_type(call, [&](auto weight, auto how) { return lutjax::inputs_of<decltype(weight)>(call, how); });
+  using namespace lutjax;
+  return for_reach(call.inputs[kTargets], call.integers[kOutputs], [&](const auto& reach) {
+    return for_type(call, [&](auto weight, auto how) { return inputs_of<decltype(weight)>(call, how, reach); });
+  });
 }
 
 // The gradient of the tables, of which only the shape matters.

@@ -157,7 +157,7 @@ void in_units(float* coefficient, int n, const Integers& of, bool* unknown) {
 
 // Asks for part i of n of some tables, one line after the other: rows are read in any order, which memory is slow at.
 template <class W>
-void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
+LUTJAX_INLINE void ask_for(const W* tables, int64_t size, int64_t i, int64_t n) {
   const char* from = reinterpret_cast<const char*>(tables);
   const int64_t bytes = size * static_cast<int64_t>(sizeof(W));
   for (int64_t at = bytes * i / n / 64 * 64; at < bytes * (i + 1) / n; at += 64) prefetch(from + at);

@@ -7,30 +7,12 @@
 // w: [T, R, K], targets: [T or 1, R or 1, K]; negative targets are unused slots, others are clamped. Outputs have one place more than there are,
 // which unused slots reach. Forward, and for margins, a task has some samples; for dw it has a table.
 #include "rules.h"
+#include "slots.h"
 
 namespace lutjax {
 namespace {
 
 constexpr int64_t kSamples = 32;  // of a task
-
-struct Edges {
-  const int32_t* targets;
-  int64_t of_table, of_row, n_slots, n_outputs;
-
-  Edges(const Array& a, int64_t n_outputs)
-      : targets(data<const int32_t>(a)),
-        of_table(a.shape[0] > 1 ? a.shape[1] * a.shape[2] : 0),
-        of_row(a.shape[1] > 1 ? a.shape[2] : 0),
-        n_slots(a.shape[2]),
-        n_outputs(n_outputs) {}
-
-  const int32_t* of(int64_t t, int64_t row) const { return targets + t * of_table + row * of_row; }
-
-  // The output of a target; n_outputs for none.
-  int64_t output(int32_t target) const {
-    return target < 0 || n_outputs == 0 ? n_outputs : target < n_outputs ? target : n_outputs - 1;
-  }
-};
 
 template <class W, class How>
 const char* forward(const Call& call, const How& how) {
@@ -39,7 +21,7 @@ const char* forward(const Call& call, const How& how) {
   using Part = typename How::Part;
   const Array &weights = call.inputs[0], &index = call.inputs[1], &output = call.outputs[0];
   const int64_t n_tables = weights.shape[0], n_rows = weights.shape[1], n_samples = index.shape[0], n_outputs = output.shape[1];
-  const Edges edges(call.inputs[2], n_outputs);
+  const Slots slots(call.inputs[2], n_outputs);
   const W* w = data<const W>(weights);
   const int32_t* ids = data<const int32_t>(index);
   Y* y = data<Y>(output);
@@ -52,12 +34,12 @@ const char* forward(const Call& call, const How& how) {
         const int64_t row = clamped<int64_t>(ids[b * n_tables + t], n_rows);
         if (b + 1 < last) {
           const int64_t next = clamped<int64_t>(ids[(b + 1) * n_tables + t], n_rows);
-          prefetch(w + (t * n_rows + next) * edges.n_slots);
+          prefetch(w + (t * n_rows + next) * slots.n_slots);
         }
-        const W* from = w + (t * n_rows + row) * edges.n_slots;
-        const int32_t* to = edges.of(t, row);
-        for (int64_t k = 0; k < edges.n_slots; ++k) {
-          Sum& sum = sums[edges.output(to[k])];
+        const W* from = w + (t * n_rows + row) * slots.n_slots;
+        const int32_t* to = slots.of(t, row);
+        for (int64_t k = 0; k < slots.n_slots; ++k) {
+          Sum& sum = sums[slots.output(to[k])];
           sum = static_cast<Sum>(static_cast<Part>(sum) + how.addend(value(from[k])));
         }
       }
@@ -74,8 +56,8 @@ const char* backward(const Call& call, const How& how) {
   const Array &weights = call.inputs[0], &index = call.inputs[1], &cotangent = call.inputs[5];
   const int64_t n_tables = weights.shape[0], n_rows = weights.shape[1], n_samples = index.shape[0], n_outputs = cotangent.shape[1];
   const bool of_weights = call.integers[1] != 0, of_detection = call.integers[2] != 0;
-  const Edges edges(call.inputs[4], n_outputs);
-  const int64_t n_slots = edges.n_slots;
+  const Slots slots(call.inputs[4], n_outputs);
+  const int64_t n_slots = slots.n_slots;
   const W* w = data<const W>(weights);
   const int32_t *ids = data<const int32_t>(index), *flips = data<const int32_t>(call.inputs[2]);
   const float *margin = data<const float>(call.inputs[3]), *dy = data<const float>(cotangent);
@@ -89,32 +71,16 @@ const char* backward(const Call& call, const How& how) {
     std::memset(rows, 0, static_cast<size_t>(n_rows * n_slots) * sizeof(Sum));
     for (int64_t b = 0; b < n_samples; ++b) {
       const int64_t row = by_table[t * n_samples + b];
-      const int32_t* to = edges.of(t, row);
+      const int32_t* to = slots.of(t, row);
       const float* of = dy + b * n_outputs;
       Sum* sums = rows + row * n_slots;
       for (int64_t k = 0; k < n_slots; ++k) {
-        const int64_t o = edges.output(to[k]);
+        const int64_t o = slots.output(to[k]);
         if (o < n_outputs) sums[k] = static_cast<Sum>(static_cast<Part>(sums[k]) + how.addend(of[o]));
       }
     }
   };
 
-  // Where slot k of both rows has one target, their values are subtracted before they are multiplied.
-  const auto difference = [&](const float* of, const W* row, const W* other, const int32_t* to, const int32_t* other_to) {
-    Part sum = 0;
-    for (int64_t k = 0; k < n_slots; ++k) {
-      const int64_t o = edges.output(to[k]), p = edges.output(other_to[k]);
-      if (o == p) {
-        if (o < n_outputs) sum += how.addend((value(row[k]) - value(other[k])) * of[o]);
-      } else {
-        Part apart = 0;
-        if (o < n_outputs) apart = how.addend(value(row[k]) * of[o]);
-        if (p < n_outputs) apart -= how.addend(value(other[k]) * of[p]);
-        sum += apart;
-      }
-    }
-    return sum;
-  };
   const int64_t samples = samples_of_block(n_samples, kSamples);
   const auto block = [&](int64_t i) {
     for (int64_t b = i * samples, last = least(b + samples, n_samples); b < last; ++b)
@@ -126,8 +92,8 @@ const char* backward(const Call& call, const How& how) {
           prefetch(w + (t * n_rows + next) * n_slots);
         }
         const W* of_table = w + t * n_rows * n_slots;
-        const Part sum = difference(dy + b * n_outputs, of_table + row * n_slots, of_table + other * n_slots, edges.of(t, row),
-                                    edges.of(t, other));
+        const Part sum = slots.difference(how, dy + b * n_outputs, of_table + row * n_slots, of_table + other * n_slots, slots.of(t, row),
+                                          slots.of(t, other));
         store_slope(margin[at], static_cast<Sum>(sum), d_margin + at);
       }
   };
@@ -144,14 +110,14 @@ const char* backward(const Call& call, const How& how) {
 const char* update(const Call& call) {
   const Update u(call);
   const int64_t n_outputs = u.inputs[2].shape[1];
-  const Edges edges(u.inputs[1], n_outputs);
+  const Slots slots(u.inputs[1], n_outputs);
   const float* dy = data<const float>(u.inputs[2]);
   return move_addressed_rows(call, u, u.inputs[0], [=](const auto& how, int64_t t, const Hit* hits, int64_t n, auto* sums) {
-    const int32_t* to = edges.of(t, hits[0].row);
+    const int32_t* to = slots.of(t, hits[0].row);
     for (int64_t i = 0; i < n; ++i) {
       const float* of = dy + hits[i].number * n_outputs;
-      for (int64_t k = 0; k < edges.n_slots; ++k) {
-        const int64_t o = edges.output(to[k]);
+      for (int64_t k = 0; k < slots.n_slots; ++k) {
+        const int64_t o = slots.output(to[k]);
         if (o < n_outputs) add_row(how, of + o, 1, sums + k);
       }
     }

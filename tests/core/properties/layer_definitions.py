@@ -195,12 +195,15 @@ class Sight(NamedTuple):
     key_start: int = 0
     segments: Any = None
     key_segments: Any = None
+    block_mask: Any = None
+    block_sizes: Any = None
 
     def where(self, n_keys: int) -> D.Where:
         of_keys = self.segments if self.key_segments is None else self.key_segments
         if not self.causal:
-            return D.Where(None, n_keys, 0, self.segments, of_keys)
-        return D.Where(self.window, self.query_start, self.key_start, self.segments, of_keys)
+            return D.Where(None, n_keys, 0, self.segments, of_keys, self.block_mask, self.block_sizes)
+        starts = self.query_start, self.key_start
+        return D.Where(self.window, *starts, self.segments, of_keys, self.block_mask, self.block_sizes)
 
 
 def _of_distances(positions: Any, sight: Sight, n_keys: int) -> Any:
@@ -516,6 +519,27 @@ def wired(
         return {**pull_tables(of[name].value), **found, "x": found["x"].reshape(x.shape)}
 
     return (np.where(y > 0, 1.0, 0.0) if bits else y).reshape(*x.shape[:-1], y.shape[-1]), pull
+
+
+def recurrent(a: Arrays, x: np.ndarray, state: np.ndarray, wiring: str, how: Training) -> Defined:
+    """A recurrent layer of gates, ``[..., L, I]`` to ``[..., L, G]``: each step reads its inputs and the state, the outputs of the step before it."""
+    states, pulls = [], []
+    for t in range(x.shape[-2]):
+        state, pull_step = wired("LogicGates", a, np.concatenate([x[..., t, :], state], -1), wiring, how)
+        states.append(state)
+        pulls.append(pull_step)
+
+    def pull(dy: np.ndarray) -> Arrays:
+        of_state, of_x, total = 0.0, [], None
+        for t in reversed(range(len(pulls))):
+            found = pulls[t](wide(dy[..., t, :]) + of_state)
+            read = found.pop("x")
+            of_x.insert(0, read[..., : x.shape[-1]])
+            of_state = read[..., x.shape[-1] :]
+            total = found if total is None else jax.tree.map(np.add, total, found)
+        return {**(total or {}), "x": np.stack(of_x, -2), "state": of_state}
+
+    return np.stack(states, -2), pull
 
 
 def _of_scores(layer: str, how: Training) -> Training:

@@ -289,6 +289,9 @@ def _sequences(s: Source, z: Sizes, o: Options) -> Arrays:
     found = {"x": s.grid(*shape, z["inputs"], steps=40)}
     if o.get("segments"):
         found["segments"] = s.numbers(0, 2, *shape)
+    if o.get("blocks"):
+        mask = np.arange(-(-z["length"] // BLOCKS[0]))[:, None] + np.arange(n_keys)[None, :]
+        found["block_mask"] = mask % 3 > 0
     if "keys" not in o:
         return found
     found["keys"] = s.grid(z["batch"], n_keys, z["inputs"], steps=40)
@@ -321,7 +324,23 @@ def _attention(z: Sizes, o: Options) -> dict[str, Any]:
 def _sight(o: Options, a: Arrays) -> L.Sight:
     starts = {n: int(a[n]) for n in ("query_start", "key_start") if n in a}
     segments = {n: a.get(n) for n in ("segments", "key_segments")}
-    return L.Sight(o.get("causal", True), o.get("window"), **starts, **segments)
+    blocks = (a["block_mask"], BLOCKS) if "block_mask" in a else (None, None)
+    return L.Sight(
+        o.get("causal", True),
+        o.get("window"),
+        **starts,
+        **segments,
+        block_mask=blocks[0],
+        block_sizes=blocks[1],
+    )
+
+
+BLOCKS = 2, 1
+"""Queries and keys of a block of a mask."""
+
+
+def _blocks(o: Options) -> dict[str, Any]:
+    return {"block_sizes": BLOCKS} if o.get("blocks") else {}
 
 
 SIGHT = {
@@ -329,6 +348,7 @@ SIGHT = {
     "shared_positions": (True, False),
     "window": (None, 1, 2),
     "segments": (False, True),
+    "blocks": (False, True),
     "causal": (True, False),
     "targets": (None, "row", "table", "layer"),
     "keys": ("same", "more", "fewer"),
@@ -339,7 +359,7 @@ SIGHT = {
 
 def _fits_decoding(o: Options) -> Options:
     """Return options that fit calls with a cache: keys are those that it has."""
-    return _without(o, "keys", "starts", "segments", "causal") if o.get("decode") else o
+    return _without(o, "keys", "starts", "segments", "blocks", "causal") if o.get("decode") else o
 
 
 def decoded(layer: str, options: Options, a: Arrays) -> Any:
@@ -360,7 +380,8 @@ ATTENTION = Layer(
     lambda z, o, a, x: L.attention(
         a, x, a.get("keys"), z["outputs"], _sight(o, a), epsilon=o.get("epsilon", 0.0), scale=_scale(o)
     ),
-    ("segments", "key_segments", "query_start", "key_start"),
+    ("segments", "key_segments", "query_start", "key_start", "block_mask"),
+    how=_blocks,
     fitted=_fits_decoding,
 )
 
@@ -378,7 +399,8 @@ PAIR_ATTENTION = Layer(
         epsilon=o.get("epsilon", 0.0),
         scale=_scale(o),
     ),
-    ("segments", "key_segments", "query_start", "key_start"),
+    ("segments", "key_segments", "query_start", "key_start", "block_mask"),
+    how=_blocks,
     fitted=_fits_decoding,
 )
 
@@ -666,6 +688,40 @@ def _logic(layer: str, *names: str) -> Layer:
 OF_CALL = ("temperature",)
 
 
+def _recurrent_inputs(s: Source, z: Sizes, o: Options) -> Arrays:
+    """Two steps; with features first they follow."""
+    x = s.grid(z["batch"], 2, z["inputs"], steps=4)
+    state = s.grid(z["batch"], z["outputs"], steps=4)
+    if o.get("feature_axis") == 0:
+        x, state = np.ascontiguousarray(x.transpose(2, 1, 0)), np.ascontiguousarray(state.T)
+    return {"x": x, **({"state": state} if o.get("state") else {}), **of_call(s, o)}
+
+
+def _recurrent_of(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
+    first = o.get("feature_axis") == 0
+    x = x.transpose(2, 1, 0) if first else x
+    state = a.get("state", np.zeros((z["outputs"], len(x)) if first else (len(x), z["outputs"]), x.dtype))
+    y, pull = L.recurrent(a, x, state.T if first else state, o.get("wiring", "balanced"), training(o, a))
+
+    def moved(dy: np.ndarray) -> Arrays:
+        found = pull(dy.transpose(2, 1, 0) if first else dy)
+        return {**found, "x": found["x"].transpose(2, 1, 0), "state": found["state"].T} if first else found
+
+    return (y.transpose(2, 1, 0) if first else y), moved
+
+
+RNN = Layer(
+    "LogicRNN",
+    lambda z, o: _wired(z, o),
+    _recurrent_inputs,
+    _recurrent_of,
+    (*OF_CALL, "state"),
+    ("state",),
+    _switch,
+    _fits_numbers,
+)
+
+
 _DEFAULTS = {"BinaryLUT": "straight_through"}
 
 
@@ -739,6 +795,10 @@ THERMOMETER = Layer(
 
 def _of_features(o: Options) -> dict[str, int]:
     return {"x": 1 if o.get("feature_axis") == 0 else 0}
+
+
+def _of_recurrent(o: Options) -> dict[str, int]:
+    return {"x": 2, "state": 1} if o.get("feature_axis") == 0 else {"x": 0, "state": 0}
 
 
 def _of_channels(o: Options) -> dict[str, int]:
@@ -827,6 +887,13 @@ LAYERS: dict[str, Op] = {
     ),
     "LogicGates": _logic("LogicGates").member(
         ("logits", "scores"), {**WIRED, **DTYPE, **LIBRARY}, values=FINITE, chain=2, batch=_of_features
+    ),
+    "LogicRNN": RNN.member(
+        ("state", "logits", "scores"),
+        {**WIRED, "state": (False, True), **DTYPE, **LIBRARY},
+        values=FINITE,
+        chain=4,
+        batch=_of_recurrent,
     ),
     "SoftLUT": _logic("SoftLUT", "parametrisation").member(
         ("table", "scores"),
