@@ -5,7 +5,7 @@ wrong bit, as `lutjax train ca` does, or with `--all-steps` to the end. Its best
 samples that no step has seen. A row says how many bits of a grid were wrong in the best and the last test, after how many steps a test
 found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
 the best of the seeds 3 to 6. ``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
-docs/cellular-automaton.md.
+docs/appendix/cellular-automaton.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, ROWS = DOCS / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
+PAGE, ROWS = DOCS / "appendix" / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
 _BEGIN, _END = "<!-- seeds -->\n", "<!-- end -->"
 
 

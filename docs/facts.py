@@ -18,6 +18,7 @@ PAGES = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "choose").glob("*.md")),
+    *sorted((ROOT / "docs" / "appendix").glob("*.md")),
 )
 
 
@@ -29,7 +30,7 @@ def listed(ops: Iterable[str]) -> str:
 
 def minutes() -> tuple[float, float]:
     """Return the minutes that `lutjax train lm` takes with native kernels and in plain JAX, of the table on the page of tables."""
-    text = (ROOT / "docs" / "feed-forward.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `scored_lut`(?: in (plain JAX))? \| [\d,]+ \| \d+ \| (?:\d+ to )?(\d+) \|", text, re.MULTILINE
     )

@@ -17,12 +17,14 @@ import lutjax
 from lutjax.testing import _ahead_of_time
 
 README = (ROOT / "README.md").read_text()
-ROOMS = ("start", "choose", "coming-from", "reference")
+ROOMS = ("start", "choose", "coming-from", "reference", "appendix")
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
+LONG_PAGES = [ROOT / "docs" / name for name in ("appendix/images.md", "bundles.md", "programs.md")]
+"""Pages that run for 15 s or so each."""
 
 
 def modules():
@@ -39,10 +41,11 @@ def as_a_reader(without_typechecking):
 
 
 @pytest.mark.thorough(
+    "appendix/*.md",
     "cellular-automaton.md",
     "coming-from/*.md",
     "columns.md",
-    "devices.md",
+    "images.md",
     "implementations.md",
     "logic.md",
     "semantics.md",
@@ -51,7 +54,7 @@ def as_a_reader(without_typechecking):
 )
 @pytest.mark.parametrize(
     "page",
-    [slow(p) if p.name in ("images.md", "bundles.md") else p for p in PAGES],  # each for 15 s
+    [slow(p) if p in LONG_PAGES else p for p in PAGES],
     ids=lambda page: page.relative_to(ROOT / "docs" if page.name != "README.md" else ROOT).as_posix(),
 )
 @pytest.mark.usefixtures("as_a_reader")
@@ -84,7 +87,7 @@ def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import columns
 
-    page = (ROOT / "docs" / "columns.md").read_text()
+    page = columns.PAGE.read_text()
     rows = columns.read()
     assert {row.data for row in rows} == set(columns.NETWORKS)
     assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
@@ -233,7 +236,7 @@ def test_the_suite_for_a_newer_python_exists():
 
 def test_figures_of_the_readme_stand_where_it_says():
     rows = re.findall(
-        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w.-]+)#[\w-]+\) \|$", README, re.MULTILINE
+        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w/.-]+)#[\w-]+\) \|$", README, re.MULTILINE
     )
     assert len(rows) == 5
     for _, alternative, ours, page in rows:
