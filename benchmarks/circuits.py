@@ -20,7 +20,11 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.export import source_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-ROWS, PAGE, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "appendix" / "circuits.md", DOCS / "circuits.png"
+ROWS, PAGE, PICTURE = (
+    DOCS / "benchmarks" / "circuits.csv",
+    DOCS / "appendix" / "circuits.md",
+    DOCS / "circuits.png",
+)
 PIXELS = "uint5"  # from 0 to 16
 
 WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
