@@ -9,12 +9,15 @@ import pkgutil
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from cases import absence, slow
 from folders import ROOT
 
 import lutjax
+from lutjax.dispatch.catalogue import KERNELS, XLA
 from lutjax.testing import _ahead_of_time
+from lutjax.training import tables
 
 README = (ROOT / "README.md").read_text()
 ROOMS = ("start", "choose", "coming-from", "reference", "appendix")
@@ -81,6 +84,22 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     assert f"<!-- table -->\n{table}<!-- end -->" in shown, (
         "python benchmarks/bench_table.py prints the table"
     )
+    row = {
+        "device": "a device",
+        "lutjax": "1",
+        "jax": "2",
+        "python": "3",
+        "date": "2026-01-01",
+        "shape": "ffn",
+    }
+    of = {**row, "kernels": "lookup: xla"}
+    said = bench_table.made_of([{**of, "sources": bench_table.sources("lookup: xla")}])
+    assert said == "Measured 2026-01-01, a device, lutjax 1, jax 2, Python 3."
+    assert (
+        bench_table.made_of([{**of, "sources": "0"}])
+        == f"{said} Kernels have changed since ffn was measured."
+    )
+    assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
 
 
 def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
@@ -103,6 +122,14 @@ def test_seeds_of_automata_are_those_of_the_rows(monkeypatch):
     )
 
 
+def _lm_help():
+    """The help of `lutjax train lm`, as one line."""
+    from lutjax.cli._main import cli
+
+    [preset] = [p for p in cli.commands["train"].commands["lm"].params if p.name == "preset"]
+    return " ".join(preset.help.split())
+
+
 def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     import facts
@@ -114,6 +141,14 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
         assert any(f"<!-- {name} -->" in text for text in texts), name
     native, plain = facts.minutes()
     assert 1 < native < 3 < plain < 6, "the README says so of the command"
+    page = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
+    seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
+    assert len(seconds) == 2
+    choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
+    for _, parameters, shown in seconds:
+        assert f" | {parameters} | {shown} | " in choice
+    said = _lm_help()
+    assert f"demo (default): about {native:.0f} minutes on two CPU cores" in said
     outdated = texts[0].replace("`margins` and ", "", 1)
     assert outdated != texts[0] == facts.written(outdated)
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
@@ -128,6 +163,39 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
             call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
         }
         assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
+
+
+def test_what_has_a_factored_gradient_is_what_the_page_lists():
+    """Each op of the sentence with a table, and each composition of them, by themselves; and no other op or composition is one with a table."""
+    page = (ROOT / "docs" / "training-large-tables.md").read_text(encoding="utf-8")
+    ops, compositions = (
+        re.findall(r"`(\w+)`", listed)
+        for listed in re.search(
+            r"ops with update -->(.*?)<!-- end -->(.*?), which are made of them", page
+        ).groups()
+    )
+    key = jax.random.key(0)
+    x, images, anchors = (
+        jax.random.normal(key, (3, 5, 8)),
+        jax.random.normal(key, (2, 5, 5)),
+        lutjax.sample_anchors(key, 8, 2, 3),
+    )
+    calls = {
+        "lut": lambda w: lutjax.lut(x, w, anchors),
+        "sparse_lut": lambda w: lutjax.sparse_lut(x, w, anchors, jnp.zeros((2, 8, 4), int), 5),
+        "conv_lut": lambda w: lutjax.conv_lut(
+            images[..., None], w, lutjax.sample_anchors(key, 9, 2, 3), kernel=3
+        ),
+        "lut_attention": lambda w: lutjax.lut_attention(x, w, anchors),
+    }
+    assert set(compositions) == set(calls)
+    for name, call in calls.items():
+        table = jnp.ones((2, 64 if name == "lut_attention" else 8, 4))
+        _, gradients = tables.value_and_grad(lambda p, call=call: jnp.sum(call(p["table"])))({"table": table})
+        assert isinstance(gradients["table"], tables.TableGradient), name
+    assert ops == [op for op, row in KERNELS.items() if "update" in row.get(XLA, ())]
+    others = {"logic_gates": "no table", "update_table": "takes such a gradient"}
+    assert set(lutjax.kernel_registry._compositions) == set(calls) | set(others)
 
 
 def headings(page):

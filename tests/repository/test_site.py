@@ -59,6 +59,64 @@ def test_every_public_name_is_in_the_reference(topics):
         assert all(f":: {name}\n" in page for name in topics.TOPICS[key].names()), key
 
 
+def links_of(page, made):
+    """The pages that a page leads to in one click: those that its text, cards and toctrees name, and what the sidebar has on every page."""
+    if page in made:
+        return set()
+    path = DOCS / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
+    cards = re.findall(r"^:link: ([\w/.-]+)$", text, re.MULTILINE)
+    named = [*cards, *(name.removesuffix(".md") for name, _ in LINK.findall(text) if name.endswith(".md"))]
+    found = {os.path.relpath((path.parent / name).resolve(), DOCS) for name in named}
+    return found | set(names_of_toctrees(path))
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        pytest.param(
+            "start/ten-minutes", "They are trained as any other layer", id="a layer of your own, trained"
+        ),
+        pytest.param("learn/replace-a-layer", "Somebody else", id="a layer of another's model, trained"),
+        pytest.param("circuits", "lutjax export runs/digits", id="a circuit in Verilog"),
+        pytest.param(
+            "reference/api/ops-tables", ".. autofunction:: lutjax.lookup", id="the reference of an op"
+        ),
+        pytest.param("training-large-tables", "What has no factored gradient", id="an error"),
+        pytest.param("bundles", "lutjax save", id="a model for others"),
+        pytest.param("serving", "lutjax serve", id="answers over HTTP"),
+        pytest.param("convert", "lutjax import", id="a network of another package"),
+    ],
+)
+def test_three_clicks_lead_there(topics, page, words):
+    made = {f"reference/api/{name}" for name in topics.GENERATED}
+    reached = {"index"}
+    for _ in range(3):
+        reached |= {target for one in reached for target in links_of(one, made)}
+    assert page in reached
+    made_of = topics.page_of(page.removeprefix("reference/api/")) if page in made else None
+    assert words in (made_of or (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+
+
+def screens(text):
+    """Screens of a page of this text: 400 words fill one, or 45 lines of code."""
+    code = re.findall(r"```.*?```", text, re.DOTALL)
+    lines = sum(block.count("\n") - 1 for block in code if not block.startswith("```{toctree}"))
+    prose = re.sub(r"\]\([^)]*\)|<!--.*?-->", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return len(re.findall(r"[A-Za-z]\w*|\d[\d.,]*", prose)) / 400 + lines / 45
+
+
+def test_how_tos_are_at_most_three_screens_long():
+    """What is longer stands in a page of the appendix of the same name, to which the how-to leads."""
+    for name in names_of_toctrees(DOCS / "do.md"):
+        text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+        assert screens(text) <= 3, name
+        more = DOCS / "appendix" / f"{name}.md"
+        if more.exists():
+            assert f"](appendix/{name}.md" in text, name
+            assert f"](../{name}.md" in more.read_text(encoding="utf-8"), name
+
+
 def test_names_in_pages_exist(topics):
     """Each dotted name of lutjax in the text of a page is a module, or means something in one."""
     for page in [ROOT / "README.md", *SOURCES]:
