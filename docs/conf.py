@@ -134,5 +134,15 @@ def _docstring(app: Any, what: str, name: str, value: object, options: object, l
         lines += ["", "Equations: " + ", ".join(f":eq:`{number}`" for number in numbers) + ".", ""]
 
 
+def _signatures(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Make lines of the parameters of long signatures, which Sphinx writes as descriptions of nothing."""
+    context["body"] = re.sub(
+        r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
+        lambda m: f'<div class="sig-lines">\n{re.sub(r"(</?)dd>", r"\1div>", m[1])}</div>',
+        context.get("body", ""),
+    )
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("html-page-context", _signatures)
