@@ -127,9 +127,10 @@ def problems(html: str) -> list[str]:
 AXE = """axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.map(
   (v) => `${v.id} (${v.impact}), ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 160)}`))"""
 FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.body) return null;
-  const part = e.closest('.sd-card') || e, s = getComputedStyle(part), b = part.getBoundingClientRect();
-  const shown = s.outlineStyle !== 'none' || s.boxShadow !== 'none' || e.matches('iframe');
-  return [e.outerHTML.slice(0, 120), shown && b.width > 0 && b.height > 0]; })()"""
+  const part = e.closest('.sd-card') || e, b = part.getBoundingClientRect();
+  const shown = [part, ...part.children].map((o) => getComputedStyle(o)).some(
+    (s) => s.outlineStyle !== 'none' || s.boxShadow !== 'none');
+  return [e.outerHTML.slice(0, 120), (shown || e.matches('iframe')) && b.width > 0 && b.height > 0]; })()"""
 
 
 def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:

@@ -136,11 +136,11 @@ def _docstring(app: Any, what: str, name: str, value: object, options: object, l
 
 def _signatures(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """Make lines of the parameters of long signatures, which Sphinx writes as descriptions of nothing."""
-    context["body"] = re.sub(
-        r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>",
-        lambda m: f'<div class="sig-lines">\n{re.sub(r"(</?)dd>", r"\1div>", m[1])}</div>',
-        context.get("body", ""),
-    )
+
+    def lines(found: re.Match[str]) -> str:
+        return '<div class="sig-lines">\n' + re.sub(r"(</?)dd>", r"\1div>", found[1]) + "</div>"
+
+    context["body"] = re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", lines, context.get("body", ""))
 
 
 def setup(app: Any) -> None:
