@@ -127,10 +127,10 @@ def problems(html: str) -> list[str]:
 AXE = """axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.map(
   (v) => `${v.id} (${v.impact}), ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 160)}`))"""
 FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.body) return null;
-  const part = e.closest('.sd-card') || e, b = part.getBoundingClientRect();
-  const shown = [part, ...part.children].map((o) => getComputedStyle(o)).some(
-    (s) => s.outlineStyle !== 'none' || s.boxShadow !== 'none');
-  return [e.outerHTML.slice(0, 120), (shown || e.matches('iframe')) && b.width > 0 && b.height > 0]; })()"""
+  const part = e.closest('.sd-card') || e;
+  const shown = [part, ...part.children].some((o) => { const s = getComputedStyle(o), b = o.getBoundingClientRect();
+    return (s.outlineStyle !== 'none' || s.boxShadow !== 'none' || e.matches('iframe')) && b.width > 0 && b.height > 0; });
+  return [e.outerHTML.slice(0, 120), shown]; })()"""
 
 
 def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
