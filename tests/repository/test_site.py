@@ -231,28 +231,90 @@ def test_pictures_have_words():
             assert not drawn or "    alt: " in cell, (path, cell[:200])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+@pytest.fixture
+def accessibility(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import accessibility
+
+    return accessibility
+
+
+def test_what_not_everybody_can_read_is_found(accessibility):
+    page = "<!DOCTYPE html><html lang='en'><title>A</title><h1>A</h1>{}"
+    good = "<h2>B</h2><img src='a.png' alt='a'><a href='b'><img src='c' alt='c'></a><label>D<input></label>"
+    assert accessibility.problems(page.format(good)) == []
+    for fault, found in {
+        "<h3>B</h3>": "a heading of level 3 follows one of level 1",
+        "<h1>B</h1>": "2 headings of the first level",
+        "<img src='a.png'>": "no alt text: a.png",
+        "<iframe src='b'></iframe>": "no title: iframe b",
+        "<a href='b'></a>": "no name: <a {'href': 'b'}>",
+        "<button><svg></svg></button>": "no name: <button {}>",
+        "<input type='range'>": "a field without a name: {'type': 'range'}",
+        "<p id='b'><p id='b'>": "the id b is there 2 times",
+    }.items():
+        assert accessibility.problems(page.format(fault)) == [found]
+    assert accessibility.problems("<html><h1>A</h1>") == ["the page has no language", "the page has no title"]
+
+
+def test_everybody_can_read_the_pages_of_the_gallery(accessibility):
+    for path in (DOCS / "gallery" / "pages").rglob("*.html"):
+        assert accessibility.problems(path.read_text(encoding="utf-8")) == [], path
+
+
+needs_sphinx = pytest.mark.skipif(
     importlib.util.find_spec("sphinx_book_theme") is None,
     reason="the packages of the site are not installed: pip install 'lutjax[docs]'",
 )
-def test_the_site_is_built_without_a_warning(tmp_path):
-    """Build all of it, notebooks included, of a copy, so that nothing of an earlier build is used."""
-    docs = tmp_path / "docs"
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def built(folder, *options):
+    """The site, built of a copy, so that nothing of an earlier build is used."""
+    docs = folder / "docs"
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "api", "__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, folder)
     for name in ("lutjax", "benchmarks", "tests"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    words = ["-W", "--keep-going", "-q", "-b", "html", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs, tmp_path / "html"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "sphinx", *words, docs, folder / "html"],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    pages = list((tmp_path / "html").rglob("*.html"))
+    return folder / "html"
+
+
+@pytest.mark.slow
+@needs_sphinx
+def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(tmp_path, accessibility):
+    """Build all of it, notebooks included."""
+    html = built(tmp_path)
+    pages = accessibility.pages(html)
     assert len(pages) > len(SOURCES)
+    wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.tools("chromium")
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
+@needs_sphinx
+def test_a_browser_shows_pages_that_everybody_can_read(tmp_path, accessibility):
+    """Open pages of all kinds, built without running notebooks, in all sizes and colours."""
+    import browser as browsers
+
+    html = built(tmp_path, "-D", "nb_execution_mode=off")
+    axe = AXE.read_text(encoding="utf-8")
+    with browsers.Browser(tmp_path / "profile") as browser:
+        wrong = {
+            name: list(accessibility.opened(browser, html / f"{name}.html", axe))
+            for name in accessibility.READ
+        }
+    assert {name: found for name, found in wrong.items() if found} == {}
