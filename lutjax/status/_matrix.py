@@ -134,7 +134,7 @@ class Cell:
 
     @property
     def is_older(self) -> bool:
-        """Whether its kernel has changed since it was checked."""
+        """True where the kernel has changed since it was checked."""
         return self.reason == OLDER
 
     @property

@@ -99,7 +99,7 @@ def test_three_clicks_lead_there(topics, page, words):
 
 
 def screens(text):
-    """Screens of a page of this text: 400 words fill one, or 45 lines of code."""
+    """The screens of a page of this text: 400 words fill one, or 45 lines of code."""
     code = re.findall(r"```.*?```", text, re.DOTALL)
     lines = sum(block.count("\n") - 1 for block in code if not block.startswith("```{toctree}"))
     prose = re.sub(r"\]\([^)]*\)|<!--.*?-->", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
@@ -107,7 +107,7 @@ def screens(text):
 
 
 def test_how_tos_are_at_most_three_screens_long():
-    """What is longer stands in a page of the appendix of the same name, to which the how-to leads."""
+    """The rest stands in a page of the appendix of the same name, to which the how-to leads."""
     for name in names_of_toctrees(DOCS / "do.md"):
         text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
         assert screens(text) <= 3, name
