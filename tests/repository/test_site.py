@@ -99,11 +99,11 @@ def test_three_clicks_lead_there(topics, page, words):
 
 
 def screens(text):
-    """The screens of a page of this text: 400 words fill one, or 45 lines of code."""
+    """The screens of a page of this text: 350 words fill one, or 40 lines of code."""
     code = re.findall(r"```.*?```", text, re.DOTALL)
     lines = sum(block.count("\n") - 1 for block in code if not block.startswith("```{toctree}"))
     prose = re.sub(r"\]\([^)]*\)|<!--.*?-->", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return len(re.findall(r"[A-Za-z]\w*|\d[\d.,]*", prose)) / 400 + lines / 45
+    return len(re.findall(r"[A-Za-z]\w*|\d[\d.,]*", prose)) / 350 + lines / 40
 
 
 def test_how_tos_are_at_most_three_screens_long():
