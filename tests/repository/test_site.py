@@ -310,7 +310,7 @@ def test_a_browser_shows_pages_that_everybody_can_read(tmp_path, accessibility):
     """Open pages of all kinds, built without running notebooks, in all sizes and colours."""
     import browser as browsers
 
-    html = built(tmp_path, "-D", "nb_execution_mode=off")
+    html = built(tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer")
     axe = AXE.read_text(encoding="utf-8")
     with browsers.Browser(tmp_path / "profile") as browser:
         wrong = {
