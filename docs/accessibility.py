@@ -3,8 +3,8 @@
 Of each page in ``docs/_build/html`` it wants a language, a title, one heading of the first level and no level left out, a text for every
 picture, a name for every frame, link, button and field, and ids that are there once. That takes seconds, and no browser.
 
-With `--axe`, the file ``axe.min.js`` of axe-core (``npm install --no-save axe-core`` puts it into ``node_modules/axe-core``), pages
-are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colours: axe-core finds contrasts that are too small, names that are missing and parts
+With `--axe`, the file ``axe.min.js`` of axe-core (``npm install --no-save axe-core`` puts it into ``node_modules/axe-core``), pages of
+all kinds, or with `--all` all pages, are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colours: axe-core finds contrasts that are too small, names that are missing and parts
 that a keyboard does not reach. Then the Tab key walks through the page: what has the focus must show it.
 """
 
@@ -29,7 +29,7 @@ READ = (
     "reference/index", "reference/api/ops-tables", "reference/equations", "reference/api/command-line", "gallery/index", "status", "faq",
     "play/detector", "play/digits", "play/life",
 )  # fmt: skip
-"""Pages of all kinds, which a test opens in a browser."""
+"""Pages of all kinds, those that a browser opens unless others are named."""
 SIZES = {"wide": 1280, "phone": 390}
 
 
@@ -172,6 +172,9 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", help="such as start/ten-minutes; by default all")
     parser.add_argument("--built", type=Path, default=BUILT, help="the folder of the site")
     parser.add_argument("--axe", type=Path, help="axe.min.js: open the pages in a browser, too")
+    parser.add_argument(
+        "--all", action="store_true", help="open all pages in the browser, which takes ten minutes"
+    )
     given = parser.parse_args()
     chosen = [given.built / f"{name}.html" for name in given.pages] or pages(given.built)
     if not chosen:
@@ -192,8 +195,11 @@ def main() -> None:
 
         axe = given.axe.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder, browsers.Browser(folder) as browser:
-            for path in chosen:
+            kinds = [given.built / f"{name}.html" for name in READ]
+            shown = chosen if given.pages or given.all else kinds
+            for path in shown:
                 say(path, opened(browser, path, axe))
+        print(f"{len(shown)} pages in a browser")
     print(f"{len(chosen)} pages, {count} problems")
     sys.exit(count > 0)
 

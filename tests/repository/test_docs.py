@@ -314,6 +314,17 @@ def test_figures_of_the_readme_stand_where_it_says():
             assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
 
 
+@pytest.mark.parametrize("name", ["feed-forward", "choose/backend", "choose/dense-or-tables", "columns"])
+def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
+    page = ROOT / "docs" / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    linked = [(page.parent / link) for link in re.findall(r"\]\(([\w/.-]+\.md)", text)]
+    there = " ".join(other.read_text(encoding="utf-8") for other in linked)
+    figures = set(re.findall(r"(?<![\w.])\d+\.\d{2,}(?![\w.])", re.sub(r"`[^`]*`", "", text)))
+    assert len(figures) > 1
+    assert not {f for f in figures if not re.search(rf"(?<![\d.]){f}(?!\d)", there)}
+
+
 @pytest.mark.thorough("pallas-cuda-NVIDIA H200")
 @pytest.mark.parametrize(
     ("implementation", "platform", "device_kind"),
