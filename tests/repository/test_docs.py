@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import pathlib
 import pkgutil
 import re
@@ -100,6 +101,26 @@ def test_tables_are_those_of_the_rows(monkeypatch):
         == f"{said} Kernels have changed since ffn was measured."
     )
     assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
+
+
+def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import cpu
+
+    page, kept = cpu.PAGE.read_text(encoding="utf-8"), json.loads(cpu.FILE.read_text(encoding="utf-8"))
+    assert cpu.page_with(page, kept) == page, "python benchmarks/cpu.py --page writes the table"
+    assert "figures of older" in cpu.table({**kept, "sources": "0"})
+    assert "figures of older" not in cpu.table({**kept, "sources": cpu.sources_of_all()})
+
+
+def test_each_file_of_measurements_says_how_it_was_made():
+    folder = ROOT / "docs" / "benchmarks"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| \[", text, re.MULTILINE)
+    assert {name for name, _ in rows} == {path.name for path in folder.iterdir()} - {"README.md"}
+    for _, commands in rows:
+        for script in re.findall(r"(?:benchmarks|docs)/\w+\.py", commands):
+            assert (ROOT / script).exists(), script
 
 
 def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
