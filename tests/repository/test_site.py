@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from folders import ROOT
@@ -217,6 +218,40 @@ def test_there_is_one_version():
         v["version"] for v in json.loads((DOCS / "_static" / "versions.json").read_text(encoding="utf-8"))
     ]
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+EXTRAS = """
+import sys
+sys.path.insert(0, "docs")
+import topics
+from lutjax._extras import EXTRAS
+for name in topics.listed():
+    topics.found(name)
+topics.commands()
+print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modules}))
+"""
+
+
+@pytest.mark.thorough
+def test_the_site_installs_what_its_reference_imports():
+    """The extra `docs`, by which the workflow and Read the Docs build it, has the extras of all packages that the reference imports."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    [ours] = [words for words in extras["docs"] if words.startswith("lutjax[")]
+    installed = set(re.findall(r"\w+", ours)) - {"lutjax"} | {"flax"}  # which apps has
+    done = subprocess.run(
+        [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kernels = {"cpu", "triton"}  # are looked for, and not needed
+    assert set(done.stdout.split()) - kernels <= installed
+    assert "lutjax[flax]" in extras["apps"]
+    workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    install, build = re.search(r"    (pip install .*docs.*) && (sphinx-build .*)\n", contributing).groups()
+    assert f"- run: {install}\n" in workflow
+    assert f"- run: {build}\n" in workflow
+    assert "extra_requirements: [docs]" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
 
 
 def test_pictures_have_words():
