@@ -6,7 +6,7 @@ samples that no step has seen. A row says how many bits of a grid were wrong in 
 found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
 the best of the seeds 3 to 6. ``--together`` trains all seeds side by side in one program, until the last of them has nothing to learn: for a GPU.
 ``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
-docs/cellular-automaton.md.
+docs/appendix/cellular-automaton.md.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, ROWS = DOCS / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
+PAGE, ROWS = DOCS / "appendix" / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
 _BEGIN, _END = "<!-- seeds -->\n", "<!-- end -->"
 
 

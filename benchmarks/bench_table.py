@@ -1,13 +1,14 @@
 """Implementations side by side, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
 
-A case of a later file takes the place of the same case of an earlier one. Prints Markdown.
+A case of a later file takes the place of the same case of an earlier one. Prints Markdown: the table, and what is to be known of its rows: devices,
+versions and days, and which of them are older than their kernels.
 """
 
 import csv
 import sys
 from pathlib import Path
 
-from lutjax.benchmark.results import duration, size
+from lutjax.benchmark.results import duration, size, sources
 
 _ROWS = {
     "forward": "forward",
@@ -45,7 +46,26 @@ def table(paths: list[Path]) -> str:
             peak,
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    records = [record for by_name in cases.values() for record in by_name.values()]
+    return "\n".join([*lines, "", made_of(records)]) + "\n"
+
+
+def made_of(records: list[dict[str, str]]) -> str:
+    """Return the sentence on devices, versions and days of rows, and on those whose kernels are others now."""
+    versions = {f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}" for r in records}
+    days = sorted({r["date"] for r in records})
+    said = [f"Measured from {days[0]} to {days[-1]}" if len(days) > 1 else f"Measured {days[0]}"]
+    said[0] += f", {'; '.join(sorted(versions))}."
+    if not all(r["sources"] for r in records):
+        said.append(
+            "The sources of kernels were not recorded with rows of that time: take them as figures of older kernels."
+        )
+    changed = sorted({r["shape"] for r in records if r["sources"] and sources(r["kernels"]) != r["sources"]})
+    if changed:
+        said.append(
+            f"Kernels have changed since {', '.join(changed)} {'was' if len(changed) == 1 else 'were'} measured."
+        )
+    return " ".join(said)
 
 
 def _peak(record: dict[str, str]) -> str:

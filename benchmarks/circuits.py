@@ -3,7 +3,7 @@
 Networks with and without a cost of gates, and with narrow last layers, are trained on some splits and kept as runs in a folder, so
 that a second call only measures. For each there are the accuracy of the hard network on the test part, gates of the simplified
 circuit from pixels to class, and look-up tables of 6 inputs (LUT6) after mapping by ABC; needs pyosys. The rows go into
-docs/benchmarks/circuits.csv, their table into docs/circuits.md, and the curve into docs/circuits.png.
+docs/benchmarks/circuits.csv, their table into docs/appendix/circuits.md, and the curve into docs/circuits.png.
 """
 
 import argparse
@@ -20,7 +20,11 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.export import source_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-ROWS, PAGE, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "circuits.md", DOCS / "circuits.png"
+ROWS, PAGE, PICTURE = (
+    DOCS / "benchmarks" / "circuits.csv",
+    DOCS / "appendix" / "circuits.md",
+    DOCS / "circuits.png",
+)
 PIXELS = "uint5"  # from 0 to 16
 
 WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
@@ -79,7 +83,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of docs/circuits.md."""
+    """Return the table of docs/appendix/circuits.md."""
     n_splits = len({row["split"] for row in rows})
     lines = [
         f"| network | % right, mean of {n_splits} splits | gates | of these votes | levels | LUT6 |",

@@ -35,7 +35,7 @@ SPLITS = 5
 PARTS = ("validation", "test")
 OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
-PAGE = Path(__file__).parents[1] / "docs" / "columns.md"
+PAGE = Path(__file__).parents[1] / "docs" / "appendix" / "columns.md"
 
 # Fields of LogicClassifierConfig and TrainingConfig that differ from their defaults.
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}

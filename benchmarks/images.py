@@ -1,4 +1,4 @@
-"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows rows.jsonl [--page docs/images.md]`.
+"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows rows.jsonl [--page docs/appendix/images.md]`.
 
 Logistic regression, a random forest and gradient boosting of scikit-learn, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
 convolutions of tables (`ConvLUT`) are trained on each of five splits, four fifths to one fifth of each class

@@ -134,5 +134,16 @@ def _docstring(app: Any, what: str, name: str, value: object, options: object, l
         lines += ["", "Equations: " + ", ".join(f":eq:`{number}`" for number in numbers) + ".", ""]
 
 
+def _body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Make lines of the parameters of long signatures, which Sphinx writes as descriptions of nothing, and plain cells of empty heads of columns."""
+
+    def lines(found: re.Match[str]) -> str:
+        return '<div class="sig-lines">\n' + re.sub(r"(</?)dd>", r"\1div>", found[1]) + "</div>"
+
+    context["body"] = re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", lines, context.get("body", ""))
+    context["body"] = re.sub(r"<th (class=\"[^\"]*\")><p></p></th>", r"<td \1></td>", context["body"])
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("html-page-context", _body)

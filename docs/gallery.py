@@ -1,13 +1,15 @@
 """Pages of the gallery, which run in a browser without a network: `python docs/gallery.py [NAME ...]` makes them, in some minutes of two cores.
 
 Each is a circuit that is trained here and written by `lutjax.circuits.page`, or a page of a template. They are kept in
-``docs/gallery/pages/play``; the site has them as they are.
+``docs/gallery/pages/play``; the site has them as they are. They are not made when the site is built: training takes longer than all the rest, needs a compiler and ABC,
+and gives other circuits on other processors, while tests are of these. After a change of a template `--write` makes the pages of the circuits that they have.
 """
 
 import argparse
 import base64
 import gzip
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,9 +28,36 @@ def _text(name: str) -> str:
     return (FOLDER / "templates" / name).read_text(encoding="utf-8")
 
 
+def shown(name: str, circuit: Any) -> str:
+    """Return the page of a circuit."""
+    from lutjax.circuits import page
+    from lutjax.training import datasets
+
+    if name == "life":
+        return page.write(circuit, f"Life in {len(circuit)} gates", size=(64, 96))
+    if name == "healing":
+        return page.write(circuit, "An automaton that heals", size=(32, 32), start="random", shown=1)
+    test = datasets.load().parts(stratified=True, bits=8).test
+    examples, labels = np.asarray(test.x[:24]).astype(int), np.asarray(test.y[:24])
+    return page.write(circuit, "A circuit that reads digits", examples=examples, labels=labels, maximum=16)
+
+
+def rewritten(name: str, text: str) -> str:
+    """Return a page as it is made now of what an earlier one has inside."""
+    from lutjax.circuits import page
+
+    if name == "detector":
+        return detector()
+    if name == "text":
+        found = re.search(r'<script type="application/json" id="model">(.*?)</script>', text, re.DOTALL)
+        if found is None:
+            raise ValueError("the page has no model")
+        return _text_page(json.loads(found[1]))
+    return shown(name, page.read(text))
+
+
 def digits() -> str:
     """Return a page that reads drawn digits: three layers of gates, trained with a price of hardware."""
-    from lutjax import circuits
     from lutjax.models import LogicClassifierConfig
     from lutjax.training import datasets
     from lutjax.training.classifier import Run, TrainingConfig
@@ -44,14 +73,7 @@ def digits() -> str:
     model = run.structure.model(state.params, state.others)
     circuit = model.circuit(inputs="uint5", outputs="votes")
     print(f"digits: {share:.1%} of the test part, {circuit}")
-    examples = np.asarray(parts.test.x[:24]).astype(int)
-    return circuits.page.write(
-        circuit,
-        "A circuit that reads digits",
-        examples=examples,
-        labels=np.asarray(parts.test.y[:24]),
-        maximum=16,
-    )
+    return shown("digits", circuit)
 
 
 def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any:
@@ -83,12 +105,11 @@ def life() -> str:
     learnt = run.best(state).circuit()
     circuit = optimised(circuits.tabulated(learnt), "ands")
     print(f"life: {len(learnt)} gates learnt, {len(circuit)} AND nodes")
-    return circuits.page.write(circuit, f"Life in {len(circuit)} gates", size=(64, 96))
+    return shown("life", circuit)
 
 
 def healing() -> str:
     """Return a page of an automaton that makes squares of any start, and so heals where it is damaged."""
-    from lutjax import circuits
     from lutjax.training.patterns import checkerboard
 
     run = _automaton("checkerboard", checkerboard(16), steps=700, runs=1)
@@ -103,7 +124,7 @@ def healing() -> str:
             break
     circuit = run.best(state).circuit()
     print(f"healing: {circuit}")
-    return circuits.page.write(circuit, "An automaton that heals", size=(32, 32), start="random", shown=1)
+    return shown("healing", circuit)
 
 
 def text() -> str:
@@ -157,12 +178,12 @@ def text() -> str:
         f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps on Python's standard library (test loss {loss:.2f} nats a byte). To write a "
         f"byte it compares numbers, reads rows and adds them, without floating point. {len(program):,} bytes of program."
     )
-    return (
-        _text("text.html")
-        .replace("{{page.css}}", _css())
-        .replace("{{lead}}", lead)
-        .replace("{{data}}", json.dumps(model))
-    )
+    return _text_page({"lead": lead, **model})
+
+
+def _text_page(model: dict[str, Any]) -> str:
+    page = _text("text.html").replace("{{page.css}}", _css()).replace("{{lead}}", model["lead"])
+    return page.replace("{{data}}", json.dumps(model))
 
 
 def _css() -> str:
@@ -191,12 +212,19 @@ PAGES: dict[str, Callable[[], str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PAGES)}; by default all")
-    names = parser.parse_args().names or list(PAGES)
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="train nothing: keep the circuits and the model of the pages that there are",
+    )
+    given = parser.parse_args()
+    names = given.names or list(PAGES)
     if unknown := set(names) - set(PAGES):
         sys.exit(f"{', '.join(unknown)}: the pages are {', '.join(PAGES)}")
     PLAY.mkdir(parents=True, exist_ok=True)
     for name in names:
-        text = PAGES[name]()
+        path = PLAY / f"{name}.html"
+        text = rewritten(name, path.read_text(encoding="utf-8")) if given.write else PAGES[name]()
         (PLAY / f"{name}.html").write_text(text, encoding="utf-8")
         print(f"written: {name}.html, {len(text.encode()) / 1000:.0f} kB")
 

@@ -204,6 +204,8 @@ TOPICS: dict[str, Topic] = {
             ("New rows and images", "lutjax.training.predictions", "load TrainedRun Predictions"),
             ("Forms of data", "lutjax.training.raw", "Form"),
             ("Pictures that move", "lutjax.training.animation", "animate film"),
+            ("Several processes", "lutjax.training.hosts", "initialize is_first put fetch"),
+            ("Checkpoints", "lutjax.training.checkpoints", "save restore"),
         ),
     ),
     "circuits": Topic(

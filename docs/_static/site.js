@@ -1,4 +1,4 @@
-// Names for controls of the theme that have none, or other ones than they show.
+// Names for controls of the theme that have none, or other ones than they show; a keyboard reaches tables that scroll.
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("nav details > summary").forEach((summary) => {
     const link = summary.closest("li")?.querySelector("a");
@@ -9,4 +9,8 @@ document.addEventListener("DOMContentLoaded", () => {
   const brand = document.querySelector(".bd-sidebar-primary .navbar-brand")?.parentElement;
   brand?.setAttribute("role", "region");
   brand?.setAttribute("aria-label", "lutjax, start page");
+  const tables = document.querySelectorAll(".pst-scrollable-table-container");
+  const reach = () => tables.forEach((table) => (table.tabIndex = table.scrollWidth > table.clientWidth ? 0 : -1));
+  reach();
+  addEventListener("resize", reach);
 });

@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import datetime
 import functools
+import hashlib
 import importlib.resources
 import platform
 from typing import Any
@@ -13,6 +15,8 @@ import jaxlib
 import lutjax
 from lutjax.benchmark.measure import Timing, copy_bandwidth
 from lutjax.benchmark.measurements import Measurement
+from lutjax.dispatch.registry import kernel_registry
+from lutjax.status._digests import digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Machine:
     Attributes:
       device: kind of the device.
       bandwidth: bytes per second that a copy reads and writes.
+      date: the day, as ISO 8601 writes it.
     """
 
     device: str
@@ -30,11 +35,13 @@ class Machine:
     jaxlib: str = jaxlib.__version__
     lutjax: str = lutjax.__version__
     python: str = platform.python_version()
+    date: str = ""
 
     @classmethod
     def here(cls) -> "Machine":
         """The default device, with its bandwidth measured now."""
-        return cls(jax.devices()[0].device_kind, copy_bandwidth())
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return cls(jax.devices()[0].device_kind, copy_bandwidth(), date=today)
 
     def __str__(self) -> str:
         return (
@@ -103,8 +110,28 @@ class Result:
             "jaxlib": self.machine.jaxlib,
             "lutjax": self.machine.lutjax,
             "python": self.machine.python,
+            "date": self.machine.date,
+            "sources": sources(measurement.kernel_names),
             "note": self.note,
         }
+
+
+def sources(kernel_names: str) -> str:
+    """Return a digest of the sources of kernels, by which a figure knows later that they have changed; "" without kernels.
+
+    Args:
+      kernel_names: as `Measurement.kernel_names` writes them: ``"lookup: triton/xla, lookup update: xla"``.
+    """
+    found = []
+    for what, names in (of.split(": ") for of in kernel_names.split(", ") if of):
+        op, _, update = what.partition(" ")
+        for name in names.split("/"):
+            specs = [s for s in kernel_registry.candidates(op) if name in s.names]
+            directions = [update] if update else ["forward", "backward"]
+            found += [
+                f"{op} {name} {d} {digest_of(s, d)}" for s in specs for d in directions if d in s.directions
+            ]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)

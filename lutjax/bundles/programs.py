@@ -78,7 +78,7 @@ def write(
     Raises:
       BundleError: it is another model, or the folder cannot be written; see `lutjax.save`.
 
-    Source: docs/bundles.md, section 5.
+    Source: docs/programs.md, section 1.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, tempfile

@@ -37,6 +37,12 @@ class State(enum.StrEnum):
         return self in (State.FAILS, State.MISSING)
 
 
+OLDER = "an older source than this one"
+"""Reason of a cell whose kernel has changed since it was checked."""
+
+_LETTERS_OF_OLDER = {State.RAN: "o", State.COMPILES: "c", State.LOWERS: "l"}
+
+
 @functools.cache
 def first_device(platform: str) -> jax.Device | None:
     """Return the first device of this machine on a platform; None if there is none."""
@@ -104,7 +110,7 @@ class Cell:
 
     Attributes:
       kinds: the devices that it ran on, was compiled or lowered for.
-      jax: the version that did. lutjax: the version that was run.
+      jax: the version that did. lutjax: the version that was run. date: the day, as ISO 8601 writes it.
       reason: why it is unsupported, or how it fails; else what else is to be said.
       digest: of the source that was checked.
     """
@@ -119,19 +125,31 @@ class Cell:
     lutjax: str = ""
     reason: str = ""
     digest: str = ""
+    date: str = ""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
         """Place of the cell in the matrix."""
         return self.op, self.direction, self.column, self.dtype
 
+    @property
+    def is_older(self) -> bool:
+        """True where the kernel has changed since it was checked."""
+        return self.reason == OLDER
+
+    @property
+    def letter(self) -> str:
+        """Its state in the text table."""
+        return _LETTERS_OF_OLDER.get(self.state, self.state.letter) if self.is_older else self.state.letter
+
     def __str__(self) -> str:
         on = ", ".join(self.kinds)
+        by = f"with jax {self.jax}" + (f", {self.date}" if self.date else "")
         text = {
             State.RUNS: f"runs here: {on}",
-            State.RAN: f"ran on {on} with jax {self.jax}",
-            State.COMPILES: f"compiles for {on} with jax {self.jax}",
-            State.LOWERS: f"lowers for {on} with jax {self.jax}",
+            State.RAN: f"ran on {on} {by}",
+            State.COMPILES: f"compiles for {on} {by}",
+            State.LOWERS: f"lowers for {on} {by}",
         }.get(self.state, str(self.state))
         return f"{text}: {self.reason}" if self.reason else text
 

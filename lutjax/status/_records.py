@@ -1,6 +1,7 @@
 """Records of what was checked on other machines: one file for each, shipped with the package."""
 
 import dataclasses
+import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -10,10 +11,9 @@ from typing import Any
 from lutjax.dispatch import _records as shipped
 from lutjax.dispatch.registry import kernel_registry
 from lutjax.status._digests import digest_of
-from lutjax.status._matrix import COLUMNS, Cell, State
+from lutjax.status._matrix import COLUMNS, OLDER, Cell, State
 
 Place = tuple[str, str, str, str]
-_OLDER = "an older source than this one"
 
 
 def path_of(device_kind: str) -> Path:
@@ -22,7 +22,7 @@ def path_of(device_kind: str) -> Path:
 
 
 def write(cells: Iterable[Cell], path: Path, recorded: Mapping[Place, Cell] | None = None) -> None:
-    """Write what was checked now; what ran here has run there from now on.
+    """Write what was checked now, with the day; what ran here has run there from now on.
 
     Args:
       recorded: what `read` returned: such cells are recorded already.
@@ -35,7 +35,8 @@ def write(cells: Iterable[Cell], path: Path, recorded: Mapping[Place, Cell] | No
 
 def _as_record(cell: Cell) -> dict[str, Any]:
     state = State.RAN if cell.state == State.RUNS else cell.state
-    record = dataclasses.asdict(dataclasses.replace(cell, state=state))
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record = dataclasses.asdict(dataclasses.replace(cell, state=state, date=cell.date or today))
     return {name: value for name, value in record.items() if value}
 
 
@@ -50,7 +51,7 @@ def read(folder: Path | None = None) -> dict[Place, Cell]:
 
 
 def _strength(cell: Cell) -> tuple[bool, int]:
-    return cell.reason == _OLDER, list(State).index(cell.state)
+    return cell.is_older, list(State).index(cell.state)
 
 
 def _of_record(record: dict[str, Any]) -> Cell | None:
@@ -61,7 +62,7 @@ def _of_record(record: dict[str, Any]) -> Cell | None:
         return None
     spec = column.spec(cell.op) or kernel_registry.announced(cell.op, column.key)
     if spec is None:
-        return dataclasses.replace(cell, reason=_OLDER)
+        return dataclasses.replace(cell, reason=OLDER)
     now = digest_of(spec, cell.direction)
     older = now is not None and now != cell.digest and cell.state != State.UNSUPPORTED
-    return dataclasses.replace(cell, reason=_OLDER) if older else cell
+    return dataclasses.replace(cell, reason=OLDER) if older else cell

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LETTERS = ", ".join(f"{state.letter} {state}" for state in State)
+OLDER_LETTERS = "o ran, c compiles, l lowers: of an older source than this one"
 _ORDER = "float32, bfloat16, float16, float64"
 
 
@@ -48,9 +49,11 @@ def not_installed(cells: Iterable[Cell]) -> list[str]:
 
 
 def remarks(cells: Iterable[Cell]) -> list[str]:
-    """Devices and versions of what was checked; records of an older source."""
-    recorded = (c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS))
-    return [line for line, _ in _groups((f"{_title(c.column)}: {c}", "") for c in recorded)]
+    """Devices, versions and days of what was checked; the ops of which that was an older source."""
+    recorded = [c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)]
+    current = [(f"{_title(c.column)}: {c}", "") for c in recorded if not c.is_older]
+    older = [(f"{_title(c.column)}: {c}", f"{c.op} {c.direction}") for c in recorded if c.is_older]
+    return [*(line for line, _ in _groups(current)), *_grouped(older)]
 
 
 def _groups(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
@@ -75,7 +78,7 @@ def _lines(cells: Iterable[Cell]) -> list[tuple[str, list[str]]]:
     for op, direction in rows():
         words = [
             "".join(
-                by_place[place].state.letter
+                by_place[place].letter
                 for dtype in cases_of(op).dtypes
                 if (place := (op, direction, column.key, dtype)) in by_place
             )
@@ -90,7 +93,12 @@ def table(cells: Iterable[Cell]) -> "Table":
     """The matrix for a terminal."""
     from rich.table import Table
 
-    shown = Table("op", *(column.title for column in COLUMNS), caption=LETTERS, caption_justify="left")
+    shown = Table(
+        "op",
+        *(column.title for column in COLUMNS),
+        caption=f"{LETTERS}; {OLDER_LETTERS}",
+        caption_justify="left",
+    )
     for row, words in _lines(cells):
         shown.add_row(row, *words)
     return shown
@@ -112,8 +120,11 @@ def as_json(cells: Iterable[Cell]) -> str:
 
 
 def summary(cells: Iterable[Cell]) -> str:
-    """Totals in a line."""
-    return ", ".join(f"{count} {state}" for state, count in totals(cells).items())
+    """Totals in a line, and how many of them are of an older source."""
+    cells = list(cells)
+    older = sum(cell.is_older for cell in cells)
+    of_older = [f"{older} of these of an older source"] if older else []
+    return ", ".join([*(f"{count} {state}" for state, count in totals(cells).items()), *of_older])
 
 
 def markdown(cells: Iterable[Cell]) -> str:
@@ -131,7 +142,7 @@ def markdown(cells: Iterable[Cell]) -> str:
             "`lutjax status` checks what it can on the machine it runs on. Each cell is of one op, direction, implementation",
             f"and dtype: the letters stand for {_ORDER}, in this order.",
             "",
-            f"{LETTERS}.",
+            f"{LETTERS}; {OLDER_LETTERS}.",
             "",
             f"**{len(cells)} cells: {summary(cells)}.**",
             "",

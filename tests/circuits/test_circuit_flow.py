@@ -647,7 +647,10 @@ def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import circuits as benchmark
 
-    assert benchmark.table(benchmark.read(benchmark.ROWS)) in (ROOT / "docs" / "circuits.md").read_text()
+    assert (
+        benchmark.table(benchmark.read(benchmark.ROWS))
+        in (ROOT / "docs" / "appendix" / "circuits.md").read_text()
+    )
 
 
 @pytest.mark.slow

@@ -4,25 +4,31 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import pathlib
 import pkgutil
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from cases import absence, slow
 from folders import ROOT
 
 import lutjax
+from lutjax.dispatch.catalogue import KERNELS, XLA
 from lutjax.testing import _ahead_of_time
+from lutjax.training import tables
 
 README = (ROOT / "README.md").read_text()
-ROOMS = ("start", "choose", "coming-from", "reference")
+ROOMS = ("start", "choose", "coming-from", "reference", "appendix")
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
+LONG_PAGES = [ROOT / "docs" / name for name in ("appendix/images.md", "bundles.md", "programs.md")]
+"""Pages that run for 15 s or so each."""
 
 
 def modules():
@@ -39,10 +45,11 @@ def as_a_reader(without_typechecking):
 
 
 @pytest.mark.thorough(
+    "appendix/*.md",
     "cellular-automaton.md",
     "coming-from/*.md",
     "columns.md",
-    "devices.md",
+    "images.md",
     "implementations.md",
     "logic.md",
     "semantics.md",
@@ -51,7 +58,7 @@ def as_a_reader(without_typechecking):
 )
 @pytest.mark.parametrize(
     "page",
-    [slow(p) if p.name in ("images.md", "bundles.md") else p for p in PAGES],  # each for 15 s
+    [slow(p) if p in LONG_PAGES else p for p in PAGES],
     ids=lambda page: page.relative_to(ROOT / "docs" if page.name != "README.md" else ROOT).as_posix(),
 )
 @pytest.mark.usefixtures("as_a_reader")
@@ -78,13 +85,49 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     assert f"<!-- table -->\n{table}<!-- end -->" in shown, (
         "python benchmarks/bench_table.py prints the table"
     )
+    row = {
+        "device": "a device",
+        "lutjax": "1",
+        "jax": "2",
+        "python": "3",
+        "date": "2026-01-01",
+        "shape": "ffn",
+    }
+    of = {**row, "kernels": "lookup: xla"}
+    said = bench_table.made_of([{**of, "sources": bench_table.sources("lookup: xla")}])
+    assert said == "Measured 2026-01-01, a device, lutjax 1, jax 2, Python 3."
+    assert (
+        bench_table.made_of([{**of, "sources": "0"}])
+        == f"{said} Kernels have changed since ffn was measured."
+    )
+    assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
+
+
+def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import cpu
+
+    page, kept = cpu.PAGE.read_text(encoding="utf-8"), json.loads(cpu.FILE.read_text(encoding="utf-8"))
+    assert cpu.page_with(page, kept) == page, "python benchmarks/cpu.py --page writes the table"
+    assert "figures of older" in cpu.table({**kept, "sources": "0"})
+    assert "figures of older" not in cpu.table({**kept, "sources": cpu.sources_of_all()})
+
+
+def test_each_file_of_measurements_says_how_it_was_made():
+    folder = ROOT / "docs" / "benchmarks"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| \[", text, re.MULTILINE)
+    assert {name for name, _ in rows} == {path.name for path in folder.iterdir()} - {"README.md"}
+    for _, commands in rows:
+        for script in re.findall(r"(?:benchmarks|docs)/\w+\.py", commands):
+            assert (ROOT / script).exists(), script
 
 
 def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import columns
 
-    page = (ROOT / "docs" / "columns.md").read_text()
+    page = columns.PAGE.read_text()
     rows = columns.read()
     assert {row.data for row in rows} == set(columns.NETWORKS)
     assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
@@ -100,6 +143,14 @@ def test_seeds_of_automata_are_those_of_the_rows(monkeypatch):
     )
 
 
+def _lm_help():
+    """The help of `lutjax train lm`, as one line."""
+    from lutjax.cli._main import cli
+
+    [preset] = [p for p in cli.commands["train"].commands["lm"].params if p.name == "preset"]
+    return " ".join(preset.help.split())
+
+
 def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     import facts
@@ -111,6 +162,14 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
         assert any(f"<!-- {name} -->" in text for text in texts), name
     native, plain = facts.minutes()
     assert 1 < native < 3 < plain < 6, "the README says so of the command"
+    page = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
+    seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
+    assert len(seconds) == 2
+    choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
+    for _, parameters, shown in seconds:
+        assert f" | {parameters} | {shown} | " in choice
+    said = _lm_help()
+    assert f"demo (default): about {native:.0f} minutes on two CPU cores" in said
     outdated = texts[0].replace("`margins` and ", "", 1)
     assert outdated != texts[0] == facts.written(outdated)
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
@@ -125,6 +184,39 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
             call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
         }
         assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
+
+
+def test_what_has_a_factored_gradient_is_what_the_page_lists():
+    """Each op of the sentence with a table, and each composition of them, by themselves; and no other op or composition is one with a table."""
+    page = (ROOT / "docs" / "training-large-tables.md").read_text(encoding="utf-8")
+    ops, compositions = (
+        re.findall(r"`(\w+)`", listed)
+        for listed in re.search(
+            r"ops with update -->(.*?)<!-- end -->(.*?), which are made of them", page
+        ).groups()
+    )
+    key = jax.random.key(0)
+    x, images, anchors = (
+        jax.random.normal(key, (3, 5, 8)),
+        jax.random.normal(key, (2, 5, 5)),
+        lutjax.sample_anchors(key, 8, 2, 3),
+    )
+    calls = {
+        "lut": lambda w: lutjax.lut(x, w, anchors),
+        "sparse_lut": lambda w: lutjax.sparse_lut(x, w, anchors, jnp.zeros((2, 8, 4), int), 5),
+        "conv_lut": lambda w: lutjax.conv_lut(
+            images[..., None], w, lutjax.sample_anchors(key, 9, 2, 3), kernel=3
+        ),
+        "lut_attention": lambda w: lutjax.lut_attention(x, w, anchors),
+    }
+    assert set(compositions) == set(calls)
+    for name, call in calls.items():
+        table = jnp.ones((2, 64 if name == "lut_attention" else 8, 4))
+        _, gradients = tables.value_and_grad(lambda p, call=call: jnp.sum(call(p["table"])))({"table": table})
+        assert isinstance(gradients["table"], tables.TableGradient), name
+    assert ops == [op for op, row in KERNELS.items() if "update" in row.get(XLA, ())]
+    others = {"logic_gates": "no table", "update_table": "takes such a gradient"}
+    assert set(lutjax.kernel_registry._compositions) == set(calls) | set(others)
 
 
 def headings(page):
@@ -201,7 +293,8 @@ SECTION = re.compile(r"(?m)^## (\d+)\. ")
 
 def test_sources_exist():
     """Each "Source:" line of a docstring names a page and sections of it."""
-    sections = {page.name: set(SECTION.findall(page.read_text())) for page in PAGES}
+    pages = [page for page in PAGES if page.parent == ROOT / "docs"]
+    sections = {page.name: set(SECTION.findall(page.read_text())) for page in pages}
     found = 0
     for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
         for source in re.findall(r"Source: (.*)", path.read_text()):
@@ -233,13 +326,24 @@ def test_the_suite_for_a_newer_python_exists():
 
 def test_figures_of_the_readme_stand_where_it_says():
     rows = re.findall(
-        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w.-]+)#[\w-]+\) \|$", README, re.MULTILINE
+        r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w/.-]+)#[\w-]+\) \|$", README, re.MULTILINE
     )
     assert len(rows) == 5
     for _, alternative, ours, page in rows:
         text = (ROOT / page).read_text()
         for figure in re.findall(r"\d+\.\d+|\d{3} us", f"{alternative} {ours}"):
             assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
+
+
+@pytest.mark.parametrize("name", ["feed-forward", "choose/backend", "choose/dense-or-tables", "columns"])
+def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
+    page = ROOT / "docs" / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    linked = [(page.parent / link) for link in re.findall(r"\]\(([\w/.-]+\.md)", text)]
+    there = " ".join(other.read_text(encoding="utf-8") for other in linked)
+    figures = set(re.findall(r"(?<![\w.])\d+\.\d{2,}(?![\w.])", re.sub(r"`[^`]*`", "", text)))
+    assert len(figures) > 1
+    assert not {f for f in figures if not re.search(rf"(?<![\d.]){f}(?!\d)", there)}
 
 
 @pytest.mark.thorough("pallas-cuda-NVIDIA H200")

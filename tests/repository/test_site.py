@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from folders import ROOT
@@ -57,6 +58,64 @@ def test_every_public_name_is_in_the_reference(topics):
     for key in topics.TOPICS:
         page = topics.page_of(key)
         assert all(f":: {name}\n" in page for name in topics.TOPICS[key].names()), key
+
+
+def links_of(page, made):
+    """The pages that a page leads to in one click: those that its text, cards and toctrees name, and what the sidebar has on every page."""
+    if page in made:
+        return set()
+    path = DOCS / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
+    cards = re.findall(r"^:link: ([\w/.-]+)$", text, re.MULTILINE)
+    named = [*cards, *(name.removesuffix(".md") for name, _ in LINK.findall(text) if name.endswith(".md"))]
+    found = {os.path.relpath((path.parent / name).resolve(), DOCS) for name in named}
+    return found | set(names_of_toctrees(path))
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        pytest.param(
+            "start/ten-minutes", "They are trained as any other layer", id="a layer of your own, trained"
+        ),
+        pytest.param("learn/replace-a-layer", "Somebody else", id="a layer of another's model, trained"),
+        pytest.param("circuits", "lutjax export runs/digits", id="a circuit in Verilog"),
+        pytest.param(
+            "reference/api/ops-tables", ".. autofunction:: lutjax.lookup", id="the reference of an op"
+        ),
+        pytest.param("training-large-tables", "What has no factored gradient", id="an error"),
+        pytest.param("bundles", "lutjax save", id="a model for others"),
+        pytest.param("serving", "lutjax serve", id="answers over HTTP"),
+        pytest.param("convert", "lutjax import", id="a network of another package"),
+    ],
+)
+def test_three_clicks_lead_there(topics, page, words):
+    made = {f"reference/api/{name}" for name in topics.GENERATED}
+    reached = {"index"}
+    for _ in range(3):
+        reached |= {target for one in reached for target in links_of(one, made)}
+    assert page in reached
+    made_of = topics.page_of(page.removeprefix("reference/api/")) if page in made else None
+    assert words in (made_of or (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+
+
+def screens(text):
+    """The screens of a page of this text: 350 words fill one, or 40 lines of code."""
+    code = re.findall(r"```.*?```", text, re.DOTALL)
+    lines = sum(block.count("\n") - 1 for block in code if not block.startswith("```{toctree}"))
+    prose = re.sub(r"\]\([^)]*\)|<!--.*?-->", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return len(re.findall(r"[A-Za-z]\w*|\d[\d.,]*", prose)) / 350 + lines / 40
+
+
+def test_how_tos_are_at_most_three_screens_long():
+    """The rest stands in a page of the appendix of the same name, to which the how-to leads."""
+    for name in names_of_toctrees(DOCS / "do.md"):
+        text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+        assert screens(text) <= 3, name
+        more = DOCS / "appendix" / f"{name}.md"
+        if more.exists():
+            assert f"](appendix/{name}.md" in text, name
+            assert f"](../{name}.md" in more.read_text(encoding="utf-8"), name
 
 
 def test_names_in_pages_exist(topics):
@@ -161,6 +220,40 @@ def test_there_is_one_version():
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+EXTRAS = """
+import sys
+sys.path.insert(0, "docs")
+import topics
+from lutjax._extras import EXTRAS
+for name in topics.listed():
+    topics.found(name)
+topics.commands()
+print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modules}))
+"""
+
+
+@pytest.mark.thorough
+def test_the_site_installs_what_its_reference_imports():
+    """The extra `docs`, by which the workflow and Read the Docs build it, has the extras of all packages that the reference imports."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    [ours] = [words for words in extras["docs"] if words.startswith("lutjax[")]
+    installed = set(re.findall(r"\w+", ours)) - {"lutjax"} | {"flax"}  # which apps has
+    done = subprocess.run(
+        [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kernels = {"cpu", "triton"}  # are looked for, and not needed
+    assert set(done.stdout.split()) - kernels <= installed
+    assert "lutjax[flax]" in extras["apps"]
+    workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    install, build = re.search(r"    (pip install .*docs.*) && (sphinx-build .*)\n", contributing).groups()
+    assert f"- run: {install}\n" in workflow
+    assert f"- run: {build}\n" in workflow
+    assert "extra_requirements: [docs]" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
+
+
 def test_pictures_have_words():
     """Every picture of a page has a text that stands for it."""
     for path in SOURCES:
@@ -173,28 +266,90 @@ def test_pictures_have_words():
             assert not drawn or "    alt: " in cell, (path, cell[:200])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+@pytest.fixture
+def accessibility(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import accessibility
+
+    return accessibility
+
+
+def test_what_not_everybody_can_read_is_found(accessibility):
+    page = "<!DOCTYPE html><html lang='en'><title>A</title><h1>A</h1>{}"
+    good = "<h2>B</h2><img src='a.png' alt='a'><a href='b'><img src='c' alt='c'></a><label>D<input></label>"
+    assert accessibility.problems(page.format(good)) == []
+    for fault, found in {
+        "<h3>B</h3>": "a heading of level 3 follows one of level 1",
+        "<h1>B</h1>": "2 headings of the first level",
+        "<img src='a.png'>": "no alt text: a.png",
+        "<iframe src='b'></iframe>": "no title: iframe b",
+        "<a href='b'></a>": "no name: <a {'href': 'b'}>",
+        "<button><svg></svg></button>": "no name: <button {}>",
+        "<input type='range'>": "a field without a name: {'type': 'range'}",
+        "<p id='b'><p id='b'>": "the id b is there 2 times",
+    }.items():
+        assert accessibility.problems(page.format(fault)) == [found]
+    assert accessibility.problems("<html><h1>A</h1>") == ["the page has no language", "the page has no title"]
+
+
+def test_everybody_can_read_the_pages_of_the_gallery(accessibility):
+    for path in (DOCS / "gallery" / "pages").rglob("*.html"):
+        assert accessibility.problems(path.read_text(encoding="utf-8")) == [], path
+
+
+needs_sphinx = pytest.mark.skipif(
     importlib.util.find_spec("sphinx_book_theme") is None,
     reason="the packages of the site are not installed: pip install 'lutjax[docs]'",
 )
-def test_the_site_is_built_without_a_warning(tmp_path):
-    """Build all of it, notebooks included, of a copy, so that nothing of an earlier build is used."""
-    docs = tmp_path / "docs"
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def built(folder, *options):
+    """The site, built of a copy, so that nothing of an earlier build is used."""
+    docs = folder / "docs"
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "api", "__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, folder)
     for name in ("lutjax", "benchmarks", "tests"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    words = ["-W", "--keep-going", "-q", "-b", "html", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs, tmp_path / "html"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "sphinx", *words, docs, folder / "html"],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    pages = list((tmp_path / "html").rglob("*.html"))
+    return folder / "html"
+
+
+@pytest.mark.slow
+@needs_sphinx
+def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(tmp_path, accessibility):
+    """Build all of it, notebooks included."""
+    html = built(tmp_path)
+    pages = accessibility.pages(html)
     assert len(pages) > len(SOURCES)
+    wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.tools("chromium")
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
+@needs_sphinx
+def test_a_browser_shows_pages_that_everybody_can_read(tmp_path, accessibility):
+    """Open pages of all kinds, built without running notebooks, in all sizes and colours."""
+    import browser as browsers
+
+    html = built(tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer")
+    axe = AXE.read_text(encoding="utf-8")
+    with browsers.Browser(tmp_path / "profile") as browser:
+        wrong = {
+            name: list(accessibility.opened(browser, html / f"{name}.html", axe))
+            for name in accessibility.READ
+        }
+    assert {name: found for name, found in wrong.items() if found} == {}

@@ -1,0 +1,208 @@
+"""Checks that everybody can read the built site: `python docs/accessibility.py [--axe FILE] [PAGE ...]`, after it was built.
+
+Of each page in ``docs/_build/html`` it wants a language, a title, one heading of the first level and no level left out, a text for every
+picture, a name for every frame, link, button and field, and ids that are there once. That takes seconds, and no browser.
+
+With `--axe`, the file ``axe.min.js`` of axe-core (``npm install --no-save axe-core`` puts it into ``node_modules/axe-core``), pages of
+all kinds, or with `--all` all pages, are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colours: axe-core finds contrasts that are too small, names that are missing and parts
+that a keyboard does not reach. Then the Tab key walks through the page: what has the focus must show it.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+BUILT = DOCS / "_build" / "html"
+LEFT_OUT = ("_static", "_sources", "_modules", ".doctrees")
+EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+NAMED = {"a", "button"}
+FOR_PRINT = "jb-print-docs-body"
+"""Title and contents that the theme shows on paper alone."""
+READ = (
+    "index", "start/ten-minutes", "choose/layer", "choose/backend", "learn/gates", "learn/index", "do", "circuits", "training-large-tables",
+    "reference/index", "reference/api/ops-tables", "reference/equations", "reference/api/command-line", "gallery/index", "status", "faq",
+    "play/detector", "play/digits", "play/life",
+)  # fmt: skip
+"""Pages of all kinds, those that a browser opens unless others are named."""
+SIZES = {"wide": 1280, "phone": 390}
+
+
+class _Page(HTMLParser):
+    """Collects what is wrong in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[str] = []
+        self.levels: list[int] = []
+        self.ids: Counter[str] = Counter()
+        self.title = ""
+        self._open: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self._labelled: set[str] = set()
+        self._fields: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids[str(given["id"])] += 1
+        if tag == "html" and not given.get("lang"):
+            self.problems.append("the page has no language")
+        if tag == "img":
+            if "alt" not in given:
+                self.problems.append(f"no alt text: {given.get('src', '')[-60:]}")
+            elif given["alt"]:
+                self._said(str(given["alt"]))
+        if tag in ("iframe", "object", "embed") and not given.get("title"):
+            self.problems.append(f"no title: {tag} {given.get('src', given.get('data'))}")
+        if tag == "label" and given.get("for"):
+            self._labelled.add(str(given["for"]))
+        if tag in ("input", "select", "textarea") and given.get("type") not in ("hidden", "submit", "button"):
+            inside = any(opened == "label" for opened, _, _ in self._open)
+            if not inside:
+                self._fields.append(given)
+        printed = any(given.get("id") == FOR_PRINT for _, given, _ in self._open)
+        if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit() and not printed:
+            self.levels.append(int(tag[1]))
+        if tag not in EMPTY:
+            self._open.append((tag, given, []))
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self._said(data.strip())
+
+    def _said(self, text: str) -> None:
+        for _, _, words in self._open:
+            words.append(text)
+
+    def handle_endtag(self, tag: str) -> None:
+        while any(opened == tag for opened, _, _ in self._open):
+            opened, given, words = self._open.pop()
+            if opened == "title" and not any(t == "svg" for t, _, _ in self._open):
+                self.title = " ".join(words)
+            hidden = given.get("aria-hidden") == "true" or "hidden" in given
+            name = words or given.get("aria-label") or given.get("title") or given.get("aria-labelledby")
+            if opened in NAMED and not name and not hidden and (opened != "a" or "href" in given):
+                self.problems.append(f"no name: <{opened} {given}>")
+            if opened == tag:
+                break
+
+    def finished(self) -> list[str]:
+        found = list(self.problems)
+        if not self.title.strip():
+            found.append("the page has no title")
+        if self.levels.count(1) != 1:
+            found.append(f"{self.levels.count(1)} headings of the first level")
+        for before, after in zip(self.levels, self.levels[1:], strict=False):
+            if after > before + 1:
+                found.append(f"a heading of level {after} follows one of level {before}")
+        found += [f"the id {name} is there {n} times" for name, n in self.ids.items() if n > 1]
+        for given in self._fields:
+            if given.get("id") not in self._labelled and not any(
+                given.get(a) for a in ("aria-label", "aria-labelledby", "title", "placeholder")
+            ):
+                found.append(f"a field without a name: {given}")
+        return found
+
+
+def pages(built: Path) -> list[Path]:
+    """Return the pages of a built site."""
+    found = sorted(built.rglob("*.html"))
+    return [path for path in found if not set(LEFT_OUT) & set(path.relative_to(built).parts)]
+
+
+def problems(html: str) -> list[str]:
+    """Return what is wrong in the text of a page, without a browser."""
+    page = _Page()
+    page.feed(html)
+    page.close()
+    return page.finished()
+
+
+# ------------------------------------------------------------------------------------------- in a browser
+AXE = """axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.map(
+  (v) => `${v.id} (${v.impact}), ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 160)}`))"""
+FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.body) return null;
+  const part = e.closest('.sd-card') || e;
+  const shown = [part, ...part.children].some((o) => { const s = getComputedStyle(o), b = o.getBoundingClientRect();
+    return (s.outlineStyle !== 'none' || s.boxShadow !== 'none' || e.matches('iframe')) && b.width > 0 && b.height > 0; });
+  return [e.outerHTML.slice(0, 120), shown]; })()"""
+
+
+def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
+    """Yield what is wrong in a page as a browser shows it, in all sizes and colours."""
+    for size, width in SIZES.items():
+        for dark in (False, True):
+            browser.resize(width, 900, dark=dark, mobile=size == "phone")
+            browser.open(path)
+            browser.run("new Promise((done) => setTimeout(done, 400))")
+            browser.run(f"{axe};0")
+            where = f"{size}, {'dark' if dark else 'light'}"
+            yield from (f"{where}: {line}" for line in browser.run(AXE))
+            if browser.run("document.documentElement.scrollWidth > innerWidth"):
+                yield f"{where}: the page is wider than the window"
+    yield from keyboard(browser)
+
+
+def keyboard(browser: Any, steps: int = 40) -> Iterator[str]:
+    """Yield what is wrong when the Tab key walks through the page that is open: what has the focus and does not show it, and the walk's end."""
+    browser.resize(SIZES["wide"], 900)
+    browser.run("document.activeElement && document.activeElement.blur()")
+    seen = []
+    for _ in range(steps):
+        browser.press("Tab")
+        focus = browser.run(FOCUS)
+        if focus is None:
+            break
+        seen.append(focus[0])
+        if not focus[1]:
+            yield f"the focus is not shown: {focus[0]}"
+    if len(seen) > 2 and seen[-1] == seen[-2] == seen[-3] and not seen[-1].startswith("<iframe"):
+        yield f"the Tab key does not leave {seen[-1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="*", help="such as start/ten-minutes; by default all")
+    parser.add_argument("--built", type=Path, default=BUILT, help="the folder of the site")
+    parser.add_argument("--axe", type=Path, help="axe.min.js: open the pages in a browser, too")
+    parser.add_argument(
+        "--all", action="store_true", help="open all pages in the browser, which takes ten minutes"
+    )
+    given = parser.parse_args()
+    chosen = [given.built / f"{name}.html" for name in given.pages] or pages(given.built)
+    if not chosen:
+        sys.exit(f"{given.built} has no pages: build the site first")
+    count = 0
+
+    def say(path: Path, found: Iterator[str] | list[str]) -> None:
+        nonlocal count
+        for line in found:
+            count += 1
+            print(f"{path.relative_to(given.built)}: {line}", flush=True)
+
+    for path in chosen:
+        say(path, problems(path.read_text(encoding="utf-8")))
+    if given.axe:
+        sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
+        import browser as browsers
+
+        axe = given.axe.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder, browsers.Browser(folder) as browser:
+            kinds = [given.built / f"{name}.html" for name in READ]
+            shown = chosen if given.pages or given.all else kinds
+            for path in shown:
+                say(path, opened(browser, path, axe))
+        print(f"{len(shown)} pages in a browser")
+    print(f"{len(chosen)} pages, {count} problems")
+    sys.exit(count > 0)
+
+
+if __name__ == "__main__":
+    main()
