@@ -26,6 +26,8 @@ class Tag(enum.StrEnum):
     """Left to the slow suite."""
     PLAIN = "plain"
     """For plain JAX and native kernels alone: the call gives a reason against the others (`lutjax.dispatch.contract.Call.plain`)."""
+    NOT_PALLAS = "not pallas"
+    """For all but Pallas, likewise."""
     DTYPES = "dtypes"
     """Tried in every dtype of the op. `lutjax status` checks the first of these."""
     BENCH = "bench"
@@ -57,7 +59,10 @@ class Size(dict[str, int]):
 
     def is_for(self, implementation: str) -> bool:
         """Return whether an implementation takes calls of these arguments, by what the size itself says."""
-        return Tag.PLAIN not in self.tags or implementation.partition("/")[0] in ("xla", "native")
+        platform = implementation.partition("/")[0]
+        if Tag.PLAIN in self.tags:
+            return platform in ("xla", "native")
+        return Tag.NOT_PALLAS not in self.tags or platform != "pallas"
 
 
 def sizes_by(*names: str) -> Callable[..., Size]:

@@ -86,6 +86,8 @@ class SparseLookupAttention(LookupAttention, op="lookup_attention", table="weigh
       n_outputs: ``O``.
     """
 
+    also: ClassVar[tuple[str, ...]] = (*LookupAttention.also, "triton")
+
     weights: jax.Array = shared("t r k")
     targets: jax.Array = shared("t r k", default=None)
     n_outputs: int = static()
@@ -164,7 +166,7 @@ def lookup_attention(
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
         ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is not made. Unless all
-        rows share one list, plain JAX and native kernels run it.
+        rows share one list, plain JAX, native kernels and Triton run it.
       n_outputs: number of outputs, with targets.
       causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
         is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and

@@ -227,7 +227,7 @@ def test_other_ways_to_run(kind, lists, how):
 def test_some_implementations_run_lists_of_rows_and_any_one_list():
     d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
     other = KernelSpec(
-        "lookup_attention", Platform.TRITON, Backend.ANY, "somewhere", directions=("forward", "update")
+        "lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", directions=("forward", "update")
     )
     (device,) = devices_of([WEIGHTS])
     for lists in SHAPES:

@@ -9,7 +9,7 @@ import triton
 
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
-from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lookup_attention import LookupAttention, SparseLookupAttention
 from lutjax.tuning import Launch, Sizes
 from lutjax.values._fixed_point import FixedPoint
 
@@ -21,6 +21,8 @@ class DetectedPairs:
     Attributes:
       query, key, position: bits of the row, in their place in it: ``[T, B, Lq]``, ``[T, B, Lk]``,
         ``[T or 1, distances]``.
+      targets: outputs that the slots of rows reach, ``[T or 1, R or 1, K]``; None: rows reach all of them.
+      width: number of outputs.
       query_shift, key_shift: numbers of bits below those of the query and of the key.
     """
 
@@ -34,6 +36,8 @@ class DetectedPairs:
     query_shift: int
     key_shift: int
     accumulate: FixedPoint | None = None
+    targets: jax.Array | None = None
+    width: int = 0
 
     @classmethod
     def of(cls, call: LookupAttention) -> "DetectedPairs":
@@ -50,6 +54,8 @@ class DetectedPairs:
             query_shift,
             key_shift,
             call.accumulate,
+            call.targets if isinstance(call, SparseLookupAttention) else None,
+            call.width,
         )
 
     @property
@@ -70,7 +76,13 @@ class DetectedPairs:
         """Sizes that launches are chosen by."""
         n_samples, n_queries = self.queries
         n_keys = min(self.key.shape[2], self.window or self.key.shape[2])
-        return _row_tiles.sizes(self.weights, samples=n_samples, queries=n_queries, keys=n_keys)
+        reached = {} if self.targets is None else {"width": self.width}
+        return _row_tiles.sizes(self.weights, samples=n_samples, queries=n_queries, keys=n_keys, **reached)
+
+    @property
+    def lists(self) -> jax.Array:
+        """The targets, or another array, which is not looked at."""
+        return self.query if self.targets is None else self.targets
 
     def tile(
         self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
@@ -92,6 +104,10 @@ class DetectedPairs:
             "START": self.start is not None,
             "SEGMENTS": self.segments[0] is not None,
             "WINDOW": -1 if self.window is None else self.window,
+            "WIDTH": self.width,
+            "TARGETS": self.targets is not None,
+            "LIST_PER_TABLE": self.targets is not None and self.targets.shape[0] > 1,
+            "LIST_PER_ROW": self.targets is not None and self.targets.shape[1] > 1,
         }
 
     def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:

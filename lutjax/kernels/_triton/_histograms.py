@@ -86,6 +86,7 @@ def fits(pairs: DetectedPairs) -> bool:
     """Return whether reads can be counted."""
     return (
         pairs.accumulate is None
+        and pairs.targets is None
         and pairs.sizes["keys"] <= _MOST_KEYS
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
         and pairs.weights.dtype != jnp.float64

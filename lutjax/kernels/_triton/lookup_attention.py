@@ -7,6 +7,8 @@ For query ``j`` and each earlier key ``i`` that counts, with ``row = query bits 
     dmargin of the closest += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
     dweights[t, row] += dy[j]
 
+With targets, numbers of a row are slots, each of which reaches one output: its value is added there, and read from there on the way back.
+
 A program owns one query of one sample (two for margins): it visits the keys before it, block by block, for one group of
 detectors. Queries come first, then samples, then outputs, then groups of detectors, so that programs that run at the same
 time read few tables, which then stay in the cache. Long queries come first, so that none is left alone at the end.
@@ -28,7 +30,7 @@ from lutjax.kernels._xla._row_gathers import times_slope
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
-from lutjax.values._fixed_point import addend_dtype
+from lutjax.values._fixed_point import addend_dtype, result
 
 AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
 """Adds `dy` to the row of every pair; returns `total`, and `touched`."""
@@ -36,10 +38,27 @@ AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     pairs = DetectedPairs.of(call)
+    if pairs.targets is not None:
+        return _scattered(pairs, device)
     if _histograms.faster("forward", pairs):
         return _histograms.sum_rows(pairs, device).astype(call.weights.dtype)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
+
+
+def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
+    """Return the sums of the values that reach each output, ``[B, Lq, O]``."""
+    dtype = addend_dtype(pairs.weights.dtype, pairs.accumulate)
+    tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
+    (y,) = launch(
+        _scatter_rows,
+        pairs.weights,
+        *pairs.arrays,
+        pairs.lists,
+        zeroed=[jax.ShapeDtypeStruct((*pairs.queries, pairs.width), dtype)],
+        **pairs.arguments(tile),
+    )
+    return result(y, pairs.weights.dtype, pairs.accumulate)
 
 
 def backward(
@@ -108,6 +127,7 @@ def _margins(
         k_flip,
         major(key.margin),
         *of_position,
+        pairs.lists,
         dy,
     )
     outputs = [jax.ShapeDtypeStruct((len(weights), *pairs.queries), dtype)]
@@ -146,7 +166,10 @@ def add_rows(
     n_samples, n_queries = pairs.queries
     # Rows that few pairs read are not in the cache yet; asking for the others would be in vain.
     rarely_read = n_samples * n_queries * pairs.sizes["keys"] <= 4 * pairs.weights.shape[1]
-    return addition(_add_rows, *pairs.arrays, dy, PREFETCH=rarely_read, **pairs.arguments(tile))
+    arguments = {"PREFETCH": rarely_read, **pairs.arguments(tile)}
+    if pairs.targets is not None:
+        return addition(_add_slots, *pairs.arrays, pairs.lists, dy, **arguments)
+    return addition(_add_rows, *pairs.arrays, dy, **arguments)
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -198,6 +221,24 @@ def _sum_rows(weights, query, key, position, start, query_segments, key_segments
 
 
 @kernel
+def _scatter_rows(
+    weights, query, key, position, start, query_segments, key_segments, targets, y, c: tl.constexpr
+):
+    j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    place, low, high = _keys(j, start, c)
+    of_query = y + (b * c.n_queries + j) * c.WIDTH
+    for first in range(low, high, c.ROWS):
+        i = first + tl.arange(0, c.ROWS)
+        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+        for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
+            bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
+            target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
+            at = _row_tiles.table(weights, t, c) + (_row_tiles.offset(bits, c)[:, None] + slot[None, :])
+            value = tl.load(at, mask=target >= 0, other=0).to(c.ACC)
+            tl.atomic_add(of_query + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+
+
+@kernel
 def _multiply_rows(
     weights,
     query,
@@ -212,6 +253,7 @@ def _multiply_rows(
     k_margin,
     p_flip,
     p_margin,
+    targets,
     dy,
     products,
     first_detector,
@@ -230,7 +272,7 @@ def _multiply_rows(
     place1, low1, high1 = _keys(j1, start, c)
     keys0 = tl.maximum(high0 - low0, 0)
     keys1 = tl.where(j0 == j1, 0, tl.maximum(high1 - low1, 0))
-    dy += b * c.n_queries * c.n_outputs
+    dy += b * c.n_queries * c.WIDTH
     for u in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         t = u
         if c.CELLS:  # of a group of detectors
@@ -287,23 +329,27 @@ def _multiply_rows(
                 tile_of_position = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
                 if c.OF_POSITION:
                     # Elsewhere the main row again, which is in the cache.
-                    with_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
-                    with_position = _row_tiles.offset(with_position, c)
+                    flipped_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
+                    with_position = _row_tiles.offset(flipped_position, c)
                 for o in range(0, c.n_outputs, c.OUTPUTS):
                     output = o + tl.arange(0, c.OUTPUTS)
-                    dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=output < c.n_outputs, other=0).to(
-                        c.ACC
-                    )
-                    dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=output < c.n_outputs, other=0).to(
-                        c.ACC
-                    )
-                    cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
-                    row = _row_tiles.read(table, main, output, c).to(c.ACC)
-                    other_row = _row_tiles.read(table, other, output, c).to(c.ACC)
-                    tile += _row_tiles.addend((row - other_row) * cotangent, c)
-                    if c.OF_POSITION:
-                        other_row = _row_tiles.read(table, with_position, output, c).to(c.ACC)
-                        tile_of_position += _row_tiles.addend((row - other_row) * cotangent, c)
+                    if c.TARGETS:
+                        tile += _change(table, targets, t, bits, bits ^ flip, output, dy, j, counts, c)
+                        if c.OF_POSITION:
+                            tile_of_position += _change(
+                                table, targets, t, bits, flipped_position, output, dy, j, counts, c
+                            )
+                    else:
+                        exists = output < c.n_outputs
+                        dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
+                        dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
+                        cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
+                        row = _row_tiles.read(table, main, output, c).to(c.ACC)
+                        other_row = _row_tiles.read(table, other, output, c).to(c.ACC)
+                        tile += _row_tiles.addend((row - other_row) * cotangent, c)
+                        if c.OF_POSITION:
+                            other_row = _row_tiles.read(table, with_position, output, c).to(c.ACC)
+                            tile_of_position += _row_tiles.addend((row - other_row) * cotangent, c)
                 product = tl.sum(tile, 1)
                 product_of_position = tl.sum(tile_of_position, 1)
             # Sums of products alone, where their factor, the slope, is the same for all; not in fixed point, where
@@ -361,6 +407,81 @@ def _add_rows(
             if c.TOUCH:
                 _row_tiles.touch(touched, t, bits, counts, c)
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
+
+
+@kernel
+def _add_slots(
+    query,
+    key,
+    position,
+    start,
+    query_segments,
+    key_segments,
+    targets,
+    dy,
+    step,
+    first,
+    unused0,
+    unused1,
+    total,
+    touched,
+    c: tl.constexpr,
+):
+    j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
+    place, low, high = _keys(j, start, c)
+    of_query = dy + (b * c.n_queries + j) * c.WIDTH
+    factor = tl.load(step)
+    first_detector = tl.load(first)
+    for first_key in range(low, high, c.ROWS):
+        i = first_key + tl.arange(0, c.ROWS)
+        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+        for n in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
+            t = first_detector + n
+            bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
+            target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
+            value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
+            row = _row_tiles.offset(bits, c)
+            table = _row_tiles.table(total, n, c)
+            if c.PREFETCH:
+                _row_tiles.prefetch(table + row)
+            if c.TOUCH:
+                _row_tiles.touch(touched, n, bits, counts, c)
+            at = table + (row[:, None] + slot[None, :])
+            tl.atomic_add(at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+
+
+@kernel
+def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.constexpr):
+    """Products of slots of rows with the cotangents of what they reach, less those of other rows."""
+    exists = counts[:, None] & (slot < c.n_outputs)[None, :]
+    of_query = dy + j[:, None] * c.WIDTH
+    target = _targets(targets, t, bits, slot, exists, c)
+    cotangent = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC)
+    at = table + (_row_tiles.offset(bits, c)[:, None] + slot[None, :])
+    of_other = table + (_row_tiles.offset(other_bits, c)[:, None] + slot[None, :])
+    value = tl.load(at, mask=target >= 0, other=0).to(c.ACC)
+    # Where both reach one output, values are subtracted before they are multiplied.
+    if c.LIST_PER_ROW:
+        to = _targets(targets, t, other_bits, slot, exists, c)
+        other = tl.load(of_other, mask=to >= 0, other=0).to(c.ACC)
+        other_cotangent = tl.load(of_query + to, mask=to >= 0, other=0).to(c.ACC)
+        apart = _row_tiles.addend(value * cotangent, c) - _row_tiles.addend(other * other_cotangent, c)
+        return tl.where(to == target, _row_tiles.addend((value - other) * cotangent, c), apart)
+    else:
+        other = tl.load(of_other, mask=target >= 0, other=0).to(c.ACC)
+        return _row_tiles.addend((value - other) * cotangent, c)
+
+
+@kernel
+def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
+    """Outputs that slots of rows reach; -1 if none."""
+    number = tl.zeros_like(bits).to(tl.int64)
+    if c.LIST_PER_ROW:
+        number += tl.minimum(tl.maximum(bits, 0), c.n_rows - 1)
+    if c.LIST_PER_TABLE:
+        number += t.to(tl.int64) * (c.n_rows if c.LIST_PER_ROW else 1)
+    found = tl.load(targets + (number[:, None] * c.n_outputs + slot[None, :]), mask=exists, other=-1)
+    return tl.maximum(tl.minimum(found, c.WIDTH - 1), -1)
 
 
 @kernel
