@@ -103,6 +103,7 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
 
 
+@pytest.mark.thorough
 def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import cpu
@@ -186,6 +187,7 @@ def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
         assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
 
 
+@pytest.mark.thorough
 def test_what_has_a_factored_gradient_is_what_the_page_lists():
     """Each op of the sentence with a table, and each composition of them, by themselves; and no other op or composition is one with a table."""
     page = (ROOT / "docs" / "training-large-tables.md").read_text(encoding="utf-8")
