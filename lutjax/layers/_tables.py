@@ -1,6 +1,7 @@
 """Layers that add rows of tables: arguments, variables, forward pass and decoding, for all libraries."""
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -517,6 +518,8 @@ class LUTAttentionArguments(_TableArguments):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
         those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
+        `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
       n_targets: as in `SparseLUT`. By default rows reach all outputs.
       targets_per, targets: as in `SparseLUT`.
 
@@ -534,6 +537,7 @@ class LUTAttentionArguments(_TableArguments):
     window: int | None = None
     causal: bool = True
     decode: bool = False
+    pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"
     targets: Any = None
@@ -563,6 +567,14 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                 f"{self.layer}: {name} is {getattr(self, name)} but causal is False, where a query sees every key; leave "
                 f"out {name}, or use causal=True."
             )
+        if self.pool is not None:
+            self._require_size("pool", 1)
+            if self.decode or not self.causal:
+                name = "decode" if self.decode else "causal"
+                raise ValueError(
+                    f"{self.layer}: pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given "
+                    "all keys."
+                )
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -594,6 +606,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     @property
     def capacity(self) -> int:
         """Number of keys that a cache holds: as many as one query can see."""
+        if self.pool is not None:
+            raise ValueError(
+                f"{self.layer}: pool is {self.pool}, so there is no decoding: a cache does not keep where blocks of keys begin."
+            )
         if not self.causal:
             raise ValueError(
                 f"{self.layer}: causal is False, so there is no decoding: a query also sees later keys."
@@ -721,6 +737,8 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         block_sizes: Any = None,
     ) -> jax.Array:
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
+        if self.pool is not None and block_mask is not None:
+            raise ValueError(f"{self.layer}: block_mask is given, but pool is {self.pool}; leave one out.")
         if keys is None:
             others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
             for name, value in others.items():
@@ -728,6 +746,9 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                     raise ValueError(
                         f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
                     )
+            if self.pool is not None:
+                own = self._keys(arrays, self._inputs(x))
+                return self._pooled(arrays, own, own, segments, segments, 0, 0)
             return self._run_op(arrays, self._inputs(x), segments=segments, **blocks, **self._sight)
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
@@ -738,16 +759,81 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         places = (
             {name: 0 if value is None else value for name, value in starts.items()} if self.causal else {}
         )
+        of_queries = self._keys(arrays, self._inputs(x))
+        of_keys = self._keys(arrays, self._inputs(keys, "keys"))
+        if self.pool is not None:
+            return self._pooled(arrays, of_queries, of_keys, segments, key_segments, **places)
         return self._attend(
             arrays,
-            self._keys(arrays, self._inputs(x)),
-            self._keys(arrays, self._inputs(keys, "keys")),
+            of_queries,
+            of_keys,
             query_segments=segments,
             key_segments=key_segments,
             **blocks,
             **places,
             **self._sight,
         )
+
+    def _pooled(
+        self,
+        arrays: Arrays,
+        queries: Arrays,
+        keys: Arrays,
+        segments: Any,
+        key_segments: Any,
+        query_start: Any,
+        key_start: Any,
+    ) -> jax.Array:
+        """Return the sums over blocks of keys of the mean of the rows that count in each.
+
+        A block is a sequence of its own, with a start of its own; keys behind the last whole block are another one.
+        """
+        assert self.pool is not None
+        n_queries, n_keys = (next(iter(of.values())).shape[-2] for of in (queries, keys))
+        whole = n_keys // self.pool
+        parts = [(0, whole, self.pool), (whole * self.pool, 1, n_keys - whole * self.pool)]
+        parts = [part for part in parts if part[1] * part[2]] or [(0, 1, 0)]
+        starts = jnp.asarray(query_start, jnp.int32)[..., None], jnp.asarray(key_start, jnp.int32)[..., None]
+        total: Any = 0
+        for first, n, size in parts:
+
+            def in_blocks(a: Any, axis: int, first: int = first, n: int = n, size: int = size) -> jax.Array:
+                own = jax.lax.slice_in_dim(jnp.asarray(a), first, first + n * size, axis=axis)
+                at = own.ndim + axis
+                return own.reshape(*own.shape[:at], n, size, *own.shape[at + 1 :])
+
+            def for_blocks(a: jax.Array, n: int = n) -> jax.Array:
+                return jnp.broadcast_to(a[..., None, :, :], (*a.shape[:-2], n, *a.shape[-2:]))
+
+            of_blocks = operator.add(*_of_one_rank(starts[1], first + size * np.arange(n, dtype=np.int32)))
+            place = np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(size, dtype=np.int32) - 1
+            start = operator.sub(*_of_one_rank(starts[0], of_blocks))[..., None, None]
+            counts = operator.add(*_of_one_rank(start, place)) >= 0
+            if self.window is not None:
+                counts &= operator.add(*_of_one_rank(start, place)) < self.window
+            of_segments: dict[str, Any] = {"query_segments": None, "key_segments": None}
+            if segments is not None:
+                own = jnp.asarray(segments)[..., None, :]
+                others = in_blocks(key_segments, -1)
+                same = own[..., :, None] == others[..., None, :]
+                of_segments = {
+                    "query_segments": jnp.broadcast_to(own, (*own.shape[:-2], n, n_queries)),
+                    "key_segments": others,
+                }
+                counts = operator.and_(*_of_one_rank(counts, same))
+            y = self._attend(
+                arrays,
+                {name: for_blocks(a) for name, a in queries.items()},
+                {name: in_blocks(a, -2) for name, a in keys.items()},
+                **of_segments,
+                query_start=starts[0],
+                key_start=of_blocks,
+                window=self.window,
+            )
+            n_seen = jnp.maximum(jnp.sum(counts, -1), 1)[..., None].astype(y.dtype)
+            total = total + jnp.sum(operator.truediv(*_of_one_rank(y, n_seen)), -3, dtype=y.dtype)
+        result: jax.Array = total
+        return result
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
         """Options of ops that say which outputs rows reach."""
@@ -833,6 +919,13 @@ def attention_call(
     }
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
+
+
+def _of_one_rank(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    """Return two arrays, the one with fewer axes with axes of size 1 in front."""
+    rank = max(np.ndim(a), np.ndim(b))
+    one, other = (jnp.asarray(x).reshape((1,) * (rank - np.ndim(x)) + np.shape(x)) for x in (a, b))
+    return one, other
 
 
 _PADDING = -1

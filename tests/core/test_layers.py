@@ -35,6 +35,7 @@ from layer_libraries import (
 
 import lutjax
 from lutjax.layers import _tables, haiku as lutjax_haiku, linen, nnx as lutjax_nnx
+from lutjax.testing import assert_close
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -787,3 +788,25 @@ def test_errors_of_ops_name_the_layer():
 def test_rngs_are_those_of_nnx(rngs):
     with pytest.raises(TypeError, match=r"LUT: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs\(0\)"):
         lutjax_nnx.LUT(4, 2, n_detectors=3, n_anchors=2, rngs=rngs)
+
+
+@pytest.mark.thorough("LUTAttention")
+@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
+def test_pooled_keys(layer):
+    """Blocks of one key are all keys, and one block is the mean over them; what does not go with them is refused."""
+    case = Case(layer, {"n_detectors": 4, "n_anchors": 2}, (2, 5, 6))
+    arrays, x = variables_of(case), inputs_of(case)
+    every = nnx_layer(case, arrays)(x)
+    single, whole = (nnx_layer(case._replace(options={**case.options, "pool": n}), arrays)(x) for n in (1, 5))
+    assert_close("blocks of one key", single, every)
+    assert_close("one block", whole, every / np.maximum(np.arange(5), 1)[None, :, None].astype(np.float32))
+    for options, message in (
+        ({"pool": 0}, "pool is 0; it must be at least 1"),
+        ({"pool": 2, "causal": False}, "pool is 2 and causal is False"),
+        ({"pool": 2, "decode": True, "window": 2}, "pool is 2 and decode is True"),
+    ):
+        assert_refused(case._replace(options={**case.options, **options}), message)
+    with pytest.raises(ValueError, match="block_mask is given, but pool is 2"):
+        nnx_layer(case._replace(options={**case.options, "pool": 2}), arrays)(
+            x, block_mask=np.ones((5, 5), bool), block_sizes=1
+        )

@@ -178,7 +178,11 @@ def test_transformations(op, implementation, transformation):
     testing.check(split(op), implementation, transformation=transformation)
 
 
-@pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
+@pytest.mark.thorough("*-rocm-*")
+@pytest.mark.parametrize(
+    ("platform", "device_kind"),
+    [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e"), ("rocm", "AMD Instinct MI300X")],
+)
 @pytest.mark.parametrize(("op", "implementation"), [pair for pair in IMPLEMENTED if pair[1] == "xla"])
 def test_lowers_for_every_platform(op, implementation, platform, device_kind):
     """Forward and backward, on a machine that has none of these."""

@@ -80,6 +80,7 @@ CASES = {
         for name, options in {
             ", window": {**POSITIONS, "window": 3},
             ", not causal": {**POSITIONS, "shared_positions": False, "causal": False},
+            ", pooled": {**POSITIONS, "pool": 2},
             ", targets": {"epsilon": 0.25, "n_targets": 3, "targets_per": "table", **EXACT},
             ", given": {"anchors": PAIRS, "targets": ONE_LIST},
         }.items()

@@ -206,6 +206,45 @@ class Sight(NamedTuple):
         return D.Where(self.window, *starts, self.segments, of_keys, self.block_mask, self.block_sizes)
 
 
+def over_blocks(
+    define: Callable[..., Defined], size: int, x: np.ndarray, keys: np.ndarray | None, sight: Sight
+) -> Defined:
+    """The sum over blocks of keys of attention to each, divided by the keys that count: `define` is that of other keys, of these and a sight."""
+    of = x if keys is None else keys
+    n, parts = of.shape[-2], []
+    y: Any = 0.0
+    of_keys = sight.segments if sight.key_segments is None else sight.key_segments
+    for first in range(0, max(n, 1), size):
+        own = slice(first, min(first + size, n))
+        segments = None if of_keys is None else of_keys[..., own]
+        seen = sight._replace(key_start=sight.key_start + first, key_segments=segments)
+        value, pull = define(of[..., own, :], seen)
+        place = (
+            sight.query_start
+            + np.arange(x.shape[-2])[:, None]
+            - np.arange(own.start, own.stop)
+            - sight.key_start
+            - 1
+        )
+        counts = (place >= 0) & (place < (np.inf if sight.window is None else sight.window))
+        if of_keys is not None:
+            counts = counts & (sight.segments[..., :, None] == segments[..., None, :])
+        share = 1 / np.maximum(counts.sum(-1, keepdims=True), 1)
+        y = y + value * share
+        parts.append((own, pull, share))
+
+    def pull_all(dy: np.ndarray) -> Arrays:
+        total: Any = None
+        of_all = np.zeros(of.shape)
+        for own, pull, share in parts:
+            found = pull(wide(dy) * share)
+            of_all[..., own, :] = found.pop("keys")
+            total = found if total is None else jax.tree.map(np.add, total, found)
+        return {**total, "x": total["x"] + of_all} if keys is None else {**total, "keys": of_all}
+
+    return y, pull_all
+
+
 def _of_distances(positions: Any, sight: Sight, n_keys: int) -> Any:
     """The position parameters that are used; where all keys are seen they begin with the last key."""
     if positions is None or sight.causal:

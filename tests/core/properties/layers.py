@@ -311,7 +311,7 @@ def _attention(z: Sizes, o: Options) -> dict[str, Any]:
         "n_anchors": z["pairs"],
         "n_positions": z["length"] + 2,
         "n_position_bits": z["position_bits"] if o.get("positions", True) else 0,
-        **given(o, "causal", "shared_positions"),
+        **given(o, "causal", "shared_positions", "pool"),
         **(given(o, "window") if causal else {}),
     }
     if o.get("interleave"):
@@ -354,12 +354,20 @@ SIGHT = {
     "keys": ("same", "more", "fewer"),
     "starts": (False, True),
     "decode": (False, True),
+    "pool": (None, 2),
 }
 
 
 def _fits_decoding(o: Options) -> Options:
     """Return options that fit calls with a cache: keys are those that it has."""
-    return _without(o, "keys", "starts", "segments", "blocks", "causal") if o.get("decode") else o
+    o = _without(o, "keys", "starts", "segments", "blocks", "causal", "pool") if o.get("decode") else o
+    return _without(o, "blocks", "causal", "accumulate") if o.get("pool") else o
+
+
+def _attended(o: Options, a: Arrays, x: np.ndarray, define: Callable[..., L.Defined]) -> L.Defined:
+    """The definition of a layer of attention, over blocks of keys if these are pooled."""
+    keys, sight = a.get("keys"), _sight(o, a)
+    return define(keys, sight) if o.get("pool") is None else L.over_blocks(define, o["pool"], x, keys, sight)
 
 
 def decoded(layer: str, options: Options, a: Arrays) -> Any:
@@ -377,8 +385,13 @@ ATTENTION = Layer(
     "LUTAttention",
     _attention,
     _sequences,
-    lambda z, o, a, x: L.attention(
-        a, x, a.get("keys"), z["outputs"], _sight(o, a), epsilon=o.get("epsilon", 0.0), scale=_scale(o)
+    lambda z, o, a, x: _attended(
+        o,
+        a,
+        x,
+        lambda keys, sight: L.attention(
+            a, x, keys, z["outputs"], sight, epsilon=o.get("epsilon", 0.0), scale=_scale(o)
+        ),
     ),
     ("segments", "key_segments", "query_start", "key_start", "block_mask"),
     how=_blocks,
@@ -389,15 +402,20 @@ PAIR_ATTENTION = Layer(
     "LUTPairAttention",
     lambda z, o: {**_attention(z, o), "n_anchors": z["bits"], **given(o, "interleave")},
     _sequences,
-    lambda z, o, a, x: L.pair_attention(
+    lambda z, o, a, x: _attended(
+        o,
         a,
         x,
-        a.get("keys"),
-        z["outputs"],
-        _sight(o, a),
-        interleave=o.get("interleave", False),
-        epsilon=o.get("epsilon", 0.0),
-        scale=_scale(o),
+        lambda keys, sight: L.pair_attention(
+            a,
+            x,
+            keys,
+            z["outputs"],
+            sight,
+            interleave=o.get("interleave", False),
+            epsilon=o.get("epsilon", 0.0),
+            scale=_scale(o),
+        ),
     ),
     ("segments", "key_segments", "query_start", "key_start", "block_mask"),
     how=_blocks,

@@ -1,6 +1,6 @@
 """The kernels that a kernel-status document of another runtime lists, and for each the call in JAX that serves it.
 
-One module holds a section of that document, or two; `_row` says what a row is and how it is checked, `page` writes
+One module holds a section of that document, or two, and `libraries` what libraries of JAX have beside these; `_row` says what a row is and how it is checked, `page` writes
 `docs/coverage.md`.
 """
 
@@ -11,6 +11,7 @@ from coverage_rows import (
     embeddings,
     fused,
     graphs,
+    libraries,
     losses,
     meshes,
     normalization,
@@ -35,4 +36,5 @@ SECTIONS = (
     fused.SECTION,
     graphs.SECTION,
     meshes.SECTION,
+    libraries.SECTION,
 )

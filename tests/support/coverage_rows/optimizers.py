@@ -91,11 +91,13 @@ def sgd_step():
 
 @optimizer(each(lambda memory, t, p, g: p - 0.1 * summed(memory, "momentum", g, 0.9)))
 def sgd_momentum_update():
+    """The sum of gradients is not dampened, as in PyTorch."""
     return optax.sgd(0.1, momentum=0.9)
 
 
 @optimizer(each(lambda memory, t, p, g: p - 0.1 * adam_direction(memory, t, g, 1e-8)))
 def adam_step():
+    """`eps` is outside of the root, as in the paper and in PyTorch; `eps_root` is one inside."""
     return optax.adam(0.1)
 
 
@@ -106,6 +108,8 @@ def adamw_step():
 
 @optimizer(each(lambda memory, t, p, g: p - 0.1 * g / np.sqrt(averaged(memory, "square", g**2, 0.9) + 1e-8)))
 def rmsprop_step():
+    """The mean of squares starts at 0, with a decay of 0.9 and `eps` inside of the root; PyTorch has 0.99 and `eps` outside: `decay=0.99, eps_in_sqrt=False`. So the first steps
+    differ by a factor of about 3."""
     return optax.rmsprop(0.1)
 
 
@@ -113,11 +117,13 @@ def rmsprop_step():
     each(lambda memory, t, p, g: p - 0.1 * g / np.sqrt(0.1 + summed(memory, "square", g**2, 1.0) + 1e-7))
 )
 def adagrad_step():
+    """The sum of squares starts at 0.1, as in Keras, and at 0 in PyTorch: `initial_accumulator_value=0.0`. With small gradients the first steps differ by orders of magnitude."""
     return optax.adagrad(0.1)
 
 
 @optimizer(each(lambda memory, t, p, g: p - 0.1 * (g + 0.9 * summed(memory, "momentum", g, 0.9))))
 def nag_step():
+    """Step of PyTorch, too: the gradient is taken at the parameters, not at the point ahead."""
     return optax.sgd(0.1, momentum=0.9, nesterov=True)
 
 
@@ -128,6 +134,7 @@ def lars(memory, t, p, g):
 
 @optimizer(each(lars))
 def lars_step():
+    """The rate is inside of the momentum, and the trust coefficient 0.001."""
     return optax.lars(0.1, weight_decay=0.02)
 
 
@@ -138,6 +145,7 @@ def lamb(memory, t, p, g):
 
 @optimizer(each(lamb))
 def lamb_step():
+    """Step with the bias correction of Adam, `eps=1e-6`, and no bounds of the ratio."""
     return optax.lamb(0.1, weight_decay=0.02)
 
 
