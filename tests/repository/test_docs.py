@@ -81,10 +81,11 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     import bench_table
 
     shown = (ROOT / "docs" / "gpu.md").read_text()
-    table = bench_table.table([ROOT / "docs" / "benchmarks" / "h200.csv"])
-    assert f"<!-- table -->\n{table}<!-- end -->" in shown, (
-        "python benchmarks/bench_table.py prints the table"
-    )
+    for mark, rows in (("table", "h200"), ("few", "seq-sparse")):
+        table = bench_table.table([ROOT / "docs" / "benchmarks" / f"{rows}.csv"])
+        assert f"<!-- {mark} -->\n{table}<!-- end -->" in shown, (
+            "python benchmarks/bench_table.py prints the table"
+        )
     row = {
         "device": "a device",
         "lutjax": "1",
