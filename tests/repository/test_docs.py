@@ -81,7 +81,7 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     import bench_table
 
     shown = (ROOT / "docs" / "gpu.md").read_text()
-    for mark, rows in (("table", "h200"), ("few", "seq-sparse")):
+    for mark, rows in (("table", "h200"), ("few", "seq_sparse")):
         table = bench_table.table([ROOT / "docs" / "benchmarks" / f"{rows}.csv"])
         assert f"<!-- {mark} -->\n{table}<!-- end -->" in shown, (
             "python benchmarks/bench_table.py prints the table"
