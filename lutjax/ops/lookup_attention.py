@@ -180,7 +180,8 @@ def lookup_attention(
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
-        exchange keys; each reads tables for its own queries.
+        exchange keys; each reads tables for its own queries. With a window a device gets the keys that it reaches alone, unless sums are in
+        fixed point or a gradient of tables is wanted in factors.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
@@ -227,10 +228,10 @@ def lookup_attention(
         f"its dtype must be that of query.margin, {query.margin.dtype}",
     )
     window = _checks.window(op, window)
-    key, key_segments = (
-        _sequences.keys_of_all(op, arrays, sequence_axis, axis)
-        for arrays, axis in ((key, -2), (key_segments, -1))
-    )
+    key, key_segments, n_before = _sequences.keys_seen(
+        op, key, key_segments, sequence_axis, n_queries,
+        window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
+    )  # fmt: skip
     n_keys = key.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
@@ -253,7 +254,8 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    start, starts = _checks.starts(op, first, key_start, tuple(batch))
+    first_key = key_start if n_before is None else key_start + n_before
+    start, starts = _checks.starts(op, first, first_key, tuple(batch))
     accumulate = _checks.accumulation(op, accumulate)
     kind = SparseLookupAttention if edges else LookupAttention
     call = kind(

@@ -213,9 +213,10 @@ def lut_pair_attention(
         "detectors need inputs or position bits to compare",
     )
     window = _checks.window(op, window)
-    keys, key_segments = (
-        _sequences.keys_of_all(op, a, sequence_axis, axis) for a, axis in ((keys, -2), (key_segments, -1))
-    )
+    keys, key_segments, n_before = _sequences.keys_seen(
+        op, keys, key_segments, sequence_axis, n_queries,
+        window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
+    )  # fmt: skip
     n_keys = keys.shape[-2]
     query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
@@ -238,7 +239,8 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    start, starts = _checks.starts(op, first, key_start, tuple(batch))
+    first_key = key_start if n_before is None else key_start + n_before
+    start, starts = _checks.starts(op, first, first_key, tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention
     call = kind(
         as_jax(x),

@@ -499,6 +499,49 @@ def test_sequences_on_several_devices(name, options, tracked):
         np.testing.assert_array_equal(a, b, err_msg=what)
 
 
+@needs_devices(8)
+@pytest.mark.fast("lut_attention-3", "lut_pair_attention-5")
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_devices_get_the_keys_that_their_window_reaches(name, window):
+    """Parts of two positions on four devices: windows end within a part, at its edge, and some parts before."""
+    op, anchors, n_rows = ATTENTION[name]
+    length = 8
+    params = {
+        "x": normal(4, length, FEATURES),
+        "weights": normal(4, n_rows, FEATURES),
+        "positions": normal(length, 4, 2),
+    }
+    segments = jnp.asarray(np.sort(RNG.integers(0, 2, (4, length))), jnp.int32)
+    dy = normal(4, length, FEATURES)
+
+    def both(params, segments, dy, sequence_axis=None):
+        def run(params):
+            return op(
+                params["x"], params["weights"], anchors, params["positions"], segments=segments,
+                sequence_axis=sequence_axis, accumulate=None, window=window,
+            )  # fmt: skip
+
+        y, pull = jax.vjp(run, params)
+        return y, pull(dy)[0]
+
+    expected = both(params, segments, dy)
+    axes = P("data", "sequence")
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), tuple(axes))
+    of_params = {"x": axes, "weights": P(), "positions": P()}
+    sharded = jax.shard_map(
+        functools.partial(both, sequence_axis="sequence"),
+        mesh=mesh,
+        in_specs=(of_params, axes, axes),
+        out_specs=(axes, of_params),
+    )
+    found = jax.jit(sharded)(params, segments, dy)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+    text = jax.jit(sharded).lower(params, segments, dy).compile().as_text()
+    few = window <= 6  # else the window reaches all devices
+    assert ("collective-permute" in text, "all-gather" in text) == (few, not few)
+
+
 def test_a_sequence_axis_that_is_not_there():
     _, anchors, n_rows = ATTENTION["lut_attention"]
     with pytest.raises(
