@@ -460,7 +460,7 @@ def test_defaults_on_a_cpu(instantly: list[measurements.Measurement]) -> None:
 
 @pytest.mark.thorough
 def test_sums_of_integers(instantly: list[measurements.Measurement]) -> None:
-    """Of each shape that has sums which take them; those that run are the sums of the scale."""
+    """Shapes whose sums take them are measured, and these are the sums of the scale."""
     assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
     expected = [name for name, of in shapes.named(Tag.CPU).items() if measurements.accumulates(of)]
     if jax.default_backend() == "cpu":
