@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,16 +201,35 @@ def abstract(shape: OfOp, dtype: str) -> Case:
     made: list[Case] = []
 
     def build() -> tuple[Arrays, Arrays]:
-        made.append(cases.of(shape.op).measured(shape.sizes, dtype))
+        made.append(_measured(shape, dtype))
         return made[-1].differentiable, made[-1].fixed
 
     differentiable, fixed = jax.eval_shape(build)
     return dataclasses.replace(made[-1], differentiable=differentiable, fixed=fixed)
 
 
+def _measured(shape: OfOp, dtype: str) -> Case:
+    """The case of a shape, with the sums that it asks for."""
+    case = cases.of(shape.op).measured(shape.sizes, dtype)
+    if shape.accumulate is None:
+        return case
+    call = case.call
+    return dataclasses.replace(
+        case, call=lambda op, a: call(functools.partial(op, accumulate=shape.accumulate), a)
+    )
+
+
+def accumulates(shape: Measured) -> bool:
+    """Return whether what is measured takes `accumulate`."""
+    if not isinstance(shape, OfOp):
+        return False
+    case = abstract(dataclasses.replace(shape, accumulate=None), cases.of(shape.op).dtypes[0])
+    return "accumulate" in inspect.signature(_function(case)).parameters
+
+
 def arrays(shape: OfOp, dtype: str) -> Values:
     """Random arrays that have a cotangent, arrays that have none, and the cotangent of the output, if it has one."""
-    case = cases.of(shape.op).measured(shape.sizes, dtype)
+    case = _measured(shape, dtype)
     y = jax.eval_shape(functools.partial(output, abstract(shape, dtype)), case.differentiable, case.fixed)
     dy = None
     if jnp.issubdtype(y.dtype, jnp.floating):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from lutjax import cases
 from lutjax.cases import DENSE, FORWARD, IN_PLACE, ROWS, UPDATE, Kind, Size, Tag, Traffic
 from lutjax.dispatch.registry import kernel_registry
+from lutjax.values._fixed_point import FixedPoint
 
 __all__ = [
     "DENSE",
@@ -29,11 +30,13 @@ class OfOp:
 
     Attributes:
       kind: how they are written. values: by name.
+      accumulate: sums of integers, as the op takes it; None: floating-point sums.
     """
 
     op: str
     kind: Kind
     values: tuple[tuple[str, int], ...]
+    accumulate: FixedPoint | None = None
 
     def __str__(self) -> str:
         return self.kind.text(self.sizes)
@@ -114,8 +117,11 @@ def of(kind: str, *values: int) -> OfOp:
 
 
 def name_of(shape: Measured) -> str:
-    """Its name, or its sizes if it has none."""
-    return next((name for name, known in named().items() if known == shape), str(shape))
+    """Its name, or its sizes if it has none; of sums of integers with their scale."""
+    floats = dataclasses.replace(shape, accumulate=None) if isinstance(shape, OfOp) else shape
+    name = next((name for name, known in named().items() if known == floats), str(shape))
+    scale = None if floats is shape or floats == shape else shape.accumulate.scale  # type: ignore[union-attr]
+    return name if scale is None else f"{name} at {scale:g}"
 
 
 def parse(text: str, known: Mapping[str, Measured] | None = None) -> Measured:

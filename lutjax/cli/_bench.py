@@ -1,6 +1,7 @@
 """``lutjax bench``: device times of the ops beside the bytes that have to move."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import click
 
 from lutjax.benchmark import shapes
 from lutjax.cases import Tag
+from lutjax.cli._flags import Finite
 from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
 from lutjax.models._fields import MOST_INT
 
@@ -53,6 +55,14 @@ MARKS = {
     help="Of the tables. Default: float32.",
 )
 @click.option(
+    "--accumulate",
+    "scale",
+    type=Finite(0, 2.0**31, min_open=True),
+    metavar="SCALE",
+    help="Sums of integers, of addends times this number, as accumulate=lutjax.FixedPoint(SCALE) makes them. Default: "
+    "floating-point sums.",
+)
+@click.option(
     "--lm-batch",
     type=click.IntRange(1, MOST_INT),
     default=128,
@@ -79,6 +89,7 @@ def bench(
     rows: tuple[str, ...],
     implementations: tuple[str, ...],
     dtypes: tuple[str, ...],
+    scale: float | None,
     lm_batch: int,
     repeats: int,
     csv: Path | None,
@@ -102,12 +113,21 @@ def bench(
 
     import jax
 
+    import lutjax
     from lutjax.benchmark import report
-    from lutjax.benchmark.measurements import IMPLEMENTATIONS, measurements
+    from lutjax.benchmark.measurements import IMPLEMENTATIONS, accumulates, measurements
     from lutjax.benchmark.results import Machine, measured
 
     tag = Tag.CPU if jax.default_backend() == "cpu" else Tag.BENCH
     chosen = asked or tuple(shapes.named(tag).values())
+    if scale is not None:
+        without = [shapes.name_of(shape) for shape in chosen if not accumulates(shape)]
+        if asked and without:
+            raise click.UsageError(
+                f"--accumulate is {scale:g}, but {', '.join(without)} has no sums that take it: leave it or the shape out."
+            )
+        sums = lutjax.FixedPoint(scale)
+        chosen = tuple(dataclasses.replace(s, accumulate=sums) for s in chosen if accumulates(s))
     todo = [
         measurement
         for shape in chosen

@@ -1,6 +1,7 @@
 """`lutjax bench`: what is measured, that it is measured, and what is written of it."""
 
 import csv
+import dataclasses
 import io
 import re
 import signal
@@ -458,6 +459,21 @@ def test_defaults_on_a_cpu(instantly: list[measurements.Measurement]) -> None:
         assert [(c.name, c.dtype) for c in instantly] == expected
 
 
+@pytest.mark.thorough
+def test_sums_of_integers(instantly: list[measurements.Measurement]) -> None:
+    """Shapes whose sums take them are measured, and these are the sums of the scale."""
+    assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0
+    expected = [name for name, of in shapes.named(Tag.CPU).items() if measurements.accumulates(of)]
+    if jax.default_backend() == "cpu":
+        assert {"ffn", "seq-sparse"} <= set(expected)
+        assert [c.name for c in instantly] == [f"{name} at 16" for name in expected]
+    [shape] = {c.shape for c in instantly if c.name == "ffn at 16"}
+    tiny = dataclasses.replace(shapes.parse(TINY["fc"]), accumulate=shape.accumulate)
+    params, constants, _ = measurements.arrays(tiny, "float32")
+    y = measurements.function(tiny, "forward", "float32")(params, constants)
+    np.testing.assert_array_equal(y * 16, np.round(y * 16))
+
+
 def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) -> None:
     out = bench("--shape", "lm", "--lm-batch", 4)
     assert out.exit_code == 0
@@ -473,6 +489,8 @@ def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) 
         (["--repeats", "2"], "not in the range"),
         (["--dtype", "int8"], "'float32', 'bfloat16'"),
         (["--shape", "lm", "--row", "forward"], "nothing to measure"),
+        (["--accumulate", "0"], "not in the range"),
+        (["--shape", "gates", "--accumulate", "16"], "gates has no sums that take it"),
     ],
 )
 def test_bad_input_is_one_message(
