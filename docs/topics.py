@@ -222,6 +222,7 @@ TOPICS: dict[str, Topic] = {
                 "netlist_json.write netlist_json.read dot.write page.write page.read",
             ),
             ("Counts", "lutjax.circuits.statistics", "of Stats PartStats ClassStats"),
+            ("FPGAs", "lutjax.circuits.fpga", "report part_of Report Cost Family"),
             ("ABC", "lutjax.circuits.abc", "find cec lut_count optimised from_verilog Equivalence"),
             (
                 "Folders and proofs",
