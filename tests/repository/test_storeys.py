@@ -51,7 +51,7 @@ ROOMS = {
     ),
     "formats": (
         *("_netlists", "aiger", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
-        *("verilog", "_templates"),
+        *("streams", "verilog", "_templates"),
     ),
     "proofs": ("_programs", "abc", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),
     "pictures": ("drawing",),
