@@ -94,7 +94,7 @@ def main() -> None:
     )
     parser.add_argument("--side", type=int, default=512, help="of the grid, a multiple of 64")
     parser.add_argument("--lanes", type=int, nargs="+", default=[64, 256, 512], help="bits of a word")
-    parser.add_argument("--flags", nargs="+", default=["-O3", "-march=native"], help="of gcc")
+    parser.add_argument("--flags", default="-O3 -march=native", help="of gcc, after = and in quotation marks")
     parser.add_argument("--steps", type=int, default=20040, help="that are timed")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
@@ -109,10 +109,10 @@ def main() -> None:
         f"{len(circuit)} gates, {given.side} x {given.side} cells, one core of {platform.processor() or platform.machine()}, {compiler}"
     )
     for lanes in given.lanes:
-        rate = best(circuit, given.side, lanes, given.flags, given.steps, given.repeats)
+        rate = best(circuit, given.side, lanes, given.flags.split(), given.steps, given.repeats)
         cells = rate * given.side**2 / 1e9
         print(
-            f"{' '.join(given.flags)}, words of {lanes} bits: {rate:,.0f} frames a second, {cells:.1f} G cells a second"
+            f"{given.flags}, words of {lanes} bits: {rate:,.0f} frames a second, {cells:.1f} G cells a second"
         )
 
 

@@ -21,8 +21,8 @@ void @name@_step(const @name@_unit *cells, @name@_unit *next, size_t rows, size_
     const size_t units = (columns + UNIT - 1) / UNIT; /* of a row */
     const size_t top = columns > 0 ? (columns - 1) % UNIT : 0; /* bit of the last cell of a row, in its last unit */
     size_t row, start, channel, group, dy;
-    for (row = 0; row < rows; row++)
-        for (start = 0; start < units; start += GROUPS) {
+    for (start = 0; start < units; start += GROUPS)
+        for (row = 0; row < rows; row++) {
             const size_t n = units - start < GROUPS ? units - start : GROUPS;
             for (channel = 0; channel < CHANNELS; channel++)
                 for (dy = 0; dy < 3; dy++) {
@@ -31,6 +31,14 @@ void @name@_step(const @name@_unit *cells, @name@_unit *next, size_t rows, size_
                     unit *left = in + (place[dy][0] * CHANNELS + channel) * GROUPS;
                     unit *here = in + (place[dy][1] * CHANNELS + channel) * GROUPS;
                     unit *right = in + (place[dy][2] * CHANNELS + channel) * GROUPS;
+                    if (row > 0 && dy < 2) { /* a row that was below the last one, or its own */
+                        for (group = 0; group < GROUPS; group++) {
+                            left[group] = in[(place[dy + 1][0] * CHANNELS + channel) * GROUPS + group];
+                            here[group] = in[(place[dy + 1][1] * CHANNELS + channel) * GROUPS + group];
+                            right[group] = in[(place[dy + 1][2] * CHANNELS + channel) * GROUPS + group];
+                        }
+                        continue;
+                    }
                     if (!inside) {
                         for (group = 0; group < GROUPS; group++)
                             left[group] = here[group] = right[group] = 0;
