@@ -220,10 +220,11 @@ TOPICS: dict[str, Topic] = {
             (
                 "Writers and readers",
                 "lutjax.circuits",
-                "verilog.write verilog.testbench verilog.latency c.write c.c_test blif.write blif.read aiger.write aiger.read "
+                "verilog.write verilog.testbench verilog.latency streams.write c.write c.c_test blif.write blif.read aiger.write aiger.read "
                 "netlist_json.write netlist_json.read dot.write page.write page.read",
             ),
             ("Counts", "lutjax.circuits.statistics", "of Stats PartStats ClassStats"),
+            ("FPGAs", "lutjax.circuits.fpga", "report part_of Report Cost Family"),
             ("ABC", "lutjax.circuits.abc", "find cec lut_count optimised from_verilog Equivalence"),
             (
                 "Folders and proofs",

@@ -9,11 +9,10 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from lutjax.circuits import _netlists, _programs, aiger, blif, netlist_json
+from lutjax.circuits import _netlists, _programs, aiger, blif, netlist_json, yosys
 from lutjax.circuits.circuit import Circuit
 
 _NAMES = ("yosys-abc", "berkeley-abc", "abc")
@@ -179,31 +178,25 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
       RuntimeError: pyosys is not installed, or Yosys cannot read the text.
       TimeoutError: the time was over.
     """
-    if importlib.util.find_spec("pyosys") is None:
-        raise RuntimeError("from_verilog: pyosys is not installed; `pip install pyosys` brings Yosys.")
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "a.v").write_text(text, encoding="utf-8")
-        status, printed = _programs.run(
-            [sys.executable, "-c", _YOSYS], folder, seconds, where="from_verilog: "
-        )
-        written = pathlib.Path(folder, "a.aig")
-        if status or not written.is_file():
-            log = pathlib.Path(folder, "a.log")
-            said = log.read_text(errors="replace") if log.is_file() else printed
-            raise RuntimeError(f"from_verilog: Yosys failed: {said.strip()[-300:]}")
-        return aiger.read(written.read_bytes())
+        yosys.run(_TO_ANDS, folder, seconds=seconds, where="from_verilog")
+        return aiger.read(pathlib.Path(folder, "a.aig").read_bytes())
 
 
-# A process of its own, since an error of Yosys ends the process.
-_YOSYS = """
-from pyosys import libyosys
-design = libyosys.Design()
-for command in (
-    "read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean", "techmap", "opt", "aigmap",
+_TO_ANDS = (
+    *(
+        "read_verilog a.v",
+        "hierarchy -auto-top -check",
+        "proc -norom",
+        "flatten",
+        "opt_clean",
+        "techmap",
+        "opt",
+        "aigmap",
+    ),
     "write_aiger -symbols a.aig",
-):
-    libyosys.run_pass("tee -q -o a.log " + command, design)
-"""
+)
 
 
 def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:

@@ -126,6 +126,27 @@ def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
     return ports | {port.name: f"output wire [{port.n_bits - 1}:0]" for port in circuit.outputs}
 
 
+def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
+    """Return the connections of the ports of a circuit with parts of two vectors, the first port in the lowest bits.
+
+    Args:
+      circuit: whose module is instantiated.
+      inputs, outputs: names of the vectors.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, verilog
+      >>> verilog.connections(Circuit((Port("a"), Port("b", 2)), (Port("y"),), (), (), (2,)), "x", "y")
+      ['.a(x[0:0])', '.b(x[2:1])', '.y(y[0:0])']
+    """
+    found = []
+    for vector, ports in ((inputs, circuit.inputs), (outputs, circuit.outputs)):
+        start = 0
+        for port in ports:
+            found.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
+            start += port.n_bits
+    return found
+
+
 def declared(text: str, module: str) -> dict[str, str]:
     """Return how a text that `write` wrote declares each port of a module, by name.
 
@@ -188,17 +209,13 @@ def testbench(
             f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; expected as many, and at least one."
         )
     n_in, n_out, n = circuit.n_inputs, circuit.n_outputs, len(rows[0])
-    connections = [f".{name}({name})" for name in CONTROL] if registers else []
-    for vector, ports in (("inputs", circuit.inputs), ("outputs", circuit.outputs)):
-        start = 0
-        for port in ports:
-            connections.append(f".{port.name}({vector}[{start + port.n_bits - 1}:{start}])")
-            start += port.n_bits
+    control = [f".{name}({name})" for name in CONTROL] if registers else []
+    wires = ", ".join([*control, *connections(circuit, "inputs", "outputs")])
     cycles = latency(circuit, registers)
     body = _templates.filled(
         "pipeline.v" if registers else "combinational.v",
         module=name,
-        connections=", ".join(connections),
+        connections=wires,
         n=n,
         latency=cycles,
         top=cycles - 1,

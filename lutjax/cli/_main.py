@@ -7,6 +7,7 @@ from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
 from lutjax.cli._explain import explain
 from lutjax.cli._export import export
+from lutjax.cli._fpga import fpga
 from lutjax.cli._generate import generate
 from lutjax.cli._import import import_
 from lutjax.cli._info import info
@@ -49,6 +50,7 @@ cli.add_command(import_)
 cli.add_command(serve)
 cli.add_command(export)
 cli.add_command(verify)
+cli.add_command(fpga)
 cli.add_command(bench)
 cli.add_command(status)
 cli.add_command(explain)

@@ -667,7 +667,8 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
             lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
         )
         whole = _meshes.divided_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
-        return self._scanned(step, x, self._first(x, state))
+        first = _compat.cast_varying(self._first(x, state), _meshes.varying_over((arrays, tables)))
+        return self._scanned(step, x, first)
 
     def _first(self, x: Any, state: Any) -> jax.Array:
         """Return the state before the first step."""
@@ -726,7 +727,8 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
             return state, state
 
         first_axes = dataclasses.replace(self, feature_axis=0)
-        return first_axes._scanned(step, words, first_axes._first(words, state))
+        first = _compat.cast_varying(first_axes._first(words, state), _meshes.varying_over(arrays))
+        return first_axes._scanned(step, words, first)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Circuits as C99 against `Circuit`, whose evaluation is tested elsewhere."""
 
+import dataclasses
 import random
 import re
 import subprocess
@@ -8,6 +9,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import tools
+from folders import ROOT
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations, c
@@ -411,3 +413,16 @@ def test_unknown_styles_and_circuits_without_ports_are_refused():
     with pytest.raises(ValueError, match="no samples"):
         c_test(circuit, *samples(circuit, 0))
     assert "net_predict(size_t n, uint8_t *output_y)" in c.write(closed, "net")["net.h"]
+
+
+@compiled
+def test_the_benchmark_of_life_compares_grids(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import life
+
+    for lanes, side in ((64, 64), (256, 192)):
+        assert life.best(life.rule(), side, lanes, ["-O1"], 15, 1) > 0
+    rule = life.rule()
+    wrong = dataclasses.replace(rule, literals=(rule.literals[0] ^ 1,))
+    with pytest.raises(SystemExit, match="the grid after 15 steps is not that of the rule"):
+        life.best(wrong, 64, 64, ["-O1"], 15, 1)

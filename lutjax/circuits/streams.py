@@ -1,0 +1,101 @@
+"""Verilog modules that put a circuit between two streams, which may wait: AXI-Stream, or valid and ready alone."""
+
+from lutjax.circuits import _names, _templates, verilog
+from lutjax.circuits.circuit import Circuit
+
+INTERFACES = ("handshake", "axi")
+
+
+def write(
+    circuit: Circuit, name: str = "circuit", *, registers: int = 0, interface: str = "handshake"
+) -> str:
+    """Return a module ``{name}_stream`` around the module that `lutjax.circuits.verilog.write` writes with the same arguments.
+
+    A sample enters in each cycle in which both ``valid`` and ``ready`` of the inputs are high, and its answer leaves in one in which both
+    of the outputs are: all answers, in the order of the samples, however long either side waits. With both sides ready there is a sample in every cycle. Answers go
+    through a queue of at least two more than the latency, so no path leads from one side's ``ready`` or ``valid`` to the other side's.
+
+    The bits of all input ports are one vector, the first port lowest, and so are those of the output ports.
+
+    Args:
+      circuit: any with inputs and outputs.
+      name, registers: as given to `verilog.write`.
+      interface: ``"handshake"``: ``clk``, ``reset`` (synchronous), ``in_valid``, ``in_ready``, ``in_data``, ``out_valid``, ``out_ready``, ``out_data``; or
+        ``"axi"``, AXI4-Stream: ``aclk``, ``aresetn``, ``s_axis_*`` and ``m_axis_*`` with ``tvalid``, ``tready``, ``tdata`` of whole bytes and ``tlast``, which goes with its sample.
+
+    Raises:
+      ValueError: a name that Verilog cannot have, registers below 0, another interface, or a circuit without inputs or outputs.
+
+    Example:
+      >>> from lutjax.circuits import Circuit, Port, streams, verilog
+      >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
+      >>> list(verilog.declared(streams.write(both), "circuit_stream"))
+      ['clk', 'reset', 'in_valid', 'in_ready', 'in_data', 'out_valid', 'out_ready', 'out_data']
+    """
+    if interface not in INTERFACES:
+        raise ValueError(
+            f"streams.write: interface is {interface!r}; expected one of {', '.join(INTERFACES)}."
+        )
+    if why := _names.why_not(name):
+        raise ValueError(f"streams.write: name is {name!r}; {why}.")
+    if not circuit.inputs or not circuit.outputs:
+        raise ValueError(
+            "streams.write: the circuit has no input port or no output port; a stream needs one of each."
+        )
+    cycles = verilog.latency(circuit, registers)
+    bits = (cycles + 1).bit_length()  # a queue of a power of two, at least the latency and two more
+    n_in, n_out = circuit.n_inputs, circuit.n_outputs
+    wide_in, wide_out = (-(-n // 8) * 8 for n in (n_in, n_out))
+    if interface == "axi":
+        ports = [
+            "input wire aclk",
+            "input wire aresetn",
+            *("input wire s_axis_tvalid", "output wire s_axis_tready"),
+            *(f"input wire [{wide_in - 1}:0] s_axis_tdata", "input wire s_axis_tlast"),
+            *("output wire m_axis_tvalid", "input wire m_axis_tready"),
+            *(f"output wire [{wide_out - 1}:0] m_axis_tdata", "output wire m_axis_tlast"),
+        ]
+        of = {"clock": "aclk", "reset": "!aresetn", "valid_in": "s_axis_tvalid", "ready_out": "m_axis_tready"}
+        of |= {"data_in": f"s_axis_tdata[{n_in - 1}:0]", "last_in": "s_axis_tlast"}
+        ready, valid, data, last = "s_axis_tready", "m_axis_tvalid", "m_axis_tdata", "m_axis_tlast"
+    else:
+        ports = [
+            "input wire clk",
+            "input wire reset",
+            *("input wire in_valid", "output wire in_ready", f"input wire [{n_in - 1}:0] in_data"),
+            *("output wire out_valid", "input wire out_ready", f"output wire [{n_out - 1}:0] out_data"),
+        ]
+        of = {"clock": "clk", "reset": "reset", "valid_in": "in_valid", "ready_out": "out_ready"}
+        of |= {"data_in": "in_data", "last_in": "1'b0"}
+        ready, valid, data, last = "in_ready", "out_valid", "out_data", ""
+    place = f"given[{bits - 1}:0]"
+    padding = wide_out - n_out if interface == "axi" else 0
+    leaves = f"{{{padding}'d0, queue[{place}]}}" if padding else f"queue[{place}]"
+    assigns = [
+        f"assign {ready} = ready;",
+        f"assign {valid} = valid;",
+        f"assign {data} = {leaves};",
+        *([f"assign {last} = lasts[{place}];"] if last else []),
+    ]
+    control = (
+        [f".clk({of['clock']})", f".reset({of['reset']})", ".valid_in(take)", ".valid_out(answered)"]
+        if registers
+        else []
+    )
+    return _templates.filled(
+        "stream.v",
+        module=name,
+        about=f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, a latency of {cycles + 1} cycles",
+        ports=",\n".join(f"  {port}" for port in ports),
+        in_top=n_in - 1,
+        out_top=n_out - 1,
+        last=(1 << bits) - 1,
+        depth=1 << bits,
+        top=bits,
+        size=bits + 1,
+        place=bits - 1,
+        assigns="\n".join(f"  {line}" for line in assigns),
+        connections=", ".join([*control, *verilog.connections(circuit, "inputs", "answers")]),
+        answered="" if registers else "  assign answered = take;",
+        **of,
+    )
