@@ -1,6 +1,8 @@
 """Sequences that are divided over the devices of a mesh axis, inside a `jax.shard_map`: queries stay, keys come from other devices."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,77 +35,108 @@ def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, An
     return n_queries * jax.lax.axis_size(sequence_axis), query_start + first
 
 
+class Keys(NamedTuple):
+    """Keys that a call of attention reads.
+
+    Attributes:
+      keys, segments: with those of other devices, as far as they are read at once.
+      n_all: number of keys of all devices.
+      n_before: how many of these lie before the first; None: none.
+      ring: mesh axis over whose devices keys go around, so that each reads those of all, one part after the other; None: they do not.
+    """
+
+    keys: Any
+    segments: Any
+    n_all: int
+    n_before: jax.Array | None = None
+    ring: str | None = None
+
+
 def keys_seen(
     op: str,
     keys: Any,
     segments: Any,
     sequence_axis: str | None,
     n_queries: int,
-    **how: Any,
-) -> tuple[Any, Any, Any]:
-    """Return keys ``[..., keys, n]`` that the queries of this device may see, their segments, and how many keys of all lie before the first;
-    None: none does.
-
-    With a window they are its own and as many before them as the window reaches, from the devices before it; else those of all devices.
-
-    Args:
-      n_queries: of this device. how: see `_reach`.
-    """
-    n_keys: int = jax.tree.leaves(keys)[0].shape[-2]
-    reach = _reach(op, sequence_axis, n_queries, n_keys, **how)
-    if reach is None or sequence_axis is None:
-        keys = keys_of_all(op, keys, sequence_axis, -2)
-        return keys, keys_of_all(op, segments, sequence_axis, -1), None
-    index, n_devices = jax.lax.axis_index(sequence_axis), jax.lax.axis_size(sequence_axis)
-
-    def with_earlier(a: jax.Array, axis: int) -> jax.Array:
-        a = _compat.cast_varying(a, (sequence_axis,))
-        parts = []
-        for back in range(-(-reach // n_keys), 0, -1):
-            n = min(reach - (back - 1) * n_keys, n_keys)
-            last = jax.lax.slice_in_dim(a, n_keys - n, n_keys, axis=axis % a.ndim)
-            pairs = [(source, source + back) for source in range(n_devices - back)]
-            parts.append(jax.lax.ppermute(last, sequence_axis, pairs))
-        # The first devices have fewer keys before them: theirs come first, and behind them some that no query sees.
-        shape = [*a.shape]
-        shape[axis] = reach
-        unseen = _compat.cast_varying(jnp.zeros(shape, a.dtype), _compat.varying_axes(a))
-        whole = jnp.concatenate([*parts, a, unseen], axis)
-        return jax.lax.dynamic_slice_in_dim(
-            whole, jnp.maximum(reach - index * n_keys, 0), reach + n_keys, axis
-        )
-
-    keys = jax.tree.map(lambda a: with_earlier(a, -2), keys)
-    segments = None if segments is None else with_earlier(segments, -1)
-    return keys, segments, jnp.maximum(index * n_keys - reach, 0)
-
-
-def _reach(
-    op: str,
-    sequence_axis: str | None,
-    n_queries: int,
-    n_keys: int,
+    weights: Any,
     *,
     window: int | None,
     causal: bool,
     starts: tuple[Any, Any],
     accumulate: Any,
-) -> int | None:
-    """Return how many keys before its own the queries of a device see; None where it takes those of all devices.
+) -> Keys:
+    """Return the keys ``[..., keys, n]`` that the queries of this device may see.
 
-    It does so in fixed point and where a gradient of tables is wanted in factors, which hold the keys of all.
+    With a window they are its own and as many before them as the window reaches, from the devices before it; else those of all devices, which
+    go around. They are gathered in fixed point, for tables of 16 bits, whose sums are rounded once, and where a gradient of tables is wanted
+    in factors, which hold the keys of all.
 
     Args:
-      n_queries, n_keys: of a device. starts: positions of the first query and the first key of all.
+      n_queries: of this device. starts: positions of the first query and the first key of all.
     """
-    if sequence_axis is None or window is None or not causal or accumulate is not None:
-        return None
-    known = all(isinstance(start, int | np.integer) for start in starts)
-    if not known or starts[0] != starts[1] or n_queries != n_keys or not n_keys:
-        return None
+    n_keys: int = jax.tree.leaves(keys)[0].shape[-2]
+    if sequence_axis is None:
+        return Keys(keys, segments, n_keys)
     _require_axis(op, sequence_axis)
-    farther = window > (jax.lax.axis_size(sequence_axis) - 1) * n_keys
-    return None if farther or _table_reads.current() is not None else window
+    n_devices: int = jax.lax.axis_size(sequence_axis)
+    n_all = n_keys * n_devices
+    whole = accumulate is not None or jnp.dtype(weights.dtype).itemsize < 4 or not n_keys
+    if whole or _table_reads.current() is not None:
+        keys = keys_of_all(op, keys, sequence_axis, -2)
+        return Keys(keys, keys_of_all(op, segments, sequence_axis, -1), n_all)
+    alike = causal and all(isinstance(start, int | np.integer) for start in starts) and starts[0] == starts[1]
+    if window is None or not alike or n_queries != n_keys or window > n_all - n_keys:
+        varying = functools.partial(_compat.cast_varying, axes=(sequence_axis,))
+        return Keys(jax.tree.map(varying, keys), jax.tree.map(varying, segments), n_all, ring=sequence_axis)
+    index = jax.lax.axis_index(sequence_axis)
+    earlier = functools.partial(_with_earlier, window, index, sequence_axis)
+    keys = jax.tree.map(lambda a: earlier(a, -2), keys)
+    segments = None if segments is None else earlier(segments, -1)
+    return Keys(keys, segments, n_all, n_before=jnp.maximum(index * n_keys - window, 0))
+
+
+def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array, axis: int) -> jax.Array:
+    """Return an array of a device's positions and of so many before them, which other devices have."""
+    a = _compat.cast_varying(a, (sequence_axis,))
+    n_own, parts = a.shape[axis], []
+    for back in range(-(-reach // n_own), 0, -1):
+        n = min(reach - (back - 1) * n_own, n_own)
+        last = jax.lax.slice_in_dim(a, n_own - n, n_own, axis=axis % a.ndim)
+        pairs = [(source, source + back) for source in range(jax.lax.axis_size(sequence_axis) - back)]
+        parts.append(jax.lax.ppermute(last, sequence_axis, pairs))
+    # The first devices have fewer keys before them: theirs come first, and behind them some that no query sees.
+    shape = [*a.shape]
+    shape[axis] = reach
+    unseen = _compat.cast_varying(jnp.zeros(shape, a.dtype), _compat.varying_axes(a))
+    whole = jnp.concatenate([*parts, a, unseen], axis)
+    return jax.lax.dynamic_slice_in_dim(whole, jnp.maximum(reach - index * n_own, 0), reach + n_own, axis)
+
+
+def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[Any], jax.Array]) -> jax.Array:
+    """Return the outputs of a call, or the sum of those of parts of its keys, which go around a ring of devices.
+
+    Args:
+      call: of a ring with the start that is right for the keys of its first device. names: of its arrays of keys. run: runs a call.
+    """
+    if ring is None:
+        return run(call)
+    n_devices: int = jax.lax.axis_size(ring)
+    index, n_keys = jax.lax.axis_index(ring), call.key_places.shape[-2]
+    place = "start" if call.start is not None else "starts"
+    around = [(device, (device + 1) % n_devices) for device in range(n_devices)]
+
+    def of_part(keys: dict[str, Any], back: Any) -> jax.Array:
+        first = (index - back) % n_devices * n_keys
+        return run(call.replace(**keys, **{place: getattr(call, place) - first}))
+
+    def step(carry: Any, back: Any) -> tuple[Any, None]:
+        keys, total = carry
+        keys = jax.tree.map(lambda a: jax.lax.ppermute(a, ring, around), keys)
+        return (keys, total + of_part(keys, back)), None
+
+    keys = {name: getattr(call, name) for name in names}
+    y: jax.Array = jax.lax.scan(step, (keys, of_part(keys, 0)), jnp.arange(1, n_devices))[0][1]
+    return y
 
 
 def keys_of_all(op: str, arrays: Any, sequence_axis: str | None, axis: int) -> Any:

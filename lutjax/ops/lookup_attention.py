@@ -1,6 +1,7 @@
 """Attention without multiplications: rows addressed by a query, a key and their distance."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -180,8 +181,8 @@ def lookup_attention(
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
-        exchange keys; each reads tables for its own queries. With a window a device gets the keys that it reaches alone, unless sums are in
-        fixed point or a gradient of tables is wanted in factors.
+        exchange keys; each reads tables for its own queries. With a window a device gets the keys that it reaches alone, else those of one
+        device after the other; in fixed point, for tables of 16 bits, and where their gradient is wanted in factors, it gathers all.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
@@ -228,12 +229,12 @@ def lookup_attention(
         f"its dtype must be that of query.margin, {query.margin.dtype}",
     )
     window = _checks.window(op, window)
-    key, key_segments, n_before = _sequences.keys_seen(
-        op, key, key_segments, sequence_axis, n_queries,
+    key, key_segments, n_whole, n_before, ring = _sequences.keys_seen(
+        op, key, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
     )  # fmt: skip
     n_keys = key.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_whole)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     bits, whose = query.bits + key.bits, "a query with its key"
@@ -273,5 +274,6 @@ def lookup_attention(
         accumulate=accumulate,
         **edges,
     )
-    y = finish(apply(call, implementation=implementation))
+    run = functools.partial(apply, implementation=implementation)
+    y = finish(_sequences.summed(call, ("key", "key_segments"), ring, run))
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

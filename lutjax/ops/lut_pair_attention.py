@@ -1,6 +1,7 @@
 """Attention whose detectors compare inputs of the query, of the key and positions with each other."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -213,12 +214,12 @@ def lut_pair_attention(
         "detectors need inputs or position bits to compare",
     )
     window = _checks.window(op, window)
-    keys, key_segments, n_before = _sequences.keys_seen(
-        op, keys, key_segments, sequence_axis, n_queries,
+    keys, key_segments, n_whole, n_before, ring = _sequences.keys_seen(
+        op, keys, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
     )  # fmt: skip
     n_keys = keys.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_keys)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_whole)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     if positions is not None:
@@ -261,5 +262,6 @@ def lut_pair_attention(
         accumulate=_checks.accumulation(op, accumulate),
         **edges,
     )
-    y = finish(apply(call, implementation=implementation))
+    run = functools.partial(apply, implementation=implementation)
+    y = finish(_sequences.summed(call, ("keys", "key_segments"), ring, run))
     return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))
