@@ -1011,8 +1011,8 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, n_targets, targets_per, targets: as in
-        `LUTAttention`.
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, pool, n_targets, targets_per, targets: as
+        in `LUTAttention`.
       interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
 

@@ -358,6 +358,9 @@ class LUTPairAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
+        a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
+        keys.
       n_targets: outputs that each row reaches, drawn without replacement. By default rows reach all outputs.
       targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the
         whole ``"layer"``.
