@@ -390,7 +390,7 @@ def test_implementations_are_those_with_a_kernel_here() -> None:
     assert {c.implementation for c in windowed} == {"xla"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 # ----------------------------------------------------------------------------------------------- the command
 def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)
@@ -419,6 +419,7 @@ def test_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _measuring.check_file(option, path, _bench.MARKS[option])  # they are written again
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_the_rows_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instantly: list[measurements.Measurement]
 ) -> None:

@@ -247,6 +247,7 @@ TREES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[Any, Any]) -> None:
     folder = tmp_path_factory.mktemp("tree")

@@ -79,6 +79,7 @@ def simulated(model, state, coefficients):
 
 
 @pytest.mark.fast("True")
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("periodic", [False, True])
 def test_steps_are_those_of_a_simulation(periodic: bool) -> None:
     model = small(periodic=periodic)
@@ -119,7 +120,7 @@ def test_words_are_the_hard_automaton(width: int, options: dict) -> None:
     assert (fast == jnp.moveaxis(slow, 0, -1)).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_asynchronous_cells_are_new_or_old() -> None:
     state = jax.random.uniform(jax.random.key(2), (8, 8, 2))
     synchronous, asynchronous = small(), small(update_rate=0.5)
@@ -195,8 +196,7 @@ def test_a_rollout_is_the_states_of_all_steps(options: dict, deterministic: bool
         np.testing.assert_allclose(states[n_steps], last, atol=0 if deterministic else 1e-6)
 
 
-@pytest.mark.slow("options0")
-@pytest.mark.thorough("options1")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"update_rate": 0.5}])
 def test_what_is_kept_changes_no_gradient(options: dict) -> None:
     model, n_steps = small(**options), 7
@@ -380,8 +380,7 @@ def test_the_share_of_hard_gates_grows() -> None:
     assert not dataclasses.replace(config, hard_share=0, last_hard_share=None).hardens
 
 
-@pytest.mark.slow("checkerboard-async")
-@pytest.mark.thorough("life")
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["checkerboard-async", "life"])
 def test_runs_are_those_of_their_seeds(experiment: str) -> None:
     sizes = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2), "steps": 4}

@@ -1011,6 +1011,7 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_best_hard_network_is_kept(tmp_path: Path) -> None:
     """Compare with a loop: of the networks after every second step the last of those that are right most often on the training part."""
     fields = {"layers": (12,), "steps": 9, "batch_size": 8, "select_every": 2, "learning_rate": 0.5}

@@ -131,7 +131,7 @@ def test_generate_writes_bytes_as_they_are(finished: tuple[Path, Result], tmp_pa
     assert command(*words, "--no-echo", given=prompt).stdout_bytes == whole[len(prompt) :]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_generate_many_texts(finished: tuple[Path, Result]) -> None:
     """Texts are those of their seeds, whatever is drawn beside them."""
     words = ("generate", finished[0], "--bytes", 40)
@@ -351,6 +351,7 @@ def test_numbers_that_are_too_large(words: list[str], message: str) -> None:
     assert last.endswith(message)
 
 
+@pytest.mark.slow
 def test_a_run_is_made_longer(finished: tuple[Path, Result], tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)

@@ -264,7 +264,7 @@ def run() -> classifier.Run:
     return classifier.Run(config, LEARNED, images())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_learned_thresholds_move(run: classifier.Run) -> None:
     """They start evenly spaced; where nothing can be learned they stay; and any order of them is a network."""
     state, _ = run.advance(run.init(), 0, 6)

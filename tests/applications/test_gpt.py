@@ -152,8 +152,7 @@ def test_memory_of_generation_does_not_grow_with_the_prompt():
     assert long < short + 3600 * 20
 
 
-@pytest.mark.thorough("dense")
-@pytest.mark.slow("projection_lut")
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, TABLES], ids=["dense", "projection_lut"])
 def test_long_prompts(changes):
     """Prompts are read in windows, whole ones and a part of one, at any place."""

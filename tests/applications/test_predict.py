@@ -31,8 +31,7 @@ def classifiers() -> list[LogicClassifier | LogicTreeNet]:
     return [LogicClassifier(rows, rngs=nnx.Rngs(0)), LogicTreeNet(images, rngs=nnx.Rngs(0))]
 
 
-@pytest.mark.slow("gates")
-@pytest.mark.thorough("trees")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1], ids=["gates", "trees"])
 def test_classifiers_agree_on_the_shapes_of_samples(number: int) -> None:
     """Rows of all numbers, images, and images with an axis of one channel are the same samples to each model."""

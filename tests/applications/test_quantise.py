@@ -91,7 +91,7 @@ def logits_of(model: Any) -> jax.Array:
     return logits
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) -> None:
     path, result = deployed
     assert result.exit_code == 0, result.output

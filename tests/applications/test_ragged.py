@@ -183,8 +183,7 @@ def test_a_ring_goes_on_for_ever():
         assert place < 2 * CONTEXT
 
 
-@pytest.mark.slow("tables")
-@pytest.mark.thorough("gpt")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tables", "gpt"])
 def test_prompts_in_parts(name):
     """While a long prompt is read the others go on, and it is continued as alone; so are those that leave before it is read."""

@@ -113,7 +113,7 @@ def train(folder: Path, kill_at: int = 0) -> dict:
     return loop.run(advance_of(edges_of(state)), state, first=done, steps=STEPS, hooks=hooks)[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_killed_before_and_after_the_list_grows(tmp_path: Path) -> None:
     expected = train(tmp_path / "whole")
     for kill_at, saved in ((5, [2, 4]), (9, [6, 8])):

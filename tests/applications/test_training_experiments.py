@@ -291,7 +291,7 @@ def test_other_options_and_another_length(whole: Path, tmp_path: Path) -> None:
         resume(tmp_path / "short", same={"features": 5})
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_schedule_that_depends_on_the_length(tmp_path: Path) -> None:
     for steps in (6, 12, 24):
         start(tmp_path / str(steps), steps=steps, cooldown=0.5)

@@ -54,7 +54,7 @@ def record_of(run: Run) -> lm_runs.Record:
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_lowest_validation_loss_chooses(run: Run) -> None:
     state, done, found = run.init(), 0, []
     for until in (3, 6, 9, 12):

@@ -95,7 +95,7 @@ def test_layers_of_gates_learn_their_wires(tables):
     assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_training():
     """Classes are images with few bits and with many."""
     config = LogicTreeNetConfig(

@@ -185,7 +185,7 @@ def test_rounded_layers(programs: Any) -> None:
     np.testing.assert_array_equal(made["int8"](x) / 2.0 ** made["int8"].fraction, exact)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rounded_sparse_layers(programs: Any) -> None:
     of = {name: layer for name, layer in layers().items() if isinstance(layer, SparseLUT)}
     made, exact = {}, {}
@@ -545,7 +545,7 @@ def test_softmax_attention_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------- runs
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_becomes_a_program(compiler: str, tmp_path: Path) -> None:
     data = b"the quick brown fox jumps over the lazy dog. " * 40
     source = tmp_path / "fox.txt"

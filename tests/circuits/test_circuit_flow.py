@@ -353,7 +353,7 @@ def test_the_rule_of_life_is_proved() -> None:
 
 
 # ------------------------------------------------------------------------------------- what export refuses
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_export_refuses_what_is_not_exact(tmp_path: Path) -> None:
     x, y = images()
     floats = write_classifier(tmp_path, x / 3, y)
@@ -624,7 +624,7 @@ def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path:
     assert "leave --integers out" in message(result)
 
 
-@pytest.mark.thorough("ands")
+@pytest.mark.slow("ands")
 @pytest.mark.tools("abc")
 @pytest.mark.parametrize("goal", ["ands", slow("lut6")])
 def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_cells_are_counted():
 
 
 @needs_yosys
-@pytest.mark.thorough
+@pytest.mark.slow("xc7", "ecp5")
+@pytest.mark.thorough("ice40")
 @pytest.mark.parametrize("family", fpga.FAMILIES)
 def test_every_family_has_its_cells(family):
     circuit = life_circuit()
@@ -123,6 +124,7 @@ def test_the_module_for_placement_has_few_pins():
     assert ".x(inputs[19:0]), .y(answers[14:0])" in text
 
 
+@pytest.mark.slow
 @needs_yosys
 def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
     builder = Builder()

@@ -97,6 +97,7 @@ def test_sums_of_tables(how, implementation):
     check(implementation, **how)
 
 
+@pytest.mark.slow
 def test_as_the_tables_of_floats():
     """9 000 tables of 127 with the largest coefficients: as integers and as the floats that they stand for."""
     read, anchors = reads.PowersOfTwo(), np.tile(np.int32([[[0, 1]]]), (9000, 1, 1))

@@ -608,7 +608,7 @@ def test_layers_have_few_ancestors(library):
         assert 1 <= len(ancestors) <= 3, (layer, ancestors)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_layers_are_those_of_their_arguments(monkeypatch):
     """Each library has the documentation and the constructors that docs/signatures.py writes."""
     monkeypatch.syspath_prepend(DOCS)

@@ -260,9 +260,7 @@ def test_every_model_is_here():
     assert {type(config).__name__ for config, _ in MODELS.values()} == configs
 
 
-@pytest.mark.thorough("trees-auto")
-@pytest.mark.slow("powers of two-explicit")
-@pytest.mark.fast("powers of two-explicit", "trees-auto")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [n if n in ("powers of two", "trees") else slow(n) for n in MODELS])
 def test_a_step_of_a_model(name, kind):

@@ -52,8 +52,7 @@ def model_of(config):
     return getattr(models, type(config).__name__.removesuffix("Config"))(config, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.thorough("deepcopy")
-@pytest.mark.slow("pickle")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_of_every_layer(how):
     """Layers of all three libraries; those of NNX hold the same arrays, and are equal to jit."""

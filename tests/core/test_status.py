@@ -141,7 +141,7 @@ def test_report():
     assert json.loads(_report.as_json(cells))["totals"] == {"runs here": 1, "unsupported": 1, "missing": 1}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_command(tmp_path):
     result = command("status", "--op", "packed_lut", "--json", "--record", tmp_path / "r.json")
     document = json.loads(result.stdout)

@@ -551,7 +551,7 @@ def test_kernels_of_gates(interpreted: None) -> None:
     assert {name: a.shape for name, a in cotangents.items()} == {"x": (5, 6), "coefficients": (4, 4)}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) -> None:
     path = tmp_path / "launches.json"
     out = tune("--output", path, "--shape", TINY)

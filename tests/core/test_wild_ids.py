@@ -322,8 +322,7 @@ def test_layers_without_their_ids(layer):
         lutjax_nnx.check(nnx.List([whole]), nnx.state(nnx.List([whole]), nnx.Param))
 
 
-@pytest.mark.thorough("wires")
-@pytest.mark.slow("readers")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wires", "readers"])
 def test_automata_refuse_ids_that_are_known(kind):
     """Their own wires and readers, as of layers; where they are traced, ops clamp them."""
