@@ -95,7 +95,7 @@ def main() -> None:
         )
         cells = (
             name, len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)), config.channels, config.n_gates,
-            run.training.n_steps, f"{min(wrong for _, wrong in tests):g}", tests[-1][0],
+            run.training.n_steps, f"{min(wrong for _, (wrong,) in tests):g}", tests[-1][0],
         )  # fmt: skip
         print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
         drawn.append((np.asarray(picture), _three(np.asarray(last)[0, ..., : len(run.target)])))

@@ -115,35 +115,30 @@ def fields(words: list[str]) -> dict[str, object]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
-def trained(experiment: Automaton, all_steps: bool = False) -> tuple[list[tuple[int, float]], float, State]:
-    """Return the steps and wrong bits of all tests, the last mean loss, and the last state."""
+Tests = list[tuple[int, list[float]]]
+"""Steps before each test, and the wrong bits of each run, or of the best."""
+
+
+def trained(
+    experiment: Automaton, all_steps: bool = False, *, together: bool = False
+) -> tuple[Tests, float, State]:
+    """Return all tests, the last mean loss, and the last state.
+
+    Args:
+      together: test each of several runs, and go on until none has anything to learn; else the best.
+    """
     run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
-    state, tests, done, loss = run.init(), [], 0, float("nan")
+    tests: Tests = []
+    state, done, loss = run.init(), 0, float("nan")
     while done < steps:
         count = min(every, steps - done)
         state, mean = run.advance(state, done, count)
         done, loss = done + count, float(mean)
-        tests.append((done, run.wrong(state)))
-        if not all_steps and [wrong for _, wrong in tests[-SOLVED_TESTS:]] == [0] * SOLVED_TESTS:
+        tests.append((done, run.wrong_of_runs(state) if together else [run.wrong(state)]))
+        last = [any(wrong) for _, wrong in tests[-SOLVED_TESTS:]]
+        if not all_steps and last == [False] * SOLVED_TESTS:
             break
     return tests, loss, state
-
-
-def trained_together(
-    experiment: Automaton, all_steps: bool = False
-) -> tuple[list[tuple[int, list[float]]], float]:
-    """Return the steps and wrong bits of each run of all tests, and the last mean loss."""
-    run, steps, every = experiment.run, experiment.record.training.steps, experiment.intervals.eval_every
-    state, tests, done, loss = run.init(), [], 0, float("nan")
-    while done < steps:
-        count = min(every, steps - done)
-        state, mean = run.advance(state, done, count)
-        done, loss = done + count, float(mean)
-        tests.append((done, run.wrong_of_runs(state)))
-        last = [wrong for _, each in tests[-SOLVED_TESTS:] for wrong in each]
-        if not all_steps and len(tests) >= SOLVED_TESTS and not any(last):
-            break
-    return tests, loss
 
 
 def main() -> None:
@@ -168,38 +163,26 @@ def main() -> None:
     values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
     print("| --: | --: | --: | --: | --: | --: | --: |")
-    solved, seeds = 0, arguments.seeds
-    start = time.perf_counter()
-    if arguments.together:
-        if seeds != list(range(seeds[0], seeds[0] + len(seeds))):
-            parser.error("seeds that are trained --together follow each other")
-        values |= {"runs": len(seeds), "seed": seeds[0]}
-        all_tests, loss = trained_together(Automaton.new(values, arguments.experiment), arguments.all_steps)
-    for number, seed in enumerate(seeds):
-        if arguments.together:
-            tests = [(done, each[number]) for done, each in all_tests]
-        else:
-            start = time.perf_counter()
-            tests, loss, _ = trained(
-                Automaton.new({**values, "seed": seed}, arguments.experiment), arguments.all_steps
-            )
-        wrong = [count for _, count in tests]
-        first = next((str(done) for done, count in tests if count == 0), "never")
-        solved += first != "never"
-        cells = (seed, tests[-1][0], first, f"{min(wrong):g}", f"{wrong[-1]:g}", f"{loss:.4g}")
-        print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
-        if arguments.rows:
-            row = Row(
-                *(
-                    arguments.experiment,
-                    seed,
-                    arguments.device,
-                    f"jax {jax.__version__}",
-                    f"{datetime.date.today()}",
-                ),
-                *(tests[-1][0], -1 if first == "never" else int(first), min(wrong)),
-            )
-            add(arguments.rows, row)
+    solved, seeds, together = 0, arguments.seeds, arguments.together
+    if together and seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+        parser.error("seeds that are trained --together follow each other")
+    for of_program in [seeds] if together else [[seed] for seed in seeds]:
+        start = time.perf_counter()
+        own = {"seed": of_program[0]} | ({"runs": len(of_program)} if together else {})
+        experiment = Automaton.new({**values, **own}, arguments.experiment)
+        tests, loss, _ = trained(experiment, arguments.all_steps, together=together)
+        for number, seed in enumerate(of_program):
+            wrong = [each[number] for _, each in tests]
+            first = next((done for done, each in tests if each[number] == 0), -1)
+            solved += first >= 0
+            cells = (
+                seed, tests[-1][0], first if first >= 0 else "never", f"{min(wrong):g}", f"{wrong[-1]:g}", f"{loss:.4g}",
+            )  # fmt: skip
+            print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
+            if arguments.rows:
+                where = (arguments.device, f"jax {jax.__version__}", f"{datetime.date.today()}")
+                row = Row(arguments.experiment, seed, *where, tests[-1][0], first, min(wrong))
+                add(arguments.rows, row)
     print(f"\n{arguments.experiment}: without a wrong bit {solved} of {len(arguments.seeds)}")
 
 
