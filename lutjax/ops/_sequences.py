@@ -51,6 +51,10 @@ class Keys(NamedTuple):
     n_before: jax.Array | None = None
     ring: str | None = None
 
+    def first(self, key_start: Any) -> Any:
+        """Return the position of the first of them, where that of the first of all is `key_start`."""
+        return key_start if self.n_before is None else key_start + self.n_before
+
 
 def keys_seen(
     op: str,
@@ -73,25 +77,33 @@ def keys_seen(
 
     Args:
       n_queries: of this device. starts: positions of the first query and the first key of all.
+
+    Raises:
+      ValueError: there is no such mesh axis here.
     """
     n_keys: int = jax.tree.leaves(keys)[0].shape[-2]
     if sequence_axis is None:
         return Keys(keys, segments, n_keys)
-    _require_axis(op, sequence_axis)
-    n_devices: int = jax.lax.axis_size(sequence_axis)
-    n_all = n_keys * n_devices
+    here = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if sequence_axis not in here:
+        raise ValueError(
+            f"{op}: sequence_axis is {sequence_axis!r}; it must name an axis of the mesh of a jax.shard_map around the call, and "
+            f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
+        )
+    n_all: int = n_keys * jax.lax.axis_size(sequence_axis)
     whole = accumulate is not None or jnp.dtype(weights.dtype).itemsize < 4 or not n_keys
     if whole or _table_reads.current() is not None:
-        keys = keys_of_all(op, keys, sequence_axis, -2)
-        return Keys(keys, keys_of_all(op, segments, sequence_axis, -1), n_all)
+        return Keys(_gathered(keys, sequence_axis, -2), _gathered(segments, sequence_axis, -1), n_all)
     alike = causal and all(isinstance(start, int | np.integer) for start in starts) and starts[0] == starts[1]
     if window is None or not alike or n_queries != n_keys or window > n_all - n_keys:
         varying = functools.partial(_compat.cast_varying, axes=(sequence_axis,))
         return Keys(jax.tree.map(varying, keys), jax.tree.map(varying, segments), n_all, ring=sequence_axis)
     index = jax.lax.axis_index(sequence_axis)
     earlier = functools.partial(_with_earlier, window, index, sequence_axis)
-    keys = jax.tree.map(lambda a: earlier(a, -2), keys)
-    segments = None if segments is None else earlier(segments, -1)
+    keys, segments = (
+        jax.tree.map(lambda a: earlier(a, -2), keys),
+        jax.tree.map(lambda a: earlier(a, -1), segments),
+    )
     return Keys(keys, segments, n_all, n_before=jnp.maximum(index * n_keys - window, 0))
 
 
@@ -139,20 +151,11 @@ def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[A
     return y
 
 
-def keys_of_all(op: str, arrays: Any, sequence_axis: str | None, axis: int) -> Any:
-    """Return the keys of all devices, in their order.
+def _gathered(arrays: Any, sequence_axis: str, axis: int) -> Any:
+    """Return arrays of the positions of all devices, in their order.
 
     They are the same on all devices, so that a cotangent is summed as integers before each device takes its part of it.
-
-    Args:
-      arrays: of this device's keys. axis: that of positions.
-
-    Raises:
-      ValueError: there is no such mesh axis here.
     """
-    if sequence_axis is None:
-        return arrays
-    _require_axis(op, sequence_axis)
     tracked = sequence_axis not in _compat.untracked_axes()
 
     def gathered(a: jax.Array) -> jax.Array:
@@ -162,12 +165,3 @@ def keys_of_all(op: str, arrays: Any, sequence_axis: str | None, axis: int) -> A
         return result
 
     return jax.tree.map(gathered, arrays)
-
-
-def _require_axis(op: str, sequence_axis: str) -> None:
-    here = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    if sequence_axis not in here:
-        raise ValueError(
-            f"{op}: sequence_axis is {sequence_axis!r}; it must name an axis of the mesh of a jax.shard_map around the call, and "
-            f"there are the axes {here} here. Outside of a shard_map pass whole sequences."
-        )

@@ -229,12 +229,13 @@ def lookup_attention(
         f"its dtype must be that of query.margin, {query.margin.dtype}",
     )
     window = _checks.window(op, window)
-    key, key_segments, n_whole, n_before, ring = _sequences.keys_seen(
+    seen = _sequences.keys_seen(
         op, key, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
     )  # fmt: skip
+    key, key_segments = seen.keys, seen.segments
     n_keys = key.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_whole)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     bits, whose = query.bits + key.bits, "a query with its key"
@@ -255,8 +256,7 @@ def lookup_attention(
             position = None
     _checks.table(op, weights, n_detectors, bits, whose)
     segments = _checks.segments(op, query_segments, key_segments, tuple(batch), n_queries, n_keys)
-    first_key = key_start if n_before is None else key_start + n_before
-    start, starts = _checks.starts(op, first, first_key, tuple(batch))
+    start, starts = _checks.starts(op, first, seen.first(key_start), tuple(batch))
     accumulate = _checks.accumulation(op, accumulate)
     kind = SparseLookupAttention if edges else LookupAttention
     call = kind(
@@ -275,5 +275,5 @@ def lookup_attention(
         **edges,
     )
     run = functools.partial(apply, implementation=implementation)
-    y = finish(_sequences.summed(call, ("key", "key_segments"), ring, run))
+    y = finish(_sequences.summed(call, ("key", "key_segments"), seen.ring, run))
     return _nan.shown(y, *(d.margin for d in (query, key, position) if d is not None))

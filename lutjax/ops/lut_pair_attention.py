@@ -214,12 +214,13 @@ def lut_pair_attention(
         "detectors need inputs or position bits to compare",
     )
     window = _checks.window(op, window)
-    keys, key_segments, n_whole, n_before, ring = _sequences.keys_seen(
+    seen = _sequences.keys_seen(
         op, keys, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
     )  # fmt: skip
+    keys, key_segments = seen.keys, seen.segments
     n_keys = keys.shape[-2]
-    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, n_whole)
+    query_start, key_start = _checks.visible(op, causal, window, query_start, key_start, seen.n_all)
     n_all, first = _sequences.whole(sequence_axis, n_queries, query_start)
     blocks, block_sizes = _checks.blocks(op, block_mask, block_sizes, n_queries, n_keys, sequence_axis)
     if positions is not None:
@@ -240,8 +241,7 @@ def lut_pair_attention(
     segments, key_segments = _checks.segments(
         op, segments, key_segments, tuple(batch), n_queries, n_keys, names=("segments", "key_segments")
     )
-    first_key = key_start if n_before is None else key_start + n_before
-    start, starts = _checks.starts(op, first, first_key, tuple(batch))
+    start, starts = _checks.starts(op, first, seen.first(key_start), tuple(batch))
     kind = SparseLutPairAttention if edges else LutPairAttention
     call = kind(
         as_jax(x),
@@ -263,5 +263,5 @@ def lut_pair_attention(
         **edges,
     )
     run = functools.partial(apply, implementation=implementation)
-    y = finish(_sequences.summed(call, ("keys", "key_segments"), ring, run))
+    y = finish(_sequences.summed(call, ("keys", "key_segments"), seen.ring, run))
     return _nan.shown(y, *(a for a in (x, keys, positions) if a is not None))
