@@ -380,12 +380,19 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         tables: Any = None,
     ) -> jax.Array:
         """Return outputs for inputs; `tables`: those of `relaxed`, where they are known."""
+        spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
+        return spec._outputs(arrays, x, tables, deterministic, scores_key)
+
+    def _ready(
+        self, arrays: Arrays, x: Any, deterministic: bool, key: Any, temperature: Any, tables: Any
+    ) -> tuple["_WiredSpec", Any, Any, Any]:
+        """Return the spec at a temperature, checked inputs, tables of the estimator, and the key of scores."""
         spec = self.at(temperature)
         table_key, scores_key = _keys(key)
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
             tables = spec.relaxed(arrays, deterministic, table_key)
-        return spec._outputs(arrays, x, tables, deterministic, scores_key)
+        return spec, x, tables, scores_key
 
     def _outputs(
         self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
@@ -647,14 +654,10 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
         tables: Any = None,
     ) -> jax.Array:
         """Return the states after each step; `tables`: those of `relaxed`, where they are known."""
-        spec = self.at(temperature)
-        table_key, scores_key = _keys(key)
-        x = _checked_features(spec, x, spec.in_features)
+        spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
         if x.ndim < 2:
             expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
             raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
-        if tables is None:
-            tables = spec.relaxed(arrays, deterministic, table_key)
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             read = join(x, state)
@@ -667,12 +670,11 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
             lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
         )
         whole = _meshes.divided_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
-        first = _compat.cast_varying(self._first(x, state), _meshes.varying_over((arrays, tables)))
-        return self._scanned(step, x, first)
+        return self._scanned(step, x, self._first(x, state, (arrays, tables)))
 
-    def _first(self, x: Any, state: Any) -> jax.Array:
-        """Return the state before the first step."""
-        x = jnp.asarray(x)
+    def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
+        """Return the state before the first step, of steps that read these arrays, too."""
+        x, axes = jnp.asarray(x), _meshes.varying_over((x, read))
         shape = list(x.shape)
         shape[self.feature_axis] = self.out_features
         del shape[self._steps_axis]
@@ -683,12 +685,7 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
         of_call = () if state is None else (jnp.asarray(state).astype(x.dtype),)
 
         def first(x: Any, *state: Any) -> jax.Array:
-            axes = _compat.varying_axes(x)
-            return (
-                _compat.cast_varying(state[0], axes)
-                if state
-                else _compat.zeros_varying(x, tuple(shape), x.dtype)
-            )
+            return _compat.cast_varying(state[0] if state else jnp.zeros(shape, x.dtype), axes)
 
         def laid_out(x: Any, *state: Any) -> PartitionSpec:
             places = list(_with_whole(x, self.feature_axis))
@@ -727,8 +724,7 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
             return state, state
 
         first_axes = dataclasses.replace(self, feature_axis=0)
-        first = _compat.cast_varying(first_axes._first(words, state), _meshes.varying_over(arrays))
-        return first_axes._scanned(step, words, first)
+        return first_axes._scanned(step, words, first_axes._first(words, state, arrays))
 
 
 @dataclasses.dataclass(frozen=True)
