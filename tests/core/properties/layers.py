@@ -87,7 +87,7 @@ def variables_of(s: Source, layer: str, options: Options, o: Options) -> Arrays:
     found: Arrays = {}
     for v in spec.variables():
         found[v.name] = _variable(s, spec, v, found, o)
-    if not o.get("readers", True):
+    if not o.get("readers", True) and o.get("library", "spec") == "spec":  # layers of libraries hold theirs
         found.pop("readers", None)
     return found
 
