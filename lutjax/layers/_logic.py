@@ -674,7 +674,8 @@ class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
 
     def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
         """Return the state before the first step, of steps that read these arrays, too."""
-        x, axes = jnp.asarray(x), _meshes.varying_over((x, read))
+        x, read = jax.tree.map(jnp.asarray, (x, read))
+        axes = _meshes.varying_over((x, read))
         shape = list(x.shape)
         shape[self.feature_axis] = self.out_features
         del shape[self._steps_axis]
