@@ -220,7 +220,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "Writers and readers",
                 "lutjax.circuits",
-                "verilog.write verilog.testbench verilog.latency streams.write c.write c.c_test blif.write blif.read aiger.write aiger.read "
+                "verilog.write verilog.testbench verilog.latency streams.write c.write c.c_test blif.write blif.read aiger.write aiger.read alkaid.write alkaid.read "
                 "netlist_json.write netlist_json.read dot.write page.write page.read",
             ),
             ("Counts", "lutjax.circuits.statistics", "of Stats PartStats ClassStats"),

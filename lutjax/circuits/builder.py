@@ -70,6 +70,10 @@ class Builder:
         self._levels = [0]
         self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
+    def __len__(self) -> int:
+        """Return the number of gates so far."""
+        return len(self._tables)
+
     def input(self, name: str, count: int = 1, format: Format = Format()) -> list[list[Literal]]:  # noqa: B008
         """Declare an input port, before the first gate; return the literals of its numbers, lowest bit first.
 

@@ -13,7 +13,19 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names, _templates, aiger, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits import (
+    _names,
+    _templates,
+    aiger,
+    alkaid,
+    blif,
+    c,
+    dot,
+    netlist_json,
+    page,
+    statistics,
+    verilog,
+)
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
@@ -238,6 +250,7 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
         f"{r.options.name}.aag": aiger.write(r.circuit, binary=False),
     },
     "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
+    "alkaid": lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
     "c": lambda r: {
         **c.write(r.circuit, r.options.name),
         f"{r.options.name}_test.c": c.c_test(
@@ -254,6 +267,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "blif": (".blif",),
     "aiger": (".aig", ".aag"),
     "json": (".json",),
+    "alkaid": ("_alkaid.json",),
     "c": (".c", ".h", "_test.c"),
     "html": (".html",),
     "dot": (".dot",),

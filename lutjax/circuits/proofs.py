@@ -21,6 +21,7 @@ from lutjax.circuits import (
     _programs,
     abc,
     aiger,
+    alkaid,
     blif,
     c,
     deployment,
@@ -218,7 +219,7 @@ def checks_of(
         return checks
     export = _Export(folder, manifest)
     circuit, module = export.circuit_name, f"{export.name}.v"
-    netlists = [name for format in ("blif", "aiger") for name in export.names(format)]
+    netlists = [name for format in ("blif", "aiger", "alkaid") for name in export.names(format)]
     add(f"{MANIFEST} = the files", export.is_described)
     add(f"{circuit} in NumPy = {VECTORS}", export.vectors_hold, circuit, VECTORS)
     if oracle is not None:
@@ -234,7 +235,9 @@ def checks_of(
     if module in export.names("verilog"):
         add(f"Verilog, simulated = {VECTORS}", export.verilog_holds, *export.names("verilog"))
     add_each(export.names("html"), f", its script = {VECTORS}", export.page_holds)
-    proved = {f"{export.name}.blif", f"{export.name}.aig", *(() if export.has_registers() else (module,))}
+    proved = {f"{export.name}{end}" for end in (".blif", ".aig", "_alkaid.json")} | {
+        *(() if export.has_registers() else (module,))
+    }
     written = (*netlists, *export.names("verilog"))
     add_each((name for name in written if name in proved), f" = {circuit}, by ABC", export.equal_by_abc)
     return checks
@@ -306,7 +309,9 @@ class _Export:
         self.folder, self.manifest = folder, manifest
         found = {path.stem for path in folder.glob("*.json")} - {Path(MANIFEST).stem, Path(VECTORS).stem}
         stated = manifest.get("name")
-        circuits = found - {"columns"} or found  # columns.json is the encoding of a table, beside its circuit
+        # columns.json is the encoding of a table, beside its circuit.
+        others = {"columns"} | {name for name in found if name.endswith("_alkaid")}
+        circuits = found - others or found
         self.name: str = stated if stated in list(found) else min(circuits, default="circuit")
         self.circuit_name = f"{self.name}.json"
 
@@ -373,7 +378,8 @@ class _Export:
 
     def read(self, name: str) -> Circuit:
         """Return the circuit of a file."""
-        reader = next(read for (_, suffix), read in _READERS.items() if name.endswith(suffix))
+        end = name.removeprefix(self.name)
+        reader = next(read for (_, suffix), read in _READERS.items() if end == suffix)
         try:
             return reader((self.folder / name).read_bytes())
         except (OSError, ValueError) as error:
@@ -527,7 +533,8 @@ class _Export:
             raise SkippedError("pyosys is not installed")
         try:
             with _running(program):
-                found = abc.cec(self.folder / name, self.circuit)
+                given = self.read(name) if name in self.names("alkaid") else self.folder / name
+                found = abc.cec(given, self.circuit)
         except TimeoutError as error:
             raise SkippedError(str(error)) from error
         except (RuntimeError, ValueError) as error:
@@ -627,6 +634,7 @@ def _same_circuit(one: Circuit, other: Circuit) -> str:
 
 _READERS: dict[tuple[str, str], Callable[[bytes], Circuit]] = {
     ("json", ".json"): netlist_json.read,
+    ("alkaid", "_alkaid.json"): alkaid.read,
     ("blif", ".blif"): blif.read,
     ("aiger", ".aig"): aiger.read,
     ("aiger", ".aag"): aiger.read,

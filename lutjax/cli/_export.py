@@ -43,7 +43,7 @@ class Formats(click.ParamType):
     metavar="FORMAT,...",
     default="all",
     show_default=True,
-    help="verilog, blif, aiger, json, c, html, dot, or several with commas between them; or jax: programs of JAX.",
+    help="verilog, blif, aiger, alkaid, json, c, html, dot, or several with commas between them; or jax: programs of JAX.",
 )
 @click.option(
     "--out",
@@ -100,7 +100,7 @@ def export(
     optimise: str | None,
     integers: str | None,
 ) -> None:
-    """Export the circuit of RUN: Verilog, BLIF, AIGER, C, JSON, Graphviz text, a web page.
+    """Export the circuit of RUN: Verilog, BLIF, AIGER, ALIR, C, JSON, Graphviz text, a web page.
 
     RUN is the folder of a run: what `train classify`, `train ca` or `train lm` got as --out.
 

@@ -117,7 +117,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["digits", "automaton"])
 def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None:
     folder = folders[kind]
-    endings = (".v", "_testbench.v", ".blif", ".aig", ".aag", ".json", ".c", ".h", "_test.c", ".html", ".dot")
+    endings = (
+        ".v",
+        "_testbench.v",
+        ".blif",
+        ".aig",
+        ".aag",
+        ".json",
+        "_alkaid.json",
+        ".c",
+        ".h",
+        "_test.c",
+        ".html",
+        ".dot",
+    )
     names = {f"{kind}{ending}" for ending in endings} | {VECTORS, "Makefile"}
     assert {path.name for path in folder.iterdir()} == names | {MANIFEST}
     manifest = deployment.read_manifest(folder)
@@ -212,6 +225,7 @@ IN_NUMPY = ("in NumPy", "in JAX", "digests")
         ("digits.blif", "digits.blif in NumPy = digits.json"),
         ("digits.aig", "digits.aig in NumPy = digits.json"),
         ("digits.aag", "digits.aag in NumPy = digits.json"),
+        ("digits_alkaid.json", "digits_alkaid.json in NumPy = digits.json"),
         pytest.param("digits.c", "C, compiled = vectors.json", marks=pytest.mark.compiled()),
         using("iverilog", "digits.v", "Verilog, simulated = vectors.json"),
         using("node", "digits.html", "digits.html, its script = vectors.json"),
@@ -221,7 +235,7 @@ IN_NUMPY = ("in NumPy", "in JAX", "digests")
     ],
 )
 def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    kind = name.partition(".")[0]
+    kind = name.partition(".")[0].partition("_")[0]
     folder = folders[kind]
     changed = with_a_flipped_entry(folder, kind)
     vectors = Vectors.from_json((folder / VECTORS).read_text())
@@ -234,7 +248,7 @@ def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path
     found = failures(replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where)
     in_numpy = (
         {f"{name} in NumPy = {kind}.json"}
-        if Path(name).suffix in (".blif", ".aig", ".aag", ".html")
+        if Path(name).suffix in (".blif", ".aig", ".aag", ".html", ".json")
         else set()
     )
     assert found == {where, *in_numpy}
@@ -243,7 +257,8 @@ def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path
 def test_a_flipped_entry_of_the_circuit_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
     changed = circuits.netlist_json.write(with_a_flipped_entry(folders["digits"], "digits")).encode()
     found = failures(replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY)
-    others = {f"digits.{end} in NumPy = digits.json" for end in ("blif", "aig", "aag", "html")}
+    ends = (".blif", ".aig", ".aag", ".html", "_alkaid.json")
+    others = {f"digits{end} in NumPy = digits.json" for end in ends}
     assert found == {"digits.json in NumPy = vectors.json", "digits.json = the model in JAX", *others}
 
 

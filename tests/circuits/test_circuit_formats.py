@@ -30,6 +30,7 @@ FORMATS = {
     "blif": lambda circuit: circuits.blif.read(circuits.blif.write(circuit)),
     "aig": lambda circuit: circuits.aiger.read(circuits.aiger.write(circuit)),
     "aag": lambda circuit: circuits.aiger.read(circuits.aiger.write(circuit, binary=False)),
+    "alkaid": lambda circuit: circuits.alkaid.read(circuits.alkaid.write(circuit)),
     "json": lambda circuit: circuits.netlist_json.read(circuits.netlist_json.write(circuit)),
 }
 

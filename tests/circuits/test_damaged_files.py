@@ -36,6 +36,7 @@ def every_format(circuit):
     circuits.page.write(circuit)
     for write in (
         circuits.netlist_json.write,
+        circuits.alkaid.write,
         circuits.blif.write,
         circuits.aiger.write,
         circuits.verilog.write,
@@ -258,6 +259,7 @@ def test_a_format_is_signed_or_not():
 
 # ------------------------------------------------------------------------------------- netlists
 READERS = {
+    "alkaid": circuits.alkaid.read,
     "blif": circuits.blif.read,
     "aig": circuits.aiger.read,
     "aag": circuits.aiger.read,
@@ -269,6 +271,7 @@ def netlists():
     """A circuit in each format of netlists, by its ending."""
     circuit = classifier()
     return {
+        "alkaid": circuits.alkaid.write(circuit).encode(),
         "blif": circuits.blif.write(circuit).encode(),
         "aig": circuits.aiger.write(circuit),
         "aag": circuits.aiger.write(circuit, binary=False),
@@ -292,6 +295,12 @@ def memory_of(read, data):
 
 HUGE = 400_000_000
 COUNTS = [
+    ("alkaid", b'"count":8,', b'"count":%d,' % HUGE, "the ports of inputs have 400000000 numbers; the program has 8 inputs"),
+    ("alkaid", b'"uint2"', b'"uint3"', "inputs 0 is uint2; its port has uint3"),
+    ("alkaid", b'"lutjax":', b'"lutjax":' + b"[" * 200_000, "nested too deeply"),
+    ("alkaid", b'[[8,3]', b'[[%d,3]' % HUGE, "the shifts of inputs are"),
+    ("alkaid", b'],10,', b'],7,', "its code is 7, a multiplication; those that are read are"),
+    ("alkaid", b'[0.0,3.0,1.0]', b'[0,%d,1]' % (1 << 60), "of at most 53 bits"),
     ("blif", b'"count":8,', b'"count":%d,' % HUGE, "its ports of inputs have 800000000 bits; the file has 16 inputs"),
     ("blif", b'"count":3,', b'"count":4,', "its ports of outputs have 8 bits; the file has 6 outputs"),
     ("blif", b'"name":"x"', b'"name":"z"', "its ports of inputs have other names than the inputs of the file, such as 'x[0]'"),
@@ -333,6 +342,7 @@ def test_memory_is_in_proportion_to_the_file(end):
     """Compare with the documented bound, where each takes the most: gates of two inputs near to each other."""
     circuit = random_circuit(0, 30, 3000, arities=(2,))
     data = {
+        "alkaid": circuits.alkaid.write(circuit).encode(),
         "blif": circuits.blif.write(circuit).encode(), "aig": circuits.aiger.write(circuit),
         "aag": circuits.aiger.write(circuit, binary=False), "json": circuits.netlist_json.write(circuit).encode(),
     }[end]  # fmt: skip

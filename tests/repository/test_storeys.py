@@ -50,7 +50,7 @@ ROOMS = {
         "_formulas",
     ),
     "formats": (
-        *("_netlists", "aiger", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
+        *("_netlists", "aiger", "alkaid", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
         *("streams", "verilog", "_templates"),
     ),
     "proofs": ("_programs", "abc", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),

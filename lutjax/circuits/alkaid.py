@@ -1,0 +1,501 @@
+"""Circuits as ALIR, the interchange form of alkaid, from which it makes Verilog, VHDL and projects for HLS compilers; and back.
+
+The file is one object of JSON: ``"meta"`` is ``"ALIRModel"``, ``"spec_version"`` 4, ``"model"`` the program, and ``"lutjax"`` the ports,
+which alkaid skips. Each number of an input port is an input of the program, in order, and each number of an output port an output.
+
+A program is a list of operations, each ``[operands, opcode, data, [least, largest, step], latency, cost]``, whose result is a fixed-point
+number within these bounds. `write` uses six kinds: inputs (-1), bits of numbers (3, by dropping others), constants (5), tables
+(8), NOT (9), and AND, OR and XOR (10). Gates of two inputs become the last two; larger ones become tables, whose address is made
+by OR of shifted bits. A gate costs 1 and takes a latency of 1, and everything else costs nothing.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lutjax.circuits import builder as building, netlist_json, truth
+from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Format, Port
+from lutjax.files import _files, _json
+from lutjax.files._json import Fields
+
+META, VERSION = "ALIRModel", 4
+MOST_BITS = 53
+"""Bits of a number of a port: alkaid computes with float64."""
+
+_SOME_GATES = 1000
+"""Gates that a text of any size may make. Those that `write` makes have at least 24 letters for each."""
+
+_INPUT, _BITS, _CONSTANT, _TABLE, _UNARY, _BINARY = -1, 3, 5, 8, 9, 10
+_NOT, _ANY, _ALL = range(3)
+_AND, _OR, _XOR = range(3)
+_TABLES = (0b1000, 0b1110, 0b0110)
+"""Tables of two inputs of AND, OR and XOR."""
+
+
+def _gates() -> dict[int, tuple[int, tuple[bool, bool]]]:
+    """Return for each table that reads two inputs an operation, and which of its inputs are inverted."""
+    found: dict[int, tuple[int, tuple[bool, bool]]] = {}
+    for operation, plain in enumerate(_TABLES):
+        for inverted in itertools.product((False, True), (False, True)):
+            table = plain
+            for k in (0, 1):
+                table = truth.negate(table, 2, k) if inverted[k] else table
+            found.setdefault(table, (operation, inverted))
+    return found
+
+
+_GATES = _gates()
+_OTHERS = {
+    -2: "a negation",
+    0: "an addition",
+    1: "a subtraction",
+    2: "a ReLU",
+    4: "an addition",
+    6: "a choice",
+}
+_OTHERS |= {7: "a multiplication", 11: "a sum"}
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+def write(circuit: Circuit) -> str:
+    """Return a circuit as a program in ALIR, which ``alkaid.types.CombLogic.load`` reads.
+
+    Raises:
+      ValueError: a port whose numbers have more than 53 bits.
+
+    Example:
+      >>> import json
+      >>> from lutjax.circuits import Circuit, Port, alkaid
+      >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
+      >>> json.loads(alkaid.write(both))["model"][5][-1]
+      [[0, 1], 10, [0, 0], [0.0, 1.0, 1.0], 1.0, 1.0]
+      >>> alkaid.read(alkaid.write(both)) == both
+      True
+    """
+    for port in (*circuit.inputs, *circuit.outputs):
+        if port.format.bits > MOST_BITS:
+            raise ValueError(
+                f"alkaid.write: the numbers of port {port.name} have {port.format.bits} bits; alkaid takes at most {MOST_BITS}. "
+                "Choose a shorter format."
+            )
+    program = _Program()
+    values = [-1, *program.inputs(circuit.inputs)]  # operations of the nodes; -1 for the constant 0
+    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
+        values.append(program.gate(*building.reduced(nodes, table), values))
+    bits = iter(circuit.literals)
+    found, shifts = [], []
+    for port in circuit.outputs:
+        for _ in range(port.count):
+            literals = itertools.islice(bits, port.format.bits)
+            found.append(program.number([program.literal(values, k) for k in literals], port.format.signed))
+            shifts.append(-port.format.fraction)
+    n_in, n_out = (sum(port.count for port in ports) for ports in (circuit.inputs, circuit.outputs))
+    model = [[n_in, n_out], [0] * n_in, found, shifts, [False] * n_out, program.operations, -1, -1]
+    if program.tables:
+        model.append([_lookup(answers) for answers in program.tables])
+    fields = {
+        "meta": META,
+        "spec_version": VERSION,
+        "lutjax": {
+            "inputs": netlist_json.ports_to_json(circuit.inputs),
+            "outputs": netlist_json.ports_to_json(circuit.outputs),
+        },
+        "model": model,
+    }
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+Interval = tuple[float, float, float]
+_BIT: Interval = (0.0, 1.0, 1.0)
+
+
+class _Program:
+    """Operations of a program, those that are alike once."""
+
+    def __init__(self) -> None:
+        self.operations: list[list[Any]] = []
+        self.tables: dict[tuple[int, ...], int] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def add(
+        self,
+        operands: tuple[int, ...],
+        opcode: int,
+        data: tuple[int, ...],
+        interval: Interval = _BIT,
+        cost: float = 0.0,
+    ) -> int:
+        """Return the place of an operation."""
+        key = operands, opcode, data, interval
+        if key not in self._known:
+            latency = max((self.operations[k][4] for k in operands), default=0.0) + cost
+            self._known[key] = len(self.operations)
+            self.operations.append([operands, opcode, data, interval, latency, cost])
+        return self._known[key]
+
+    def inputs(self, ports: Sequence[Port]) -> list[int]:
+        """Return the operations of all bits of input ports."""
+        formats = [port.format for port in ports for _ in range(port.count)]
+        numbers = [
+            self.add((), _INPUT, (k,), (*map(float, format.range), 2.0**-format.fraction))
+            for k, format in enumerate(formats)
+        ]
+        found = []
+        for number, format in zip(numbers, formats, strict=True):
+            whole = format.bits == 1 and not format.signed and not format.fraction
+            places = range(format.fraction, format.fraction - format.bits, -1)
+            found += [number] if whole else [self.add((number,), _BITS, (place,)) for place in places]
+        return found
+
+    def constant(self, value: int) -> int:
+        return self.add((), _CONSTANT, (value,))
+
+    def literal(self, values: Sequence[int], literal: Literal) -> int:
+        """Return the operation of a literal of a circuit, whose nodes have these operations."""
+        if literal < 2:
+            return self.constant(literal)
+        value = values[literal >> 1]
+        return self.inverted(value) if literal & 1 else value
+
+    def inverted(self, value: int) -> int:
+        _, opcode, data, *_ = self.operations[value]
+        return self.constant(1 - data[0]) if opcode == _CONSTANT else self.add((value,), _UNARY, (_NOT,))
+
+    def gate(self, nodes: Sequence[int], table: int, values: Sequence[int]) -> int:
+        """Return the operation of a table over different nodes, which depends on all of them."""
+        read = [values[node] for node in nodes]
+        if not read:
+            return self.constant(table)
+        if len(read) == 1:
+            return self.inverted(read[0]) if table == 0b01 else read[0]
+        if len(read) > 2:
+            answers = tuple(table >> k & 1 for k in range(1 << len(read)))
+            number = self.tables.setdefault(answers, len(self.tables))
+            return self.add((self.number(read, False),), _TABLE, (number,), cost=1.0)
+        operation, inverted = _GATES[table]
+        a, b = (self.inverted(x) if invert else x for x, invert in zip(read, inverted, strict=True))
+        return self.add((a, b), _BINARY, (0, operation), cost=1.0)
+
+    def number(self, bits: Sequence[int], signed: bool) -> int:
+        """Return the operation of a number of these bits, lowest first."""
+        found = bits[0]
+        for k, bit in enumerate(bits[1:], 1):
+            found = self.add((found, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
+        half = float(1 << len(bits) - 1)
+        return self.add((found,), _BITS, (0,), (-half, half - 1, 1.0)) if signed else found
+
+
+def _lookup(answers: Sequence[int]) -> dict[str, Any]:
+    """Return a table of bits as ALIR has it, with its digest there."""
+    data = b"".join(answer.to_bytes(4, "little") for answer in answers) + b"0"
+    return {
+        "spec": {
+            "hash": hashlib.sha256(data).hexdigest(),
+            "out_qint": {"min": 0.0, "max": 1.0, "step": 1.0},
+            "inp_width": (len(answers) - 1).bit_length(),
+        },
+        "table": answers,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+class _Value(NamedTuple):
+    """Fixed-point number of a program: its bits, lowest first, and the weight of the lowest as a power of two."""
+
+    bits: list[Literal]
+    lowest: int
+    signed: bool
+    least: int  # in steps
+
+    def bit(self, weight: int) -> Literal:
+        """Return the bit of a weight; those above the number are its sign, and those below it are 0."""
+        k = weight - self.lowest
+        if 0 <= k < len(self.bits):
+            return self.bits[k]
+        return self.bits[-1] if k > 0 and self.signed and self.bits else ZERO
+
+
+def read(text: str | bytes | os.PathLike[str]) -> Circuit:
+    """Return the circuit of a program in ALIR, or of the file at a path: of `write`, or of other operations on bits.
+
+    Ports are those that `write` kept; else inputs that follow each other and have one format are a port, and so are outputs. It takes at most 100 times the
+    memory of the text.
+
+    Raises:
+      ValueError: a text that is no such program, one of another version, or one with other operations, such as additions; the message
+        says which operation is wrong.
+    """
+    content = _files.content(text)
+    try:
+        found = _json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"alkaid.read: the text is not JSON: {error}. Is the file complete?") from None
+    try:
+        return _read(found, most=_SOME_GATES + len(content) // 4)
+    except ValueError as error:
+        raise ValueError(f"alkaid.read: {error}") from None
+
+
+def _read(found: Any, most: int) -> Circuit:
+    """Return the circuit of a program that makes at most so many gates."""
+    fields = Fields("the file")
+    for name, expected in (("meta", META), ("spec_version", VERSION)):
+        if fields.field(found, name, type(expected)) != expected:
+            raise ValueError(f"{name} is {_json.shown(found[name])}; expected {_json.shown(expected)}.")
+    model = fields.field(found, "model", list)
+    if len(model) not in (8, 9):
+        raise ValueError(f"the model has {len(model)} fields; expected 8 or 9.")
+    shape, in_shifts, places, out_shifts, negated, operations, _, _, *more = model
+    n_in, n_out = _whole_numbers(shape, "the shape is", 2)
+    _whole_numbers(in_shifts, "the shifts of inputs are", n_in)
+    if any(in_shifts):
+        raise ValueError("inputs are shifted, which is not read.")
+    _whole_numbers(places, "the outputs are", n_out)
+    _whole_numbers(out_shifts, "the shifts of outputs are", n_out)
+    if not isinstance(negated, list) or len(negated) != n_out or any(negated):
+        raise ValueError(
+            "outputs are negated, or it is not said of each that it is not; expected false for each."
+        )
+    if not isinstance(operations, list):
+        raise ValueError(f"the operations are {_json.shown(operations)}; expected a list.")
+    tables = _tables(more[0] if more and more[0] is not None else [])
+    formats: dict[int, Format] = {}
+    parsed = []
+    for k, operation in enumerate(operations):
+        with _of(k):
+            parsed.append(_operation(operation, k))
+            if parsed[-1].opcode == _INPUT:
+                _add_input(formats, parsed[-1], n_in)
+    if len(formats) < n_in:
+        raise ValueError(f"operations read {len(formats)} of the {n_in} inputs; expected all.")
+    in_formats = [formats[k] for k in range(n_in)]
+    inputs, outputs = _kept_ports(found.get("lutjax"))
+    inputs = inputs or _runs(in_formats, "x")
+    _check(inputs, in_formats, "inputs")
+    builder = Builder(merge=2)
+    numbers = [number for port in inputs for number in builder.input(port.name, port.count, port.format)]
+    values: list[_Value] = []
+    for k, operation in enumerate(parsed):
+        with _of(k):
+            values.append(_value(builder, operation, values, numbers, tables))
+            if len(builder) > most:
+                raise ValueError(
+                    f"there are more than {most} gates, which is too many for the size of the text."
+                )
+    results = []
+    for place, shift in zip(places, out_shifts, strict=True):
+        if not 0 <= place < len(values):
+            raise ValueError(f"an output is operation {place}; there are {len(values)}.")
+        results.append(values[place]._replace(lowest=values[place].lowest + shift))
+    out_formats = [_format(len(value.bits), value.lowest, value.signed, "an output") for value in results]
+    outputs = outputs or _runs(out_formats, "y")
+    _check(outputs, out_formats, "outputs")
+    given = iter(results)
+    for port in outputs:
+        builder.output(port.name, [next(given).bits for _ in range(port.count)], port.format)
+    return builder.circuit()
+
+
+@contextlib.contextmanager
+def _of(place: int) -> Iterator[None]:
+    """Say in errors of the block which operation is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"operation {place}: {error}") from None
+
+
+class _Operation(NamedTuple):
+    operands: list[int]
+    opcode: int
+    data: list[int]
+    least: int  # in steps
+    largest: int
+    lowest: int  # the power of two of a step
+
+    @property
+    def signed(self) -> bool:
+        return self.least < 0
+
+    @property
+    def width(self) -> int:
+        """Bits of all numbers from the least to the largest, with the sign."""
+        return max(self.largest.bit_length(), (~self.least).bit_length() if self.signed else 0) + self.signed
+
+
+_OPERANDS = {_INPUT: 0, _BITS: 1, _CONSTANT: 0, _TABLE: 1, _UNARY: 1, _BINARY: 2}
+_DATA = {_INPUT: 1, _BITS: 1, _CONSTANT: 1, _TABLE: 1, _UNARY: 1, _BINARY: 2}
+
+
+def _operation(found: Any, place: int) -> _Operation:
+    if not isinstance(found, list) or len(found) != 6:
+        raise ValueError(f"it is {_json.shown(found)}; expected a list of six fields.")
+    operands, opcode, data, interval, _, _ = found
+    if type(opcode) is not int or opcode not in _OPERANDS:
+        other = _OTHERS.get(opcode) if type(opcode) is int else None
+        raise ValueError(
+            f"its code is {_json.shown(opcode)}{f', {other}' if other else ''}; those that are read are "
+            f"{', '.join(map(str, _OPERANDS))}: inputs, bits, constants, tables and logic."
+        )
+    _whole_numbers(operands, "its operands are", _OPERANDS[opcode])
+    _whole_numbers(data, "its data is", _DATA[opcode])
+    for operand in operands:
+        if not 0 <= operand < place:
+            raise ValueError(f"it reads operation {operand}; expected one before it.")
+    return _Operation(operands, opcode, data, *_interval(interval))
+
+
+def _interval(found: Any) -> tuple[int, int, int]:
+    """Return the least and the largest number in steps, and the power of two of a step."""
+    if isinstance(found, list) and len(found) == 3 and {type(x) for x in found} <= {int, float}:
+        least, largest, step = map(float, found)
+        exponent = math.frexp(step)[1] - 1
+        if step == math.ldexp(1, exponent) and abs(exponent) < MOST_BITS:
+            low, high = (math.ldexp(x, -exponent) for x in (least, largest))
+            if low.is_integer() and high.is_integer() and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS:
+                return int(low), int(high), exponent
+    raise ValueError(
+        f"its numbers are {_json.shown(found)}; expected the least, the largest and a step, a power of two of which both are "
+        f"multiples, of at most {MOST_BITS} bits."
+    )
+
+
+def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
+    """Return the format of numbers of these bits."""
+    if lowest > 0 or not 1 <= width <= MOST_BITS or -lowest > width:
+        raise ValueError(
+            f"{noun} has {width} bits, the lowest of weight 2^{lowest}; expected 1 to {MOST_BITS} bits, of which the highest is at "
+            "the point or before it, and the lowest at the point or after it."
+        )
+    return Format(width, -lowest, signed)
+
+
+def _add_input(formats: dict[int, Format], operation: _Operation, n_in: int) -> None:
+    """Keep the format of an input, which is the same wherever it is read."""
+    (k,) = operation.data
+    if not 0 <= k < n_in:
+        raise ValueError(f"it reads input {k}; there are {n_in}.")
+    found = _format(operation.width, operation.lowest, operation.signed, "an input")
+    if formats.setdefault(k, found) != found:
+        raise ValueError(f"it reads input {k} as {found}; an operation before it as {formats[k]}.")
+
+
+def _value(
+    builder: Builder,
+    operation: _Operation,
+    values: Sequence[_Value],
+    numbers: Sequence[list[Literal]],
+    tables: Sequence[list[int]],
+) -> _Value:
+    """Return what an operation computes."""
+    operands, opcode, data, least, _, lowest = operation
+    read = [values[k] for k in operands]
+    width = operation.width
+    weights = range(lowest, lowest + width)
+    if opcode == _INPUT:
+        bits = numbers[data[0]]
+    elif opcode == _CONSTANT:
+        bits = [data[0] >> k & 1 for k in range(width)]
+    elif opcode == _BITS:
+        bits = [read[0].bit(weight - data[0]) for weight in weights]
+    elif opcode == _BINARY:
+        shift, kind = data
+        if kind not in range(3):
+            raise ValueError(f"its data is {data}; expected 0, 1 or 2 for AND, OR or XOR at the end.")
+        a, b = read
+        bits = [builder.gate([a.bit(weight), b.bit(weight - shift)], _TABLES[kind]) for weight in weights]
+    elif opcode == _UNARY:
+        bits = _unary(builder, data[0], read[0].bits, width)
+    else:
+        bits = _looked_up(builder, data[0], read[0], width, tables)
+    return _Value(bits, lowest, operation.signed, least)
+
+
+def _unary(builder: Builder, kind: int, bits: list[Literal], width: int) -> list[Literal]:
+    if kind not in range(3):
+        raise ValueError(f"its data is [{kind}]; expected 0, 1 or 2 for NOT, any or all.")
+    expected = len(bits) if kind == _NOT else 1
+    if width != expected:
+        raise ValueError(f"its numbers have {width} bits; expected {expected}.")
+    if kind == _NOT:
+        return [bit ^ 1 for bit in bits]
+    found = ZERO if kind == _ANY else ONE
+    for bit in bits:
+        found = builder.gate([found, bit], _TABLES[_OR if kind == _ANY else _AND])
+    return [found]
+
+
+def _looked_up(
+    builder: Builder, number: int, address: _Value, width: int, tables: Sequence[list[int]]
+) -> list[Literal]:
+    """Return the bits of the answer of a table, whose address counts from the least number."""
+    if not 0 <= number < len(tables):
+        raise ValueError(f"it reads table {number}; there are {len(tables)}.")
+    answers, n = tables[number], len(address.bits)
+    if n > truth.MAX_INPUTS:
+        raise ValueError(f"its address has {n} bits; expected at most {truth.MAX_INPUTS}.")
+    rows = []
+    for code in range(1 << n):
+        row = (code - (1 << n) if address.signed and code >> n - 1 else code) - address.least
+        rows.append(answers[row] if 0 <= row < len(answers) else 0)  # others are never read
+    return [
+        builder.gate(address.bits, sum((row >> k & 1) << code for code, row in enumerate(rows)))
+        for k in range(width)
+    ]
+
+
+def _tables(found: Any) -> list[list[int]]:
+    if not isinstance(found, list):
+        raise ValueError(f"the tables are {_json.shown(found)}; expected a list.")
+    tables = []
+    for k, table in enumerate(found):
+        answers = Fields(f"table {k}").field(table, "table", list)
+        if not 1 <= len(answers) <= 1 << truth.MAX_INPUTS:
+            raise ValueError(f"table {k} has {len(answers)} rows; expected 1 to {1 << truth.MAX_INPUTS}.")
+        tables.append(_whole_numbers(answers, f"table {k} is", len(answers)))
+    return tables
+
+
+def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
+    """Return so many whole numbers, each of less than 62 bits."""
+    numbers: list[Any] = found if isinstance(found, list) else [None]
+    if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
+        return numbers
+    raise ValueError(f"{noun} {_json.shown(found)}; expected {count} whole number{'s' * (count != 1)}.")
+
+
+def _kept_ports(found: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Return the ports that `write` kept, if it did."""
+    if found is None:
+        return (), ()
+    fields = Fields("lutjax")
+    inputs, outputs = (
+        tuple(netlist_json.ports_from_json(fields.field(found, kind, list), kind))
+        for kind in ("inputs", "outputs")
+    )
+    return inputs, outputs
+
+
+def _runs(formats: Sequence[Format], name: str) -> tuple[Port, ...]:
+    """Return ports of numbers that follow each other and have one format."""
+    runs = [(format, len(list(run))) for format, run in itertools.groupby(formats)]
+    names = [name] if len(runs) == 1 else [f"{name}{k}" for k in range(len(runs))]
+    return tuple(Port(name, count, format) for name, (format, count) in zip(names, runs, strict=True))
+
+
+def _check(ports: Sequence[Port], formats: Sequence[Format], noun: str) -> None:
+    """Raise ValueError if ports do not have numbers of these formats."""
+    count = sum(port.count for port in ports)
+    if count != len(formats):
+        raise ValueError(f"the ports of {noun} have {count} numbers; the program has {len(formats)} {noun}.")
+    expected = itertools.chain.from_iterable(itertools.repeat(port.format, port.count) for port in ports)
+    for k, (format, found) in enumerate(zip(expected, formats, strict=True)):
+        if format != found:
+            raise ValueError(f"{noun} {k} is {found}; its port has {format}.")

@@ -1,0 +1,138 @@
+"""What alkaid computes, and writes as Verilog, of circuits in its interchange form."""
+
+import gzip
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from circuit_strategies import SPECIAL, drawn, made, plans
+from hypothesis import given, settings
+
+from lutjax import circuits
+from lutjax.circuits import Builder, Circuit, Format, Port, abc, arithmetic, yosys
+
+types = pytest.importorskip("alkaid.types", reason="alkaid is not installed: pip install alkaid")
+
+
+def loaded(circuit, folder):
+    """Return the program of a circuit as alkaid reads its file."""
+    path = folder / "c_alkaid.json"
+    path.write_text(circuits.alkaid.write(circuit))
+    return types.CombLogic.load(path)
+
+
+def samples(circuit, count, seed=0):
+    """Return codes of random numbers of all inputs in order, and the numbers ``[count, inputs]``."""
+    rng = np.random.default_rng(seed)
+    codes = [
+        rng.integers(0, 1 << port.format.bits, (count, port.count), dtype=np.uint64)
+        for port in circuit.inputs
+    ]
+    numbers = [port.format.decode(x) for port, x in zip(circuit.inputs, codes, strict=True)]
+    return numbers, np.concatenate(numbers, 1).astype(np.float64)
+
+
+def answers(circuit, numbers):
+    """Return the numbers of all outputs in order, as our evaluator finds them."""
+    given = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, numbers, strict=True)]
+    found = circuit(*given)
+    found = found if isinstance(found, tuple) else (found,)
+    return np.concatenate([y.reshape(len(y), -1) for y in found], 1).astype(np.float64)
+
+
+def check(circuit, folder, count=64):
+    numbers, flat = samples(circuit, count)
+    np.testing.assert_array_equal(
+        loaded(circuit, folder).predict(flat, n_threads=1).reshape(count, -1), answers(circuit, numbers)
+    )
+
+
+@given(plan=plans())
+@settings(max_examples=30)
+def test_alkaid_computes_what_a_circuit_computes(plan, tmp_path_factory):
+    check(made(plan), tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize("name", [name for name, circuit in SPECIAL.items() if circuit.inputs])
+def test_special_circuits(name, tmp_path):
+    check(SPECIAL[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "signed"), [(Format(53), False), (Format(53, 20, signed=True), True), (Format(1, 1), False)]
+)
+def test_wide_numbers(form, signed, tmp_path):
+    """Numbers of as many bits as float64 holds go through whole."""
+    builder = Builder()
+    (x,) = builder.input("x", 1, form)
+    builder.output("y", [[*x[:-1], builder.gate([x[-1], x[0]], 0b0110)]], form)
+    check(builder.circuit(), tmp_path)
+
+
+def test_numbers_that_alkaid_does_not_hold():
+    circuit = Circuit((Port("x", 1, Format(54)),), (Port("y"),), (), (), (2,))
+    with pytest.raises(ValueError, match="numbers of port x have 54 bits; alkaid takes at most 53"):
+        circuits.alkaid.write(circuit)
+
+
+def test_what_alkaid_saves_is_read(tmp_path):
+    """The digests of tables, too, are those that alkaid makes; it drops our ports."""
+    circuit = circuits.simplify(drawn(3))
+    program = loaded(circuit, tmp_path)
+    for table in program.lookup_tables:
+        assert type(table)(table.float_table).spec == table.spec
+    program.save(tmp_path / "saved.json.gz")
+    found = circuits.alkaid.read(gzip.decompress((tmp_path / "saved.json.gz").read_bytes()))
+    assert [(port.name, port.count, port.format) for port in found.inputs] == [("x", 4, Format(3))]
+    numbers, _ = samples(circuit, 256)
+    np.testing.assert_array_equal(answers(found, numbers), answers(circuit, numbers))
+
+
+def test_its_command_takes_the_file(tmp_path):
+    """Its command checks samples by its interpreter in Python, which is stricter about types of numbers than that in C++."""
+    loaded(circuits.simplify(drawn(3)), tmp_path)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from alkaid._cli import main; main()",
+            "convert",
+            "c_alkaid.json",
+            "out",
+            "--flavor",
+            "vhdl",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
+    assert "entity" in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.vhd"))
+
+
+@pytest.mark.tools("abc", "yosys")
+@pytest.mark.parametrize("lut", [2, 6])
+def test_its_verilog_is_proved(lut, tmp_path):
+    """The module that alkaid writes of a program is equal to the circuit for all inputs."""
+    from alkaid.codegen.rtl import RTLModel
+
+    builder = Builder(merge=lut)
+    bits = [bit for number in builder.input("x", 5, Format(3)) for bit in number]
+    builder.output("y", [arithmetic.popcount(builder, bits)])
+    circuit = builder.circuit()
+    model = RTLModel(loaded(circuit, tmp_path), tmp_path / "rtl", "made")
+    model.write()
+    files = [path for path in (tmp_path / "rtl" / "src").rglob("*.v") if "wrapper" not in path.name]
+    for path in files:
+        shutil.copy(path, tmp_path)
+    # Tables are cases of all addresses, of which Yosys makes choices whose last value is unknown, and never taken.
+    yosys.run(
+        [
+            f"read_verilog {' '.join(path.name for path in files)}",
+            *("hierarchy -top made -check", "proc -norom", "flatten", "techmap", "setundef -zero", "aigmap"),
+            "write_aiger -symbols made.aig",
+        ],
+        tmp_path,
+        where="the module",
+    )
+    assert abc.cec(circuits.aiger.read(tmp_path / "made.aig"), circuit)
