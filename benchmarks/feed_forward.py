@@ -1,13 +1,18 @@
-"""Feed-forward layers of a GPT at equal steps: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
+"""Feed-forward layers of a GPT at equal steps or seconds: `python benchmarks/feed_forward.py --text FILE --seeds 0,1,2`.
 
 Trains `lutjax.models.GPT` with each feed-forward layer on the same batches, and prints a table in Markdown: mean losses of all
 seeds (and of each) on the whole test part, where the validation loss is lowest; parameters; seconds of the steps alone. With
 several `--rates` the first seed chooses the learning rate of each layer on the validation part. A preset's values are
-overridden by `--set name=value`.
+overridden by `--set name=value`. With `--seconds` each layer gets as many steps as it takes in that time, tests and compilation left out:
+the time of a step is measured first, so that the schedule of its rate ends with its last step. `--text python` is the source of all
+installed packages, each file once; `--json` adds each result to a file.
 """
 
 import argparse
 import ast
+import hashlib
+import json
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +28,41 @@ from lutjax.models.gpt import FEED_FORWARD
 from lutjax.training import presets
 from lutjax.training.experiments import Intervals
 from lutjax.training.lm import Run, TrainingConfig
-from lutjax.training.text import Text, load_text
+from lutjax.training.text import Text, load_text, split_text
 
 N_TESTS = 16
 """Tests on the validation part, the best of which is kept."""
+
+
+PROBE = 20
+"""Steps whose time says how many fit into some seconds."""
+
+
+def python_sources(context: int) -> Text:
+    """Return the source of the standard library and all installed packages, in the order of their paths and each file once."""
+    seen, files = set(), []
+    for folder in dict.fromkeys(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))):
+        for path in sorted(Path(folder).rglob("*.py")):
+            data = path.read_bytes()
+            digest = hashlib.sha256(data).digest()
+            if data and digest not in seen:
+                seen.add(digest)
+                files.append(data)
+    return split_text(b"\n".join(files), name=f"sources of Python, {len(files)} files", context=context)
+
+
+def steps_in(seconds: float, values: dict[str, Any], text: Text) -> int:
+    """Return how many steps of a model of a preset's values take some seconds here."""
+    run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text.train)
+    _, advance = run.advance.compiled(run.abstract())
+    state = run.init()
+    times = []
+    for k in range(3):  # the first is slower
+        start = time.perf_counter()
+        state, loss = advance(state, k * PROBE, PROBE)
+        loss.block_until_ready()
+        times.append((time.perf_counter() - start) / PROBE)
+    return max(round(seconds / min(times)), N_TESTS)
 
 
 class Result(NamedTuple):
@@ -78,33 +114,48 @@ def train(values: dict[str, Any], text: Text) -> Result:
 
 
 def compare(
-    layers: list[str], values: dict[str, Any], text: Text, rates: list[float], seeds: list[int]
+    layers: list[str],
+    values: dict[str, Any],
+    text: Text,
+    rates: list[float],
+    seeds: list[int],
+    seconds: float | None = None,
+    rows: Path | None = None,
 ) -> dict[str, tuple[float, list[Result]]]:
-    """Return the learning rate of each layer and a result for each seed."""
+    """Return the learning rate of each layer and a result for each seed.
+
+    Args:
+      seconds: of the steps of each training; None for the steps of the values.
+      rows: file that gets a line of JSON for each training.
+    """
     found = {}
     for layer in layers:
-        tried = {}
-        for rate in rates:
-            tried[rate] = train(
-                values | {"feed_forward": layer, "learning_rate": rate, "seed": seeds[0]}, text
-            )
-            report(layer, rate, seeds[0], tried[rate])
+        of_layer = values | {"feed_forward": layer}
+        if seconds is not None:
+            of_layer["steps"] = steps_in(seconds, of_layer, text)
+
+        def result(rate: float, seed: int, of_layer: dict[str, Any] = of_layer) -> Result:
+            result = train(of_layer | {"learning_rate": rate, "seed": seed}, text)
+            report(of_layer | {"learning_rate": rate, "seed": seed}, result, text, rows)
+            return result
+
+        tried = {rate: result(rate, seeds[0]) for rate in rates}
         rate = min(tried, key=lambda rate: tried[rate].validation)
-        results = [tried[rate]]
-        for seed in seeds[1:]:
-            results.append(train(values | {"feed_forward": layer, "learning_rate": rate, "seed": seed}, text))
-            report(layer, rate, seed, results[-1])
-        found[layer] = rate, results
+        found[layer] = rate, [tried[rate], *(result(rate, seed) for seed in seeds[1:])]
     return found
 
 
-def report(layer: str, rate: float, seed: int, result: Result) -> None:
-    """Print one result."""
+def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None) -> None:
+    """Print one result, and add it to a file."""
     print(
-        f"{layer}, rate {rate:g}, seed {seed}: validation {result.validation:.4f}, test {result.test:.4f}, "
-        f"{result.seconds:.0f} s",
+        f"{values['feed_forward']}, rate {values['learning_rate']:g}, seed {values['seed']}, {values['steps']} steps: "
+        f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
         flush=True,
     )
+    if rows is not None:
+        about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "digest": text.digest}
+        with rows.open("a") as file:
+            file.write(json.dumps({**about, **values, **result._asdict()}) + "\n")
 
 
 def table(found: dict[str, tuple[float, list[Result]]]) -> str:
@@ -154,15 +205,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--text", type=Path, help="file or folder; default: Python's standard library")
+    parser.add_argument(
+        "--text", type=Path, help="file or folder, or python; default: Python's standard library"
+    )
     parser.add_argument("--preset", choices=list(presets.PRESETS["gpt"]), default="demo")
     parser.add_argument("--steps", type=int, help="default: those of the preset")
+    parser.add_argument("--seconds", type=float, help="of the steps of each training, in place of --steps")
     parser.add_argument("--seeds", default="0,1,2", help="numbers with commas between them")
     parser.add_argument("--rates", help="learning rates to choose from, with commas; default: the preset's")
     parser.add_argument("--layers", default=",".join(FEED_FORWARD), help="default: all")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model or training"
     )
+    parser.add_argument("--json", type=Path, help="add each result to this file, a line of JSON")
     parser.add_argument("--png", type=Path, help="draw the losses into this file")
     arguments = parser.parse_args()
 
@@ -177,11 +232,23 @@ def main() -> None:
     rates = (
         [float(rate) for rate in arguments.rates.split(",")] if arguments.rates else [values["learning_rate"]]
     )
-    text = load_text(arguments.text, context=values["context"])
-    print(f"{text.name}, preset {arguments.preset}, {values['steps']} steps of {values['batch_size']} x {values['context']} "
-          f"bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}", flush=True)  # fmt: skip
+    if arguments.seconds is not None and (arguments.steps or not 0 < arguments.seconds < float("inf")):
+        parser.error("--seconds is a time above 0, in place of --steps")
+    python = arguments.text == Path("python")
+    text = (
+        python_sources(values["context"]) if python else load_text(arguments.text, context=values["context"])
+    )
+    length = f"{values['steps']} steps" if arguments.seconds is None else f"{arguments.seconds:g} s of steps"
+    print(f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {arguments.preset}, {length} of "
+          f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}", flush=True)  # fmt: skip
     found = compare(
-        arguments.layers.split(","), values, text, rates, [int(seed) for seed in arguments.seeds.split(",")]
+        arguments.layers.split(","),
+        values,
+        text,
+        rates,
+        [int(seed) for seed in arguments.seeds.split(",")],
+        arguments.seconds,
+        arguments.json,
     )
     print(f"\n{table(found)}")
     if arguments.png:

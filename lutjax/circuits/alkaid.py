@@ -116,6 +116,11 @@ Interval = tuple[float, float, float]
 _BIT: Interval = (0.0, 1.0, 1.0)
 
 
+def _interval_of(format: Format) -> Interval:
+    least, largest = format.range
+    return float(least), float(largest), 2.0**-format.fraction
+
+
 class _Program:
     """Operations of a program, those that are alike once."""
 
@@ -143,10 +148,7 @@ class _Program:
     def inputs(self, ports: Sequence[Port]) -> list[int]:
         """Return the operations of all bits of input ports."""
         formats = [port.format for port in ports for _ in range(port.count)]
-        numbers = [
-            self.add((), _INPUT, (k,), (*map(float, format.range), 2.0**-format.fraction))
-            for k, format in enumerate(formats)
-        ]
+        numbers = [self.add((), _INPUT, (k,), _interval_of(format)) for k, format in enumerate(formats)]
         found = []
         for number, format in zip(numbers, formats, strict=True):
             whole = format.bits == 1 and not format.signed and not format.fraction

@@ -1,6 +1,8 @@
 """``lutjax fpga``: what a circuit takes on an FPGA."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -13,9 +15,13 @@ from lutjax.files.errors import FolderError
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--family",
-    required=True,
     type=click.Choice(["ice40", "ecp5", "xc7"]),
     help="FPGAs: Lattice iCE40, Lattice ECP5, or the 7 series of AMD (Xilinx).",
+)
+@click.option(
+    "--board",
+    type=click.Choice(["icebreaker", "ulx3s"]),
+    help="Write a project for this board in place of a report.",
 )
 @click.option(
     "--clock",
@@ -42,12 +48,13 @@ from lutjax.files.errors import FolderError
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File of JSON to write. Default: beside DIR, of its name and the family, such as digits_ice40.json.",
+    type=click.Path(path_type=Path),
+    help="File of JSON to write, or folder of a project. Default: beside DIR, of its name and the family or the board, such as digits_ice40.json or digits_icebreaker.",
 )
 def fpga(
     folder: Path,
-    family: str,
+    family: str | None,
+    board: str | None,
     clock: float | None,
     registers: int | None,
     place: bool,
@@ -58,19 +65,29 @@ def fpga(
 
     DIR is what `lutjax export` wrote, or the folder of a run of `train classify` or `train ca`. Its encoder, layers, votes and argmax are counted apart, and
     all together. It needs Yosys (`pip install pyosys`). Where nextpnr is found (iCE40, ECP5), clock, latency and throughput are reported, too.
+
+    With --board DIR becomes a project for a board: Verilog with a serial port, pins, a Makefile that makes and loads the bitstream, and a program that sends samples to
+    the board and compares its answers.
     """
+    if board is not None and family is None:
+        _write_project(folder, board, registers, out)
+        return
+    if board is not None or family is None:
+        raise click.UsageError("give --family for a report, or --board for a project.")
     from lutjax.circuits import fpga as reporting, yosys
 
     if not yosys.is_installed():
         raise click.ClickException("lutjax fpga needs Yosys, which is not installed: pip install pyosys")
-    circuit, exported = _read(folder, reporting.FAMILIES[family].lut)
+    given = _read(folder, reporting.FAMILIES[family].lut)
     target = out or folder.absolute().with_name(f"{folder.absolute().name}_{family}.json")
+    if target.is_dir():
+        raise click.UsageError(f"--out is {target}, a folder; a report is a file.")
     with progress("mapping") as doing:
         try:
             found = reporting.report(
-                circuit,
+                given.circuit,
                 family,
-                registers=exported if registers is None else registers,
+                registers=given.registers if registers is None else registers,
                 clock=clock,
                 place=place,
                 seconds=seconds,
@@ -83,8 +100,47 @@ def fpga(
     click.echo(f"written to {target}")
 
 
-def _read(folder: Path, lut: int):  # type: ignore[no-untyped-def]  # a Circuit, which is not imported for --help
-    """Return the circuit of an export or of a run, and the number of levels between its registers."""
+def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
+    """Write a project for a board into a folder that is empty or not there."""
+    from lutjax.circuits import boards, fpga as reporting
+    from lutjax.files._files import replacing
+
+    place = folder.absolute()
+    target = out or place.with_name(f"{place.name}_{board}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FolderError(f"{target} is there already; move it, or give another folder as --out.")
+    given = _read(folder, reporting.FAMILIES[boards.BOARDS[board].family].lut)
+    try:
+        files = boards.write(
+            given.circuit,
+            given.name,
+            board,
+            given.vectors(),
+            registers=given.registers if registers is None else registers,
+        )
+    except ValueError as error:
+        raise FolderError(f"{folder} cannot be put on a board: {error}") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target.resolve()) as made:
+        made.mkdir()
+        for name, text in files.items():
+            (made / name).write_text(text, encoding="utf-8")
+    for name, text in files.items():
+        click.echo(f"  {name:<20}  {len(text):>11,} bytes")
+    click.echo(f"written to {target}. Make the bitstream and load it by:\n  make -C {target} program")
+
+
+class _Given(NamedTuple):
+    """What a folder has: of an export, or of a run whose circuit is made for look-up tables."""
+
+    name: str
+    circuit: Any  # a Circuit, which is not imported for --help
+    registers: int  # levels of gates between two of them
+    vectors: Callable[[], Any]  # samples with their answers
+
+
+def _read(folder: Path, lut: int) -> _Given:
+    """Return the circuit of an export or of a run."""
     from lutjax.circuits import deployment, netlist_json
 
     if not (folder / deployment.MANIFEST).exists():
@@ -94,7 +150,8 @@ def _read(folder: Path, lut: int):  # type: ignore[no-untyped-def]  # a Circuit,
             raise FolderError(
                 f"{folder} is no folder; give one that `lutjax export` wrote, or that of a run."
             )
-        return exporting.source_of(folder, lut=lut).circuit, 0
+        source = exporting.source_of(folder, lut=lut)
+        return _Given(source.name, source.circuit, 0, source.vectors)
     manifest = deployment.read_manifest(folder)
     if manifest["kind"] != "circuit":
         raise FolderError(
@@ -102,6 +159,15 @@ def _read(folder: Path, lut: int):  # type: ignore[no-untyped-def]  # a Circuit,
         )
     place = folder / manifest["circuit"]
     try:
-        return netlist_json.read(place), manifest["registers"]
+        circuit = netlist_json.read(place)
     except (OSError, ValueError) as error:
         raise FolderError(f"{place} cannot be read: {error}") from error
+
+    def vectors() -> deployment.Vectors:
+        samples = folder / deployment.VECTORS
+        try:
+            return deployment.Vectors.from_json(samples.read_bytes())
+        except (OSError, ValueError) as error:
+            raise FolderError(f"{samples} cannot be read: {error}") from error
+
+    return _Given(manifest["name"], circuit, manifest["registers"], vectors)

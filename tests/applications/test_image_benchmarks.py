@@ -106,7 +106,7 @@ def test_figures_of_networks(
     monkeypatch.setattr(images, "NETWORKS", small)
     rows, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     page.write_text(f"before\n{images.MARKS[0]}\nold\n{images.MARKS[1]}\nafter\n")
-    options = ["--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "30", "--page", str(page)]
+    options = ["--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "60", "--page", str(page)]
     images.main(["--data", str(few), *options])
     found = {row["learner"]: row["right"] for row in map(json.loads, rows.read_text().splitlines())}
     assert set(found) == set(small)

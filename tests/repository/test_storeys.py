@@ -53,7 +53,7 @@ ROOMS = {
         *("_netlists", "aiger", "alkaid", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
         *("streams", "verilog", "_templates"),
     ),
-    "proofs": ("_programs", "abc", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),
+    "proofs": ("_programs", "abc", "boards", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),
     "pictures": ("drawing",),
     "models": ("_layers", "models"),
 }
