@@ -131,7 +131,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
 
 
 class _Given(NamedTuple):
-    """What a folder has: of an export, or of a run whose circuit is made for look-up tables."""
+    """Circuit in a folder: of an export, or of a run, for which it is made of look-up tables."""
 
     name: str
     circuit: Any  # a Circuit, which is not imported for --help

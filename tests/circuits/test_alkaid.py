@@ -1,4 +1,4 @@
-"""What alkaid computes, and writes as Verilog, of circuits in its interchange form."""
+"""Circuits in the interchange form of alkaid, as it computes them and writes them as Verilog."""
 
 import gzip
 import shutil

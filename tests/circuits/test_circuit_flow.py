@@ -344,6 +344,7 @@ def test_programs_that_cannot_be_run_prove_nothing(
                 ("automaton.html, its script = vectors.json", "node"),
                 ("automaton.blif = automaton.json, by ABC", "abc"),
                 ("automaton.aig = automaton.json, by ABC", "abc"),
+                ("automaton_alkaid.json = automaton.json, by ABC", "abc"),
                 ("automaton.v = automaton.json, by ABC", "abc"),
             )
         },
