@@ -13,7 +13,7 @@ from lutjax import wiring
 from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.ports import Format
+from lutjax.circuits.ports import Format, levels_of
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
 from lutjax.values._dtypes import accumulator
@@ -86,15 +86,6 @@ def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes
             [t if math.isfinite(t) else str(t) for t in row] for row in unread.thresholds.tolist()
         ]
     return facts
-
-
-def levels_of(thresholds: np.ndarray, format: Format) -> np.ndarray:
-    """Return the largest whole number of a format that is not above each threshold; one less than all if there is none."""
-    lowest = -(1 << format.bits - 1) if format.signed else 0
-    highest = lowest + (1 << format.bits) - 1
-    scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
-    levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
-    return levels
 
 
 def bits_of(numbers: list[list[Literal]]) -> list[Literal]:

@@ -7,12 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from lutjax.circuits import _about, _operations, _templates
-from lutjax.circuits._layers import levels_of
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.builder import ONE, ZERO
 from lutjax.circuits.c import constants, macro, macros, type_of, wrapped
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.ports import Port
+from lutjax.circuits.ports import Port, levels_of
 
 Style = Literal["functions", "tables"]
 _WINDOW = 1000  # operations at most among which tables make runs

@@ -642,13 +642,13 @@ def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
     import unicorn
     from unicorn import arm_const, riscv_const
 
+    new: Any = unicorn.Uc
     arm, top = image.is_arm, 0x30000000
-    machine: Any
     if arm:
-        machine = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
+        machine = new(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
         machine.ctl_set_cpu_model(arm_const.UC_CPU_ARM_CORTEX_M4)
     else:
-        machine = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        machine = new(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
     for low, high in _pages(image):
         machine.mem_map(low, high - low)
     for section in image.sections:

@@ -322,7 +322,7 @@ class _Export:
 
     @property
     def is_library(self) -> bool:
-        """Whether the C code is a library for a microcontroller."""
+        """True where the C code is a library for a microcontroller."""
         return (self.folder / "src").is_dir()
 
     @property

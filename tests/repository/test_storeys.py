@@ -51,9 +51,12 @@ ROOMS = {
     ),
     "formats": (
         *("_netlists", "aiger", "blif", "c", "detectors", "dot", "language_model", "netlist_json", "page"),
-        *("streams", "verilog", "_templates"),
+        *("streams", "verilog", "_templates", "_microcontroller"),
     ),
-    "proofs": ("_programs", "abc", "deployment", "fpga", "proofs", "simulate", "statistics", "yosys"),
+    "proofs": (
+        *("_programs", "_elf", "abc", "deployment", "fpga", "mcu", "proofs", "simulate", "statistics"),
+        "yosys",
+    ),
     "pictures": ("drawing",),
     "models": ("_layers", "models"),
 }
