@@ -298,7 +298,8 @@ class Report:
       ram: bytes of static memory and of the stack at its deepest; None where no simulator is found.
       instructions: for one sample, the mean of the samples; None where no simulator is found.
       cycles: the same, where the simulator or the documents of the core tell; else None.
-      cycles_from: what tells the cycles.
+      cycles_from: what tells the cycles. Of a Cortex-M4 they are a bound from the manual's times of instructions: one cycle each, one more for each word that is
+        read or written, and three more for each branch that is taken; a flash that makes the core wait adds to that.
       samples: that were simulated and compared with the circuit.
       wrong: those of them whose answers are not those of the circuit.
       missing: why a figure is None, by its name.
@@ -425,8 +426,7 @@ def report(
 
 _CYCLES = {
     "avr": "those of avr8js",
-    "cortex-m4": "at most, without waits for flash: instructions, an access of memory and 3 of a taken branch each more, by the table of instructions in ARM's "
-    "Technical Reference Manual of the Cortex-M4, section 3.3",
+    "cortex-m4": "at most, from ARM's Technical Reference Manual of the Cortex-M4, section 3.3",
 }
 
 
