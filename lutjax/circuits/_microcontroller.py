@@ -9,7 +9,7 @@ import numpy as np
 from lutjax.circuits import _about, _operations, _templates
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.builder import ONE, ZERO
-from lutjax.circuits.c import constants, macro, macros, type_of, wrapped
+from lutjax.circuits.c import constants, macro, macros, number_function, type_of, wrapped
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port, levels_of
 
@@ -162,13 +162,16 @@ def _places(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int
             for i in range(port.count)
             for bit in range(port.format.bits)
         ]
-    k = circuit.about.get("n_classes")
+    regression = circuit.about.get("kind") == "regression"
+    k = 1 if regression else circuit.about.get("n_classes")
     if not k or layers.n_outputs % k or len(circuit.outputs) != 1 or circuit.outputs[0].count not in (1, k):
         raise ValueError(
             f"mcu.write: layers has {layers.n_outputs} bits of outputs, which are no votes for the {circuit!r}."
         )
     size = layers.n_outputs // k
-    return "class" if circuit.outputs[0].count == 1 else "numbers", [(j // size, 0) for j in range(k * size)]
+    return "class" if circuit.outputs[0].count == 1 and not regression else "numbers", [
+        (j // size, 0) for j in range(k * size)
+    ]
 
 
 def _starts(ports: Sequence[Port]) -> list[int]:
@@ -248,6 +251,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "answers": "" if single else ", number by number",
         "result": type_of(circuit.outputs[0]) if single else "void",
         "parameters": ", ".join([*inputs, *outputs]) or "void",
+        "number": number_function(circuit, name),
         "sum": f"uint{made.sum_bits}_t",
         "macros": macros(operations),
         "body": body,

@@ -14,7 +14,7 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
-_OWN = ("predict", "words", "step", "word", "unit")  # what names of the interface end in
+_OWN = ("predict", "words", "step", "word", "unit", "number")  # what names of the interface end in
 _INNER = ("bits_of", "numbers_of", "input", "expected", "output")  # what names of the ports begin with
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
@@ -91,6 +91,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         ),
         "calls_in": _calls(circuit.inputs, "in", "input"),
         "calls_out": _calls(circuit.outputs, "out", "output"),
+        "number": number_function(circuit, name),
     }
     files = {}
     automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
@@ -178,6 +179,16 @@ def constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- words of the header
+def number_function(circuit: Circuit, name: str) -> str:
+    """Return the function that makes the number of a regression of its circuit's answer; nothing for other circuits."""
+    if circuit.about.get("kind") != "regression":
+        return ""
+    scale, offset = (
+        f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
+    )
+    return _templates.filled("number.h", name=name, scale=scale, offset=offset)
+
+
 def _summary(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):

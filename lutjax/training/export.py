@@ -341,7 +341,8 @@ def _of_classifier(
     about = _names(experiment, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     x, remarks = _samples(test, inputs, packed)
-    given = outputs or "class"
+    regression = experiment.record.form.regression
+    given = outputs or ("votes" if regression else "class")
 
     def answer(numbers: Numbers) -> Numbers:
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
@@ -362,11 +363,9 @@ def _of_classifier(
 
 def _counts(circuit: Circuit) -> str:
     """Return a line that says what the gates of a classifier's circuit do."""
+    ends = "count the bits" if circuit.about.get("kind") == "regression" else "count votes or find the class"
     n_layers = sum(len(gates) for name, gates in circuit.part_ranges.items() if name.startswith("layer"))
-    return (
-        f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, count "
-        "votes or find the class."
-    )
+    return f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, {ends}."
 
 
 MOST_NAMES = 4096
@@ -376,7 +375,8 @@ MOST_NAMES = 4096
 def _names(experiment: Classifier, inputs: str, packed: Packed) -> dict[str, Any]:
     """Return what the circuit of a classifier states about itself: names of classes and of inputs, and the size of images."""
     test = experiment.test
-    about: dict[str, Any] = {"classes": list(experiment.record.form.classes)}
+    form = experiment.record.form
+    about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
     if len(test.shape) == 2:
         return {**about, "image": list(test.shape)}
     if inputs == "bits":

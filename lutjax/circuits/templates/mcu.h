@@ -17,7 +17,7 @@ extern "C" {
 
 /* The answer to one sample@answers@. */
 @result@ @name@_predict(@parameters@);
-
+@number@
 #ifdef __cplusplus
 }
 #endif
