@@ -138,7 +138,7 @@ class PackedClassifier(Packed, WithCircuit):
 
 def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
     """Return the numbers of a regression for how many bits are 1, in float32 or a wider dtype of them."""
-    dtype = jnp.promote_types(counts.dtype, jnp.float32)
+    dtype = jnp.float64 if counts.dtype == jnp.float64 else jnp.float32
     found: jax.Array = jnp.asarray(counts, dtype) * jnp.asarray(config.scale, dtype)
     return found + jnp.asarray(config.offset, dtype)
 

@@ -312,7 +312,7 @@ class Run(ModelRun[Model]):
         """Return the share of right classes, or R2 of numbers: 1 less the mean squared error over the variance."""
         if self.regression:
             variance = y.var()
-            return 1 - ((found - y) ** 2).mean() / (variance + (variance == 0))
+            return 1 - ((found - y) ** 2).mean() / (variance + (variance == 0).astype(variance.dtype))
         return (found == y).mean()
 
     def _classes_of(

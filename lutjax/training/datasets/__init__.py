@@ -99,6 +99,10 @@ class Data:
         classes = None
         if isinstance(whole, Table):
             classes = [] if self.regression else columns.classes_of(whole)
+            if self.regression and not np.ptp(columns.targets(whole.labels, name=self.name)):
+                raise SamplesError(
+                    f"{self.name}: the target is {whole.labels[0]} in all rows; there is nothing to learn."
+                )
         if test is None:
             ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name)
             if isinstance(whole, Table):
@@ -115,12 +119,7 @@ class Data:
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         remarks = (*self.remarks, *columns.described(train, encoding))
-        made = _encoded(train, encoding), _encoded(test, encoding)
-        if self.regression and not np.ptp(made[0].y):
-            raise SamplesError(
-                f"{self.name}: the target is {made[0].y[0]:g} in all rows; there is nothing to learn."
-            )
-        return Parts(*made, encoding, remarks)
+        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding, remarks)
 
 
 def is_table(path: Path) -> bool:

@@ -625,13 +625,14 @@ def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
     Raises:
       SamplesError: a label is no finite number.
     """
-    for row, label in enumerate(labels.tolist()):
+    points = labels if _decimal(labels) == "." else np.char.replace(labels, ",", ".")
+    for row, label in enumerate(points.tolist()):
         if not _is_number(label) or not math.isfinite(np.float32(label)):
             raise SamplesError(
                 f"{name}: the target is {in_a_line(repr(label), 80)} in row {row + 1}; --regression learns finite numbers (float32). Leave the row out, or "
                 "choose another column."
             )
-    return np.array([float(label) for label in labels.tolist()], np.float32)
+    return np.array([float(label) for label in points.tolist()], np.float32)
 
 
 def numbered(n_columns: int) -> list[str]:
