@@ -201,7 +201,6 @@ def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> Non
     output("save", out, bundle)
     assert "tabular-regression" in (bundle / "README.md").read_text()
     assert output("predict", bundle, path) == output("predict", out, path)
-    output("export", bundle, "--format", "jax", "--out", tmp_path / "jax")
     with TestClient(application(lutjax.load(out), "prices")) as client:
         response = client.post("/v1/classify", json={"columns": {"metres": [1.0, 2.0], "kind": ["a", "b"]}})
     assert response.status_code == 200, response.text
@@ -210,6 +209,14 @@ def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> Non
     expected = trained.predict({"metres": [1.0, 2.0], "kind": ["a", "b"]})
     np.testing.assert_allclose(found["numbers"], expected.numbers)
     assert found["votes"] == expected.votes.tolist()
+
+
+@pytest.mark.usefixtures("without_typechecking")  # of sizes that are free
+def test_programs_of_jax_give_numbers(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+    output("export", run[1], "--format", "jax", "--out", tmp_path / "jax")
+    programs = json.loads((tmp_path / "jax" / "programs.json").read_text())
+    assert "numbers of the hard network" in json.dumps(programs)
+    assert "mean squared error" in json.dumps(programs)
 
 
 @pytest.mark.parametrize(
