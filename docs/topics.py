@@ -226,6 +226,7 @@ TOPICS: dict[str, Topic] = {
             ("Counts", "lutjax.circuits.statistics", "of Stats PartStats ClassStats"),
             ("FPGAs", "lutjax.circuits.fpga", "report part_of Report Cost Family"),
             ("Boards", "lutjax.circuits.boards", "write Board"),
+            ("Microcontrollers", "lutjax.circuits.mcu", "write c_test report Report Target"),
             ("ABC", "lutjax.circuits.abc", "find cec lut_count optimised from_verilog Equivalence"),
             (
                 "Folders and proofs",

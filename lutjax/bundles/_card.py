@@ -19,7 +19,12 @@ LAST = (
 MOST_TENSORS = 60
 """Tensors that are listed one by one."""
 
-_TASKS = {"lm": "text-generation", "digits": "image-classification", "classify": "tabular-classification"}
+_TASKS = {
+    "lm": "text-generation",
+    "digits": "image-classification",
+    "classify": "tabular-classification",
+    "regression": "tabular-regression",
+}
 """Names that hubs have for what a model does, by the kinds of runs."""
 
 _MEASURED = {
@@ -32,6 +37,11 @@ _MEASURED = {
     "ca": ("training loss", "wrong bits of the best hard automaton, a grid"),
 }
 _MEASURED["classify"] = _MEASURED["digits"]
+_MEASURED["regression"] = (
+    "training loss",
+    "R2 of the hard network on the test part",
+    "R2 of the soft network",
+)
 """What the histories of runs hold, in the order train, test, other."""
 
 
@@ -59,7 +69,7 @@ def card(name: str, config: Config) -> str:
 def _head(name: str, config: Config) -> Iterator[str]:
     """Yield the lines of YAML at the beginning; strings of JSON are strings of YAML."""
     run = config.run or {}
-    task = _TASKS.get(run.get("kind", ""))
+    task = _TASKS.get(_kind(run))
     yield from ("---", "library_name: lutjax")
     if task:
         yield f"pipeline_tag: {task}"
@@ -113,10 +123,16 @@ def _of_run(run: Mapping[str, Any]) -> Iterator[str]:
     yield from ("## Training", "", f"{run['steps']} steps were done.", "", *_table(record["training"]), "")
 
 
+def _kind(run: Mapping[str, Any]) -> str:
+    """Return the kind of a run, "regression" of one that learns numbers; nothing without a run."""
+    learns_numbers = run and (run["record"].get("model") or {}).get("regression")
+    return "regression" if learns_numbers else str(run.get("kind", ""))
+
+
 def _measured(run: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
     """Yield what was measured last of each kind, with the steps done."""
     history = run["record"]["history"] if run else {}
-    for key, what in zip(("train", "test", "other"), _MEASURED.get(run.get("kind", ""), ()), strict=False):
+    for key, what in zip(("train", "test", "other"), _MEASURED.get(_kind(run), ()), strict=False):
         if history.get(key):
             step, value = history[key][-1]
             yield what, step, value

@@ -234,25 +234,36 @@ def _dtype_of_logits(forward: Callable[..., Any], weights: Arrays) -> Any:
 
 def _of_classifier(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
     _, made = _modules.functional(model)
+    regression = isinstance(model, LogicClassifier) and model.config.regression
 
     def forward(weights: Arrays, x: jax.Array) -> jax.Array:
         logits: jax.Array = made(weights)(x, deterministic=True)
         return logits
 
     def loss(weights: Arrays, x: jax.Array, labels: jax.Array) -> jax.Array:
-        return _cross_entropy(made(weights)(x, deterministic=False), labels)
+        found = made(weights)(x, deterministic=False)
+        if regression:
+            return jnp.mean((found - labels) ** 2)
+        return _cross_entropy(found, labels)
 
     (batch,) = jax.export.symbolic_shape("batch")
     x = jax.ShapeDtypeStruct((batch, *shape_of(model.config)), jnp.float32)
     found = {
         "forward": Program(
-            "votes of the hard network for each class, over tau", forward, {"x": x}, ("logits",)
+            "numbers of the hard network"
+            if regression
+            else "votes of the hard network for each class, over tau",
+            forward,
+            {"x": x},
+            ("numbers" if regression else "logits",),
         )
     }
     if not any(isinstance(v, nnx.RngState) for _, v in nnx.to_flat_state(nnx.state(model))):
-        labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        labels = jax.ShapeDtypeStruct((batch,), jnp.float32 if regression else jnp.int32)
         found["loss"] = Program(
-            "mean loss of the soft network, in nats",
+            "mean squared error of the soft network"
+            if regression
+            else "mean loss of the soft network, in nats",
             loss,
             {"x": x, "labels": labels},
             ("loss",),

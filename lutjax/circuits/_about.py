@@ -94,6 +94,10 @@ def _is_whole(value: Any, least: int, most: int = 1 << 53) -> bool:
     return type(value) is int and least <= value <= most
 
 
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def _is_list_of_whole(value: Any, least: int) -> bool:
     return isinstance(value, list | tuple) and all(_is_whole(one, least) for one in value)
 
@@ -109,6 +113,8 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_whole(value, 1, MOST_CLASSES),
         f"a whole number from 1 to {MOST_CLASSES}",
     ),
+    "scale": (_is_finite, "a finite number"),
+    "offset": (_is_finite, "a finite number"),
     "image": (
         lambda value: _is_list_of_whole(value, 1) and len(value) == 2,
         "height and width, two whole numbers of at least 1",

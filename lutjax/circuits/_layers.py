@@ -13,7 +13,7 @@ from lutjax import wiring
 from lutjax.circuits import arithmetic
 from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
-from lutjax.circuits.ports import Format
+from lutjax.circuits.ports import Format, levels_of
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
 from lutjax.values._dtypes import accumulator
@@ -123,18 +123,10 @@ class _Thermometer:
     def of_numbers(self, builder: Builder, numbers: list[list[Literal]], format: Format) -> list[Literal]:
         return [
             arithmetic.above_constant(builder, number, k, signed=format.signed)
-            for feature, row in enumerate(self.levels(format).tolist())
+            for feature, row in enumerate(levels_of(self.thresholds, format).tolist())
             for k in row
             for number in numbers[feature :: len(self.thresholds)]
         ]
-
-    def levels(self, format: Format) -> np.ndarray:
-        """Return the largest whole number of the format that is not above each threshold; one less than all if there is none."""
-        lowest = -(1 << format.bits - 1) if format.signed else 0
-        highest = lowest + (1 << format.bits) - 1
-        scaled = np.ldexp(np.clip(self.thresholds, -(2.0**80), 2.0**80), format.fraction)
-        levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
-        return levels
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,10 +47,19 @@ class Operations:
         return level
 
 
-def operations(circuit: Circuit) -> Operations:
-    """Return the operations of a circuit that its outputs read: those of a `Builder` that gets no larger tables."""
-    builder, n = Builder(merge=3), circuit.n_inputs
+def operations(
+    circuit: Circuit, n_inputs: int | None = None, bits: Sequence[Literal] | None = None
+) -> Operations:
+    """Return the operations of a circuit that its outputs read: those of a `Builder` that gets no larger tables.
+
+    Args:
+      n_inputs: bits that enter the operations; by default those of the circuit.
+      bits: for each input bit of the circuit a literal of these, whose nodes are 1 and on.
+    """
+    builder, n = Builder(merge=3), circuit.n_inputs if n_inputs is None else n_inputs
     literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]
+    if bits is not None:
+        literals = [ZERO, *(literals[k >> 1] ^ k & 1 for k in bits)]
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         literals.append(_gate(builder, [literals[node] for node in nodes], table))
     if circuit.literals:

@@ -14,7 +14,7 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
-_OWN = ("predict", "words", "step", "word", "unit")  # what names of the interface end in
+_OWN = ("predict", "words", "step", "word", "unit", "number")  # what names of the interface end in
 _INNER = ("bits_of", "numbers_of", "input", "expected", "output")  # what names of the ports begin with
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
@@ -73,12 +73,12 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         ),
         "parameters": ", ".join(
             [
-                *(f"const {_type(port)} *input_{port.name}" for port in circuit.inputs),
+                *(f"const {type_of(port)} *input_{port.name}" for port in circuit.inputs),
                 "size_t n",
-                *(f"{_type(port)} *output_{port.name}" for port in circuit.outputs),
+                *(f"{type_of(port)} *output_{port.name}" for port in circuit.outputs),
             ]
         ),
-        "macros": _macros(program),
+        "macros": macros(program),
         "body": body,
         "ports": "".join(
             [
@@ -91,6 +91,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         ),
         "calls_in": _calls(circuit.inputs, "in", "input"),
         "calls_out": _calls(circuit.outputs, "out", "output"),
+        "number": number_function(circuit, name),
     }
     files = {}
     automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
@@ -147,10 +148,10 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
     arrays, checks = [], []
     for kind, ports, numbers in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
         for port, given in zip(ports, numbers, strict=True):
-            arrays.append(f"static const {_type(port)} {kind}_{port.name}[] = {{")
-            arrays += [*_wrapped(_constants(port, given)), "};"]
+            arrays.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
+            arrays += [*wrapped(constants(port, given)), "};"]
     for port in circuit.outputs:
-        arrays.append(f"static {_type(port)} output_{port.name}[{n * port.count}];")
+        arrays.append(f"static {type_of(port)} output_{port.name}[{n * port.count}];")
         of_port = f"{port.name}[k * {port.count} + i]"
         checks.append(f"        for (i = 0; i < {port.count}; i++)")
         checks.append(f"            same &= output_{of_port} == expected_{of_port};")
@@ -168,7 +169,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
     )
 
 
-def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
+def constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
     """Return numbers of a port as constants of C: whole numbers, before they are divided."""
     codes = port.format.encode(numbers).ravel()
     if not port.format.signed:
@@ -178,6 +179,16 @@ def _constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- words of the header
+def number_function(circuit: Circuit, name: str) -> str:
+    """Return the function that makes the number of a regression of its circuit's answer; nothing for other circuits."""
+    if circuit.about.get("kind") != "regression":
+        return ""
+    scale, offset = (
+        f"{float(circuit.about.get(fact) or default)!r}f" for fact, default in (("scale", 1), ("offset", 0))
+    )
+    return _templates.filled("number.h", name=name, scale=scale, offset=offset)
+
+
 def _summary(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
@@ -195,7 +206,7 @@ def _summary(circuit: Circuit) -> list[str]:
 def _numbers(circuit: Circuit) -> list[str]:
     lines = []
     for port in circuit.inputs:
-        which = f"their lowest {port.format.bits}" if port.format.bits < _width(port) else "all"
+        which = f"their lowest {port.format.bits}" if port.format.bits < width_of(port) else "all"
         lines.append(f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read.")
     lines += [f"output_{port.name} gets {port.count} of each sample." for port in circuit.outputs]
     for port in (*circuit.inputs, *circuit.outputs):
@@ -204,27 +215,30 @@ def _numbers(circuit: Circuit) -> list[str]:
     return lines
 
 
-def _width(port: Port) -> int:
+def width_of(port: Port) -> int:
+    """Return the bits of the type of a port's numbers."""
     return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
 
 
-def _type(port: Port) -> str:
-    return f"{'' if port.format.signed else 'u'}int{_width(port)}_t"
+def type_of(port: Port) -> str:
+    """Return the type of a port's numbers."""
+    return f"{'' if port.format.signed else 'u'}int{width_of(port)}_t"
 
 
 # ------------------------------------------------------------------------------------- operations as C
-def _macros(program: Operations) -> str:
+def macros(program: Operations) -> str:
     """Return a macro for each operation that is used: ``F3_E8(a, b, c)`` is that of the table 0xE8 over three."""
     lines = []
     for n, table in sorted(
         {(len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)}
     ):
         text = formula(table, n).format("(a)", "(b)", "(c)")
-        lines.append(f"#define {_macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
+        lines.append(f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
     return "\n".join(lines)
 
 
-def _macro(n: int, table: int) -> str:
+def macro(n: int, table: int) -> str:
+    """Return the name of the macro of a table."""
     return f"F{n}_{table:X}"
 
 
@@ -247,7 +261,7 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
             arguments = ", ".join([text[k] if k < local else f"g{k - first}" for k in nodes])
             kept = f"v[{where[g]}] = " if where[g] >= 0 else ""
             here = f"const word g{g} = " if first + g in read else ""
-            lines.append(f"    {here}{kept}{_macro(len(nodes), program.tables[g])}({arguments});")
+            lines.append(f"    {here}{kept}{macro(len(nodes), program.tables[g])}({arguments});")
         lines.append("    (void)x;\n}\n")
     lines.append(f"void {name}_words(const word *x, word *y)\n{{")
     lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
@@ -291,7 +305,7 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         cases += [
             f"        case {i}:",
             f"            for (; n > 0; n--, p += {n + 1})",
-            f"                v[p[{n}]] = {_macro(n, answers)}({reads});",
+            f"                v[p[{n}]] = {macro(n, answers)}({reads});",
             "            break;",
         ]
     results = [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
@@ -299,11 +313,11 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         "interpreter.c",
         name=name,
         bits=bits,
-        operands="\n".join(_wrapped(table)),
+        operands="\n".join(wrapped(table)),
         input_bits=16 if program.n_inputs < 1 << 16 else 32,
-        inputs="\n".join(_wrapped([node - 1 for node in read])),
-        runs="\n".join(_wrapped([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
-        results="\n".join(_wrapped(results or [0])),
+        inputs="\n".join(wrapped([node - 1 for node in read])),
+        runs="\n".join(wrapped([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"])),
+        results="\n".join(wrapped(results or [0])),
         n_read=len(read),
         slots=slots,
         n_slots=slots + 1,
@@ -319,7 +333,8 @@ def _inputs_read(program: Operations) -> list[int]:
     return sorted(n for n in nodes if 0 < n < program.first)
 
 
-def _wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
+def wrapped(items: Sequence[object], per_line: int = 24) -> list[str]:
+    """Return the lines of the elements of an array."""
     text = list(map(str, items))
     return ["    " + ", ".join(text[k : k + per_line]) + "," for k in range(0, len(text), per_line)]
 
@@ -330,12 +345,12 @@ def _conversion(template: str, port: Port, read: int) -> str:
     return _templates.filled(
         template,
         port=port.name,
-        type=_type(port),
-        unsigned=f"uint{_width(port)}_t",
+        type=type_of(port),
+        unsigned=f"uint{width_of(port)}_t",
         count=port.count,
         bits=port.format.bits,
         read=read,
-        width=_width(port),
+        width=width_of(port),
         sign=port.format.bits - 1 if port.format.signed else -1,
     )
 

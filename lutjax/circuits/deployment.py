@@ -21,6 +21,7 @@ from lutjax.circuits import (
     blif,
     c,
     dot,
+    mcu,
     netlist_json,
     page,
     statistics,
@@ -175,6 +176,7 @@ class Options:
       formats: names of `FORMATS`.
       name: of the Verilog module, the C functions and the files.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
+      target: a name of `lutjax.circuits.mcu.TARGETS`, whose library takes the place of the C files; None for none.
 
     Raises:
       ValueError: an unknown format, or another value that is impossible.
@@ -183,6 +185,7 @@ class Options:
     formats: tuple[str, ...] = ()
     name: str = "circuit"
     registers: int = 0
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if not self.formats:
@@ -202,6 +205,16 @@ class Options:
             )
         if "c" in self.formats:
             c.check_name(self.name)
+        if self.target is not None:
+            mcu.check_target(self.target, "export")
+            if not set(self.formats) <= {"c", "json"}:
+                raise ValueError(
+                    f"target is {self.target!r}, a microcontroller, which takes C; formats must be c alone."
+                )
+            if self.registers:
+                raise ValueError(
+                    f"registers is {self.registers}, but a program for {self.target} has no registers between gates; leave one of both out."
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +225,7 @@ class Request:
       circuit, vectors, options: what is written.
       page: arguments of `lutjax.circuits.page.write`: examples, labels and so on, and under ``circuit`` another circuit to show,
         such as one with votes.
+      layers: of a library for a microcontroller, see `lutjax.circuits.mcu.write`.
       extras: further files that belong to the circuit, by name, such as how its inputs are made of raw data.
     """
 
@@ -220,6 +234,7 @@ class Request:
     options: Options
     page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    layers: Circuit | None = None
 
 
 def as_called(ports: Sequence[Port], numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -242,6 +257,16 @@ def _verilog(request: Request) -> dict[str, str]:
     }
 
 
+def _c(request: Request) -> dict[str, str]:
+    circuit, name, target = request.circuit, request.options.name, request.options.target
+    samples = as_called(circuit.inputs, request.vectors.inputs)
+    if target is None:
+        return {**c.write(circuit, name), f"{name}_test.c": c.c_test(circuit, *samples, name=name)}
+    sample = [request.vectors.inputs[port.name][0] for port in circuit.inputs]
+    library = mcu.write(circuit, name, target=target, layers=request.layers, sample=sample)
+    return {**library, f"extras/{name}_test.c": mcu.c_test(circuit, *samples, name=name)}
+
+
 FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "verilog": _verilog,
     "blif": lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
@@ -251,12 +276,7 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     },
     "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
     "alkaid": lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
-    "c": lambda r: {
-        **c.write(r.circuit, r.options.name),
-        f"{r.options.name}_test.c": c.c_test(
-            r.circuit, *as_called(r.circuit.inputs, r.vectors.inputs), name=r.options.name
-        ),
-    },
+    "c": _c,
     "html": lambda r: {f"{r.options.name}.html": page.write(**{"circuit": r.circuit, **r.page})},
     "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
@@ -275,10 +295,26 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 """For each format what the names of its files have after the name of the export."""
 
 
+def library(name: str) -> tuple[str, ...]:
+    """Return the paths of the files of C of an export for a microcontroller."""
+    return (
+        *(f"src/{name}.c", f"src/{name}.h", f"extras/{name}_test.c", f"examples/{name}/{name}.ino"),
+        *("library.json", "library.properties", "platformio.ini"),
+    )
+
+
 def formats_of(options: Options) -> dict[str, str]:
     """Return the names of the files of an export but its manifest, each with its format."""
     formats = dict.fromkeys(("json", *options.formats))
-    found = {f"{options.name}{end}": format for format in formats for end in ENDINGS[format]}
+    found = {
+        name: format
+        for format in formats
+        for name in (
+            library(options.name)
+            if format == "c" and options.target
+            else [f"{options.name}{end}" for end in ENDINGS[format]]
+        )
+    }
     return {**found, VECTORS: "vectors", MAKEFILE: "make"}
 
 
@@ -303,7 +339,8 @@ def files_of(
             )
         found[name] = EXTRA, content
     found[VECTORS] = "vectors", request.vectors.to_json().encode()
-    found[MAKEFILE] = "make", _makefile(options.name, {format for format, _ in found.values()}).encode()
+    formats = {format for format, _ in found.values()}
+    found[MAKEFILE] = "make", _makefile(options.name, formats, options.target).encode()
     return found
 
 
@@ -320,6 +357,7 @@ def facts_of(request: Request) -> dict[str, Any]:
         "vectors": {"samples": len(request.vectors), "source": request.vectors.source},
         "registers": options.registers,
         "latency": verilog.latency(circuit, options.registers),
+        "target": options.target,
     }
 
 
@@ -340,9 +378,14 @@ def sizes(files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     return [f"  {name:<{width}}  {len(content):>11,} bytes" for name, (_, content) in files.items()]
 
 
-def _makefile(name: str, formats: set[str]) -> str:
+def _makefile(name: str, formats: set[str], of_board: str | None) -> str:
     targets = [target for target in ("c", "verilog") if target in formats]
-    rules = "".join("\n" + _templates.filled(f"{target}.mk", name=name) for target in targets)
+    test, program = (
+        (f"extras/{name}_test.c", f"src/{name}.c") if of_board else (f"{name}_test.c", f"{name}.c")
+    )
+    rules = "".join(
+        "\n" + _templates.filled(f"{target}.mk", name=name, test=test, program=program) for target in targets
+    )
     return _templates.filled("Makefile", all="".join(f" {target}" for target in targets), rules=rules)
 
 
@@ -425,6 +468,7 @@ def write(folder: Path, files: Mapping[str, tuple[str, bytes]], manifest: Mappin
     with replacing(folder.resolve()) as place:
         place.mkdir()
         for name, (_, content) in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
         (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
@@ -468,7 +512,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-_FILE = re.compile(r"[A-Za-z0-9_]{1,240}(\.[a-z]{1,8})?")  # a disk has names of up to 255 octets
+_FILE = re.compile(
+    r"(src/|extras/|examples/\w{1,240}/)?[A-Za-z0-9_]{1,240}(\.[a-z]{1,10})?", re.ASCII
+)  # a disk has names of up to 255 octets
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 

@@ -165,6 +165,15 @@ class Format:
         return np.ldexp(whole.astype(np.float64), -self.fraction) if self.fraction else whole
 
 
+def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[np.ndarray, "..."]:
+    """Return the largest whole number of a format that is not above each threshold; one less than all if there is none."""
+    lowest = -(1 << format.bits - 1) if format.signed else 0
+    highest = lowest + (1 << format.bits) - 1
+    scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
+    levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
+    return levels
+
+
 @dataclasses.dataclass(frozen=True)
 class Port:
     """Numbers that enter or leave a circuit side by side.

@@ -26,6 +26,7 @@ from lutjax.circuits import (
     c,
     deployment,
     language_model,
+    mcu,
     netlist_json,
     page,
     simulate,
@@ -230,8 +231,10 @@ def checks_of(
     add_each(export.names("html"), f" in NumPy = {circuit}", export.shown_holds)
     if module in export.names("verilog"):
         add(f"{module}, its ports = {circuit}", export.ports_hold)
-    if f"{export.name}.c" in export.names("c"):
+    if export.program in export.names("c"):
         add(f"C, compiled = {VECTORS}", export.c_holds, *export.names("c"))
+    if export.is_library:
+        add(f"{export.program}, simulated = {circuit}", export.simulated_holds, export.program)
     if module in export.names("verilog"):
         add(f"Verilog, simulated = {VECTORS}", export.verilog_holds, *export.names("verilog"))
     add_each(export.names("html"), f", its script = {VECTORS}", export.page_holds)
@@ -317,8 +320,28 @@ class _Export:
 
     def names(self, format: str) -> tuple[str, ...]:
         """Return the names of the files of a format that are there."""
-        names = (f"{self.name}{end}" for end in deployment.ENDINGS[format])
+        names: Iterable[str] = (f"{self.name}{end}" for end in deployment.ENDINGS[format])
+        if format == "c" and self.is_library:
+            names = deployment.library(self.name)
         return tuple(name for name in names if (self.folder / name).exists())
+
+    @property
+    def is_library(self) -> bool:
+        """True where the C code is a library for a microcontroller."""
+        return (self.folder / "src").is_dir()
+
+    @property
+    def program(self) -> str:
+        """The name of the C code."""
+        return f"src/{self.name}.c" if self.is_library else f"{self.name}.c"
+
+    @property
+    def target(self) -> str | None:
+        """The microcontroller that the manifest states for a library, or any; None where there is no library."""
+        stated = self.manifest.get("target")
+        if not self.is_library:
+            return None
+        return stated if isinstance(stated, str) and stated in mcu.TARGETS else min(mcu.TARGETS)
 
     def states_life(self) -> bool:
         """Return whether the circuit or the manifest says that it is the Game of Life."""
@@ -388,7 +411,7 @@ class _Export:
     def is_described(self) -> str:
         """Compare what the manifest says of the circuit, the vectors and the files with what they are."""
         formats = [format for format in deployment.ENDINGS if self.names(format)]
-        options = deployment.Options(tuple(formats), self.name, self.registers)
+        options = deployment.Options(tuple(formats), self.name, self.registers, self.target)
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
         if self.manifest.get("lutjax") != __version__:  # which may count otherwise
             del facts["statistics"]
@@ -472,18 +495,31 @@ class _Export:
     def c_holds(self) -> str:
         """Compile the C code with all warnings as errors and run a test of the vectors, and the one of the folder if it is another."""
         compiler = _tool("gcc", "clang", "cc")
-        own = f"{self.name}_test.c"
-        test = c.c_test(self.circuit, *as_called(self.circuit.inputs, self.vectors.inputs), name=self.name)
+        own = f"extras/{self.name}_test.c" if self.is_library else f"{self.name}_test.c"
+        make = mcu.c_test if self.is_library else c.c_test
+        test = make(self.circuit, *as_called(self.circuit.inputs, self.vectors.inputs), name=self.name)
         with _scratch() as scratch:
-            (scratch / own).write_text(test, encoding="utf-8")
+            (scratch / "test.c").write_text(test, encoding="utf-8")
             same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()
-            for path in [scratch / own] if same else [scratch / own, Path(own)]:
-                program = scratch / "test"
-                _called(
-                    compiler, *_C_FLAGS, "-I", ".", f"{self.name}.c", path, "-o", program, cwd=self.folder
-                )
+            for path in [scratch / "test.c"] if same else [scratch / "test.c", Path(own)]:
+                program, place = scratch / "test", str(Path(self.program).parent)
+                _called(compiler, *_C_FLAGS, "-I", place, self.program, path, "-o", program, cwd=self.folder)
                 _called(program, cwd=self.folder)  # its status says whether all answers are right
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
+
+    def simulated_holds(self) -> str:
+        """Run the program of a library in a simulator of its microcontroller, on samples and on random inputs."""
+        target = str(self.target)
+        if why := mcu.why_not_run(target):
+            raise SkippedError(why)
+        files = {name: _text(self.folder, name) for name in self.names("c") if name.startswith("src/")}
+        given = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
+        others = mcu.random_samples(self.circuit, mcu.SAMPLES)
+        both = [np.concatenate(two) for two in zip(given, others, strict=True)]
+        wrong = mcu.wrong(files, self.name, self.circuit, target, both)
+        if wrong:
+            raise FailedError(f"{wrong} of {_samples(len(both[0]))} differ on {target}")
+        return f"{_samples(len(given[0]))} and {len(others[0])} random ones, {target}"
 
     def page_holds(self, name: str) -> str:
         """Run the script of a page, outside of a browser."""

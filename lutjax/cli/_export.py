@@ -49,7 +49,7 @@ class Formats(click.ParamType):
     "--out",
     "folder",
     type=click.Path(path_type=Path),
-    help="Folder to write. Default: RUN/circuit, or RUN/jax.",
+    help="Folder to write. Default: RUN/circuit, RUN/jax, or RUN and the name of the target.",
 )
 @click.option(
     "--inputs",
@@ -88,6 +88,12 @@ class Formats(click.ParamType):
     type=click.Choice(["int16", "int8"]),
     help="Numbers in the tables of a language model. Default: int16; int8 takes half the bytes.",
 )
+@click.option(
+    "--target",
+    type=click.Choice(["cortex-m4", "avr", "riscv32"]),
+    help="Microcontroller that C is for: a library for Arduino and PlatformIO that answers one sample at a time, and a report of flash, RAM and "
+    "instructions. Needs --format c. Default: none.",
+)
 def export(
     run: Path,
     formats: tuple[str, ...],
@@ -99,6 +105,7 @@ def export(
     lut: int | None,
     optimise: str | None,
     integers: str | None,
+    target: str | None,
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, ALIR, C, JSON, Graphviz text, a web page.
 
@@ -118,6 +125,7 @@ def export(
             "--name": name,
             "--lut": lut,
             "--optimise": optimise,
+            "--target": target,
         }
         for option, value in {**others, "--registers": registers, "--integers": integers}.items():
             if value:
@@ -127,7 +135,9 @@ def export(
     from lutjax.training import export as exporting
 
     start = time.perf_counter()
-    target = folder or run / exporting.FOLDER
+    if target and formats != ("c",):
+        raise click.UsageError(f"--target {target} is for programs in C: add --format c.")
+    place = folder or run / (target or exporting.FOLDER)
     try:
         wanted = exporting.Wanted(
             formats=formats,
@@ -138,17 +148,18 @@ def export(
             lut=lut,
             optimise=optimise,
             integers=integers,
+            target=target,
         )
     except ValueError as error:
-        raise click.UsageError(by_options(str(error), ["name", "registers"])) from error
+        raise click.UsageError(by_options(str(error), ["name", "registers", "target"])) from error
     with progress("exporting") as doing:
         lines = exporting.export(
-            run, target, wanted, progress=doing, on_damage=lambda text: click.echo(text, err=True)
+            run, place, wanted, progress=doing, on_damage=lambda text: click.echo(text, err=True)
         )
     for line in lines:
         click.echo(line)
-    again = _run.command("verify", str(target))
-    click.echo(f"written to {target} in {time.perf_counter() - start:.1f} s. Prove it by:\n  {again}")
+    again = _run.command("verify", str(place))
+    click.echo(f"written to {place} in {time.perf_counter() - start:.1f} s. Prove it by:\n  {again}")
 
 
 def _export_programs(run: Path, folder: Path) -> None:

@@ -30,12 +30,14 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
     columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images; or a folder of IDX
     files or of CIFAR-10, whose test part is taken. Labels are not needed.
 
-    A CSV table has a line for each row, in their order: the name of its class, and the votes for each class.
+    A CSV table has a line for each row, in their order: the name of its class, and the votes for each class; of a run of --regression a number, and
+    how many bits it is made of.
     """
     from lutjax.bundles import loading
     from lutjax.bundles._layout import is_bundle
     from lutjax.files._files import atomically
     from lutjax.training import predictions, raw
+    from lutjax.training.reports import Errors
     from lutjax.training.samples import SamplesError
 
     if str(file) == "-" and not file.exists():
@@ -65,7 +67,9 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
         with atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
             found.write(written)
         click.echo(f"{len(found)} rows are written to {out}")
-    if numbers is not None:
+    if numbers is not None and trained.form.regression:
+        click.echo(f"{Errors.of(numbers, found.numbers)} on {len(found)} rows.", err=out is None)
+    elif numbers is not None:
         right = int((found.numbers == numbers).sum())
         click.echo(
             f"{100 * right / len(found):.2f} % are right: {right} of {len(found)} rows.", err=out is None

@@ -37,6 +37,11 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
 )
 @click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
 @click.option(
+    "--regression",
+    is_flag=True,
+    help="The column of --target holds numbers, which are learned as they are: the answer is a number, and no class.",
+)
+@click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
     help="gates: layers of gates or tables over all numbers of a sample. tree: for images, layers of trees of gates that slide over them "
@@ -54,6 +59,7 @@ def classify(
     test: Path | None,
     exclude: tuple[str, ...],
     encoding: str | None,
+    regression: bool,
     model: str | None,
     recipe: str | None,
     fields: Mapping[str, Any],
@@ -64,7 +70,7 @@ def classify(
 
     The hard network is tested on the test part while the soft one is trained: the one that the data come with, or a fifth
     of them. `lutjax train digits` is the same command with another folder: without --data both train on scikit-learn's digits, which takes
-    about a minute on two CPU cores. A run that was stopped goes on with --resume, and ends exactly as if it had never been stopped.
+    about a minute on two CPU cores. With --regression numbers are learned in place of classes. A run that was stopped goes on with --resume, and ends exactly as if it had never been stopped.
     """
     same: Mapping[str, Any] = {}
     if recipe is not None:
@@ -81,6 +87,7 @@ def classify(
             "test": test,
             "exclude": exclude or None,
             "encoding": encoding,
+            "regression": regression or None,
             "model": model,
         },
         # The digits keep the split of their published figures.

@@ -9,7 +9,9 @@ from lutjax.circuits import Circuit, Format
 class WithCircuit:
     """Base of classifiers whose method ``_circuit`` says what their circuit is made of."""
 
-    def circuit(self, *, inputs: str | Format = "bits", outputs: str = "class", **options: Any) -> Circuit:
+    def circuit(
+        self, *, inputs: str | Format = "bits", outputs: str | None = None, **options: Any
+    ) -> Circuit:
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
         A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
@@ -18,7 +20,8 @@ class WithCircuit:
         Args:
           inputs: ``"bits"`` of the thermometer, those of images of a `LogicTreeNet` in the order channel, threshold, row, column; or numbers of
             a `lutjax.circuits.Format` such as ``"uint8"``, those of images in the order row, column, channel.
-          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer.
+          outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer. Default: the class; of regression, which has none, the votes, which
+            are how many bits are 1: ``about`` has the scale and the offset that make a number of them.
           **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
 
         Raises:

@@ -26,7 +26,7 @@ from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_argu
 from lutjax.models._encoder import encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
-from lutjax.models.packed import PackedClassifier
+from lutjax.models.packed import PackedClassifier, number_of, outputs_of
 
 TABLES = ("gates", "light", "walsh", "raw", "binary")
 
@@ -37,7 +37,7 @@ class LogicClassifierConfig(Config):
 
     Attributes:
       in_features: numbers of a sample, such as the pixels of an image.
-      n_classes: classes.
+      n_classes: classes; 1 where a number is learned.
       layers: gates (or tables) of each layer; those of the last vote for the classes and are a multiple of them.
       n_thresholds: bits that each number is made into; 0 where samples are bits already.
       n_inputs: inputs of a gate (2) or of a table (up to 8).
@@ -57,6 +57,8 @@ class LogicClassifierConfig(Config):
       learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
+      regression: whether a number is learned in place of a class: how many of the last layer's bits are 1, times `scale`, plus `offset`.
+      scale, offset: of that number. Training takes them from the training part, so that no bits give its least number and all bits its largest.
 
     Raises:
       ValueError: a size is impossible.
@@ -85,15 +87,29 @@ class LogicClassifierConfig(Config):
     estimator: str = one_of(LogicGatesSpec.estimators, "soft")
     tau: float | int = 4.0
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    regression: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    scale: float | int = dataclasses.field(default=1.0, metadata=FOLLOWS)
+    offset: float | int = dataclasses.field(default=0.0, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         where = "LogicClassifierConfig"
-        self._check_sizes(in_features=1, n_classes=2, n_thresholds=0, candidates=1, image_shape=1, window=1)
+        least = 1 if self.regression else 2
+        self._check_sizes(
+            in_features=1, n_classes=least, n_thresholds=0, candidates=1, image_shape=1, window=1
+        )
         check_names(self, f"{where}: ")
         self._check_most(n_thresholds=MOST_THRESHOLDS)
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
+        if self.regression and self.n_classes != 1:
+            raise ValueError(
+                f"{where}: regression is True and n_classes is {self.n_classes}; a number has no classes: n_classes must be 1."
+            )
+        if not math.isfinite(self.scale) or not math.isfinite(self.offset) or not self.scale:
+            raise ValueError(
+                f"{where}: scale is {self.scale} and offset {self.offset}; they must be finite, and scale not 0."
+            )
         if not self.layers or min(self.layers) < 1:
             raise ValueError(
                 f"{where}: layers is {self.layers}; give at least one layer of at least one gate."
@@ -141,10 +157,11 @@ class LogicClassifierConfig(Config):
 
 
 class LogicClassifier(WithCircuit, nnx.Module):
-    """Classes of samples by the votes of logic gates.
+    """Classes of samples by the votes of logic gates, or a number (regression) by how many bits are 1.
 
     Each number of a sample becomes bits, gates (or tables) combine bits layer by layer, and those of the last layer
-    vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit of that many gates: with
+    vote: class k gets the sum of the k-th group of them. With ``config.regression`` there is one group, and the answer is its sum
+    times ``config.scale`` plus ``config.offset``. Trained soft, it is a circuit of that many gates: with
     ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
 
     State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and thresholds if they are
@@ -197,7 +214,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
             options |= {"wiring": config.wiring_of(number), "candidates": config.candidates}
             self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
             n_bits = size
-        self.votes = GroupSum(config.n_classes, config.tau, feature_axis=0)
+        tau = 1.0 if config.regression else config.tau
+        self.votes = GroupSum(config.n_classes, tau, feature_axis=0)
 
     def __call__(
         self,
@@ -206,8 +224,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
         deterministic: bool | None = None,
         temperature: Float[Array, ""] | float | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> Float[jax.Array, "... classes"]:
-        """Logits of the classes: votes over tau.
+    ) -> Float[jax.Array, "..."]:
+        """Logits of the classes, votes over tau: ``[..., n_classes]``; of regression numbers ``[...]``.
 
         Args:
           x: ``[..., in_features]`` of a floating-point dtype, or batches of images with as many numbers; bits of 0 and 1 where there are no
@@ -225,7 +243,10 @@ class LogicClassifier(WithCircuit, nnx.Module):
         if self.encoder is not None:
             y = self.encoder(y)
         y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
-        return jnp.moveaxis(self.votes(y), 0, -1)
+        votes = self.votes(y)
+        if self.config.regression:
+            return number_of(self.config, votes[0])
+        return jnp.moveaxis(votes, 0, -1)
 
     def packed(self) -> PackedClassifier:
         """The hard network on 32 samples a word. It does not follow later changes of this model."""
@@ -237,7 +258,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
         """Return the circuit of the layers, for `lutjax.circuits.of`."""
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
-        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about=about)
+        outputs, facts = outputs_of(self.config, outputs)
+        return of_layers(layers, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:

@@ -77,8 +77,8 @@ class PackedClassifier(Packed, WithCircuit):
     thresholds: Array | None
     config: Any
 
-    def __call__(self, x: Num[Array, "..."]) -> Int[jax.Array, " batch"]:
-        """Classes of samples ``[B, in_features]``, the first of those with the most votes: int32 ``[B]``.
+    def __call__(self, x: Num[Array, "..."]) -> Num[jax.Array, " batch"]:
+        """Classes of samples ``[B, in_features]``, the first of those with the most votes: int32 ``[B]``; of regression numbers, float32 ``[B]``.
 
         Args:
           x: numbers of any dtype; uint8 is the fastest. Images with as many numbers are taken, too.
@@ -89,11 +89,13 @@ class PackedClassifier(Packed, WithCircuit):
         x = self._rows(x)
         if x.ndim != 2:
             raise ValueError(f"PackedClassifier: x has shape {list(x.shape)}; expected [batch, features].")
+        if self.config.regression:
+            return number_of(self.config, self.votes(x)[:, 0])
         classes: jax.Array = by_samples(_of_batch, 0)(self, jnp.asarray(x))
         return classes
 
-    def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
-        """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``.
+    def from_words(self, words: UInt32[Array, "bits words"]) -> Num[jax.Array, " samples"]:
+        """Classes of samples whose bits are packed, by `lutjax.pack_bits`: int32 ``[32 * words]``; of regression numbers, float32.
 
         Args:
           words: ``[in_features * n_thresholds, W]``, the bits of a feature one after the other.
@@ -106,6 +108,9 @@ class PackedClassifier(Packed, WithCircuit):
             raise ValueError(
                 f"PackedClassifier: words has shape {list(words.shape)}; expected [{n_bits}, words]."
             )
+        if self.config.regression:
+            last = lutjax.unpack_bits(self.last_words(words), 32 * words.shape[1])
+            return number_of(self.config, last.sum(0, dtype=jnp.int32))
         classes: jax.Array = by_samples(_of_words)(self, words)
         return classes
 
@@ -127,7 +132,36 @@ class PackedClassifier(Packed, WithCircuit):
         stages = stages_of_tables(
             self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
         )
-        return of_layers(stages, builder, inputs=inputs, outputs=outputs, about=about)
+        outputs, facts = outputs_of(self.config, outputs)
+        return of_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
+
+
+def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
+    """Return the numbers of a regression for how many bits are 1, in float32 or a wider dtype of them."""
+    dtype = jnp.float64 if counts.dtype == jnp.float64 else jnp.float32
+    found: jax.Array = jnp.asarray(counts, dtype) * jnp.asarray(config.scale, dtype)
+    return found + jnp.asarray(config.offset, dtype)
+
+
+def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Return what the port ``y`` of a circuit gives, and the facts that a regression adds to those of the circuit.
+
+    Raises:
+      ValueError: the class of a regression.
+    """
+    if not config.regression:
+        return outputs, {}
+    if outputs == "class":
+        raise ValueError(
+            "circuits.of: outputs is 'class', but the model gives a number; use 'votes', how many bits are 1, or 'bits'."
+        )
+    facts = {
+        "kind": "regression",
+        "n_classes": None,
+        "scale": float(config.scale),
+        "offset": float(config.offset),
+    }
+    return outputs or "votes", facts
 
 
 @jax.jit

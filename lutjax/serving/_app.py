@@ -322,10 +322,13 @@ class _ClassServer(_Server):
         self._waiting += 1
         try:
             async with self._one:
-                votes = await run_in_threadpool(self._votes, x)
+                answers = await run_in_threadpool(self._answers, x)
         finally:
             self._waiting -= 1
         self.metrics.tokens("rows", len(x))
+        votes, numbers = answers
+        if self.run.form.regression:
+            return JSONResponse({"model": self.name, "numbers": numbers.tolist(), "votes": votes.tolist()})
         found_classes = predictions.Predictions(votes, self.run.form.classes)
         return JSONResponse(
             {
@@ -358,9 +361,10 @@ class _ClassServer(_Server):
             raise RequestError(400, f"{name}: {in_a_line(error)}", name) from error
 
     def warm(self) -> None:
-        self._votes(np.zeros((1, math.prod(self.run.form.shape)), np.float32))
+        self._answers(np.zeros((1, math.prod(self.run.form.shape)), np.float32))
 
-    def _votes(self, x: np.ndarray) -> np.ndarray:
-        """Return votes, of as many samples as the next power of two: few programs are compiled."""
+    def _answers(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return votes, and classes or numbers, of as many samples as the next power of two: few programs are compiled."""
         padded = np.concatenate([x, np.repeat(x[:1], (1 << (len(x) - 1).bit_length()) - len(x), 0)])
-        return self.run.predict_numbers(padded).votes[: len(x)]
+        found = self.run.predict_numbers(padded)
+        return found.votes[: len(x)], found.numbers[: len(x)]

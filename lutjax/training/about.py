@@ -86,7 +86,11 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         said.append(
             f"samples: {' x '.join(map(str, shape))} numbers, from {form.get('least', 0):g} to {form.get('largest', 0):g}"
         )
-        said.append(f"classes: {len(classes)}: {_words(classes)}")
+        said.append(
+            "learns: a number (regression)"
+            if form.get("regression")
+            else f"classes: {len(classes)}: {_words(classes)}"
+        )
     if form.get("columns"):
         said.append(f"columns: {_words([column['name'] for column in form['columns']['columns']])}")
     said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]

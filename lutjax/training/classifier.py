@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int32, Num
+from jaxtyping import Float, Num
 
 import lutjax
 from lutjax._extras import needed_by
@@ -167,6 +167,8 @@ class Run(ModelRun[Model]):
         thresholds: Float[np.ndarray, "features thresholds"] | None = None,
     ):
         self._shape = _checked_shape(model, train)  # of a sample
+        self.regression = train.regression
+        self._unit = float(train.y.std()) or 1.0  # of the errors of numbers
         if not model.n_thresholds:
             _check_bits(train)
         learned = training.thresholds == "learned"
@@ -218,7 +220,7 @@ class Run(ModelRun[Model]):
             return state
         # Copies: the state's memory is reused, and no array may be in it twice.
         kept = jax.tree.map(jnp.copy, state.params)
-        return state._replace(optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-1)))
+        return state._replace(optimizer=Selected(state.optimizer, kept, jnp.int32(0), jnp.float32(-jnp.inf)))
 
     def selected(self, state: State) -> State:
         """Return the state with the trained variables of the network that is kept."""
@@ -234,7 +236,7 @@ class Run(ModelRun[Model]):
             stride = -(-len(data[0]) // MOST_SELECTING)
             x, y = (array[::stride] for array in data)
             classes = self._classes_of(state.params, state.others, x, None, hard=True)
-            accuracy = (classes == y).mean(dtype=jnp.float32)
+            accuracy = self._quality(classes, y).astype(jnp.float32)
             found = Selected(kept.optimizer, state.params, done, accuracy)
             better: Selected = jax.tree.map(
                 lambda a, b: jnp.where(found.accuracy >= kept.accuracy, a, b), found, kept
@@ -266,7 +268,10 @@ class Run(ModelRun[Model]):
             logits = model(
                 images, deterministic=False, temperature=temperature, rngs=nnx.Rngs(gates=gate_key)
             )
-            loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+            if self.regression:
+                loss = jnp.mean(((logits - y) / self._unit) ** 2)
+            else:
+                loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
             if self.training.gate_cost:
                 loss += expected_gates(model, temperature) * (self.training.gate_cost / 1000)
             return loss
@@ -283,8 +288,8 @@ class Run(ModelRun[Model]):
         *,
         hard: bool,
         steps: int | None = None,
-    ) -> Int32[np.ndarray, " samples"]:
-        """Return the classes that the soft or the hard network gives samples.
+    ) -> Num[np.ndarray, " samples"]:
+        """Return the classes that the soft or the hard network gives samples, int32; of regression the numbers, float32.
 
         Args:
           steps: the number that were done, for the temperature of the soft network; by default all.
@@ -300,8 +305,15 @@ class Run(ModelRun[Model]):
         return np.concatenate(found)
 
     def accuracy(self, state: State, part: Samples, *, hard: bool, steps: int | None = None) -> float:
-        """Share of the samples whose class is right; see `classes`."""
-        return float((self.classes(state, part.x, hard=hard, steps=steps) == part.y).mean())
+        """Share of the samples whose class is right, or R2 of numbers; see `classes`."""
+        return float(self._quality(self.classes(state, part.x, hard=hard, steps=steps), part.y))
+
+    def _quality(self, found: Any, y: Any) -> Any:
+        """Return the share of right classes, or R2 of numbers: 1 less the mean squared error over the variance."""
+        if self.regression:
+            variance = y.var()
+            return 1 - ((found - y) ** 2).mean() / (variance + (variance == 0).astype(variance.dtype))
+        return (found == y).mean()
 
     def _classes_of(
         self, params: Any, others: Any, x: Array, temperature: Array | None, *, hard: bool
@@ -310,7 +322,7 @@ class Run(ModelRun[Model]):
         x = meshes.by_sample(x.astype(jnp.float32), self.mesh).reshape(-1, *self._shape)
         rngs = nnx.Rngs(gates=self.training.seed)
         logits = model(x, deterministic=hard, temperature=temperature, rngs=rngs)
-        return logits.argmax(-1).astype(jnp.int32)
+        return logits if self.regression else logits.argmax(-1).astype(jnp.int32)
 
 
 def classifier_of(model: Config, *, rngs: nnx.Rngs, **given: Any) -> Model:
@@ -343,6 +355,11 @@ def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
         shape, name, wanted = image_shape(train), "in_shape", model.in_shape
     else:
         name, wanted = "in_features", (model.in_features,)
+    regression = isinstance(model, LogicClassifierConfig) and model.regression
+    if train.regression != regression:
+        raise ValueError(
+            f"regression of the model is {regression}, but {train.name} has {'numbers' if train.regression else 'classes'} to learn."
+        )
     if shape != wanted or train.n_classes > model.n_classes:
         raise ValueError(
             f"samples have {' x '.join(map(str, shape))} numbers and {train.n_classes} classes, but {name} is "
@@ -453,6 +470,8 @@ def baselines(
 ) -> dict[str, float]:
     """Accuracy of logistic regression and of a random forest on the bits that the classifier sees, with its first thresholds.
 
+    Of numbers R2 of linear regression and of a random forest.
+
     Args:
       thresholds: of each number; by default those that the method of the training gives.
 
@@ -461,22 +480,28 @@ def baselines(
     import warnings
 
     with needed_by("baselines"):
-        from sklearn.ensemble import RandomForestClassifier
+        from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
         from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
+        from sklearn.linear_model import LogisticRegression, RidgeCV
 
     bits, test_bits = train.x, test.x
     if n_thresholds:
         if thresholds is None:
             thresholds = first_thresholds(train.x, training, n_thresholds)
         bits, test_bits = ((x[:, :, None] > thresholds).reshape(len(x), -1) for x in (train.x, test.x))
-    found = {}
+    found, seed = {}, training.seed
+    models: tuple[tuple[str, Any], ...] = (
+        ("logistic regression", LogisticRegression(max_iter=1000)),
+        ("random forest", RandomForestClassifier(300, random_state=seed)),
+    )
+    if train.regression:
+        models = (
+            ("ridge regression", RidgeCV(np.logspace(-2, 4, 13))),
+            ("random forest", RandomForestRegressor(300, random_state=seed)),
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for name, model in (
-            ("logistic regression", LogisticRegression(max_iter=1000)),
-            ("random forest", RandomForestClassifier(300, random_state=training.seed)),
-        ):
+        for name, model in models:
             found[name] = float(model.fit(bits, train.y).score(test_bits, test.y))
     return found
 
@@ -487,7 +512,7 @@ class Record(runs.Record):
 
     Attributes:
       model, training, samples: what decides the run.
-      baselines: accuracies of others on the test part.
+      baselines: accuracies of others on the test part, or R2 of numbers.
       options: options of the training program that may change, such as intervals.
       history: training losses, and accuracies of the hard and of the soft network on the test part.
       target, test: the column of labels of a table, and the table that is the test part, if they were given.
@@ -537,7 +562,8 @@ def selected_model(folder: Path, step: int, record: Record) -> Model:
     """Return the network that is kept at a checkpoint that `runs.read` has found whole."""
     model, shape = record.model, shape_of(record.model)
     nothing = np.zeros((2, math.prod(shape)), np.float32)  # no step is taken
-    samples = Samples(nothing, np.zeros(2, np.int32), shape, "nothing")
+    kind: Any = np.float32 if isinstance(model, LogicClassifierConfig) and model.regression else np.int32
+    samples = Samples(nothing, np.zeros(2, kind), shape, "nothing")
     thresholds = None
     if model.n_thresholds:
         n_rows = by_feature(model, samples).shape[1]

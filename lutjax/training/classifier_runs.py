@@ -99,6 +99,8 @@ class Classifier(Experiment):
         self.remarks = (*parts.remarks, *self._doubts())
         thresholds = None if self.encoding is None else self.encoding.thresholds
         self.run = Run(record.model, record.training, self.train, thresholds)
+        if self.run.regression:
+            self.curves = ("training loss", "hard R2", "soft R2")
 
     @classmethod
     def new(
@@ -112,13 +114,14 @@ class Classifier(Experiment):
         model: str | None = None,
         exclude: Sequence[str] | None = None,
         encoding: str | None = None,
+        regression: bool | None = None,
     ) -> "Classifier":
         """Return a run that has no step yet, on the data at a path, or on scikit-learn's digits.
 
         Sizes that are not among the fields are those of the recipe, or as the samples need them.
 
         Args:
-          path, target, test, exclude, encoding: see `lutjax.training.datasets.load`.
+          path, target, test, exclude, encoding, regression: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
           stratified: whether a test part is split off so, where the fields do not say it.
           model: one of `MODELS`; by default that of the recipe, or gates.
@@ -134,7 +137,21 @@ class Classifier(Experiment):
             )
         config: Any = MODELS[name]
         presets.refuse_others(f"the model {name}", (config, TrainingConfig, Options), fields)
-        data = datasets.load(path, target=target, test=test, exclude=exclude or (), encoding=encoding)
+        if regression and (found is not None or name != "gates"):
+            what = f"the recipe {found.name}" if found is not None else f"the model {name}"
+            raise ValueError(
+                f"regression is for layers of gates, and {what} is for classes; leave one of both out."
+            )
+        if regression and fields.get("stratified"):
+            raise ValueError("stratified is True, but numbers (--regression) have no classes; leave it out.")
+        data = datasets.load(
+            path,
+            target=target,
+            test=test,
+            exclude=exclude or (),
+            encoding=encoding,
+            regression=bool(regression),
+        )
         if data.test is not None:
             for name in ("split", "stratified"):
                 if name in fields:
@@ -144,7 +161,8 @@ class Classifier(Experiment):
         of_table = isinstance(data.train, Table) and found is None and config is LogicClassifierConfig
         usual = FOR_TABLES if of_table else {}
         asked = {**(found.fields() if found else {}), **fields}
-        values = {"stratified": stratified and data.test is None, **usual, **asked}
+        by_class = stratified and data.test is None and not data.regression
+        values = {"stratified": by_class, **usual, **asked}
         training = presets.make(TrainingConfig, values)
         parts = _parts(data, training)
         sizes = _sizes(config, parts, training, values)
@@ -198,11 +216,15 @@ class Classifier(Experiment):
         model: str | None = None,
         exclude: Sequence[str] | None = None,
         encoding: str | None = None,
+        regression: bool | None = None,
     ) -> "Classifier":
         """Return the run of a record, with the samples at `path` or where they were; of this model, if one is named."""
         if model is not None and not isinstance(record.model, MODELS[model]):
             found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
+        learned = _is_regression(record.model)
+        if regression and not learned:
+            raise CheckpointError("the run learns classes, and --regression asks for numbers; leave it out.")
         places = (path or record.samples.path, test or record.test)
         whole, other = (None if place is None else Path(place) for place in places)
         data = datasets.load(
@@ -211,6 +233,7 @@ class Classifier(Experiment):
             test=other,
             exclude=record.exclude if exclude is None else exclude,
             encoding=encoding or record.encoding,
+            regression=learned,
         )
         if data.digest != record.samples.digest:
             raise CheckpointError(
@@ -233,7 +256,8 @@ class Classifier(Experiment):
                 if isinstance(record.model, LogicTreeNetConfig):
                     thresholds = thresholds[: record.model.in_shape[2]]
                 thresholds = np.tile(thresholds, (self.train.x.shape[1] // len(thresholds), 1))
-            with show.doing("fitting logistic regression and a random forest to the same bits"):
+            linear = "ridge" if self.run.regression else "logistic"
+            with show.doing(f"fitting {linear} regression and a random forest to the same bits"):
                 record.baselines = baselines(
                     self.train, self.test, record.training, record.model.n_thresholds, thresholds
                 )
@@ -260,6 +284,10 @@ class Classifier(Experiment):
     def evaluate_other(self, state: State) -> float:
         return self.run.accuracy(state, self.test, hard=False, steps=self._done())
 
+    @property
+    def _measure(self) -> str:
+        return "R2" if self.run.regression else "accuracy"
+
     def _done(self) -> int:
         """Return the steps done at the latest test, 0 before the first."""
         tests = self.record.history.test
@@ -269,7 +297,7 @@ class Classifier(Experiment):
         words, history = [], self.record.history
         if history.test and history.other:
             hard, soft = history.test[-1][1], history.other[-1][1]
-            words.append(f"soft accuracy {soft:.4f}, gap {soft - hard:+.4f}")
+            words.append(f"soft {self._measure} {soft:.4f}, gap {soft - hard:+.4f}")
             temperature = self.run.temperature(self._done())
             if temperature is not None:
                 words.append(f"temperature {float(temperature):.3g}")
@@ -313,7 +341,11 @@ class Classifier(Experiment):
         encoding = [Part("columns.json", "writing the encoding of columns", self._write_encoding)]
         return [
             Part("report.json", "testing the hard and the soft network", self._report),
-            Part("confusion.png", "drawing the confusion matrix", self._draw),
+            *(
+                []
+                if self.run.regression
+                else [Part("confusion.png", "drawing the confusion matrix", self._draw)]
+            ),
             Part("accuracy.png", "drawing the accuracies", self._draw_accuracies),
             *(encoding if self.encoding is not None else []),
             self.curves_part(),
@@ -353,13 +385,13 @@ class Classifier(Experiment):
             options=record.options,
             recipe=record.recipe,
         )
+        if report.errors:
+            mean = np.full(len(self.test.y), self.train.y.mean())
+            errors = {**report.errors, "mean": reports.Errors.of(self.test.y, mean)}
+            report = dataclasses.replace(report, errors=errors)
         path.write_text(json.dumps(report.to_dict(), indent=1))
-        others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in record.baselines.items())
         lines = [
-            f"Hard network: {100 * report.hard:.1f} % of the test part"
-            + (f"; on the same bits {others}." if others else "."),
-            f"Soft network: {100 * report.soft:.1f} %.",
-            *self._gap(report.hard, report.soft),
+            *(self._errors(report.errors) if report.errors else self._accuracies(report)),
             *self._kept(last),
             self._circuit(counts),
             *report.lines(),
@@ -373,6 +405,24 @@ class Classifier(Experiment):
                 f"Published: {recipe.published:g} % on {recipe.data} (the recipe {recipe.name}){other}."
             )
         return lines
+
+    def _accuracies(self, report: reports.Report) -> list[str]:
+        others = ", ".join(f"{name} {100 * found:.1f} %" for name, found in self.record.baselines.items())
+        return [
+            f"Hard network: {100 * report.hard:.1f} % of the test part"
+            + (f"; on the same bits {others}." if others else "."),
+            f"Soft network: {100 * report.soft:.1f} %.",
+            *self._gap(report.hard, report.soft),
+        ]
+
+    def _errors(self, errors: Mapping[str, reports.Errors]) -> list[str]:
+        others = ", ".join(f"{name} {found:.3f}" for name, found in self.record.baselines.items())
+        return [
+            f"Hard network: {errors['hard']} on the test part"
+            + (f"; R2 on the same bits: {others}." if others else "."),
+            f"Soft network: {errors['soft']}.",
+            f"The mean of the training part as the answer: {errors['mean']}.",
+        ]
 
     def _doubts(self) -> list[str]:
         """Return a warning where the recipe is one for other data."""
@@ -412,6 +462,11 @@ class Classifier(Experiment):
         if not self.record.training.select_every:
             return []
         kept = state.optimizer
+        if self.run.regression:
+            return [
+                f"Kept: the network after {int(kept.step)} of {self._done()} steps; on the training part its R2 is the highest, "
+                f"{float(kept.accuracy):.3f}."
+            ]
         return [
             f"Kept: the network after {int(kept.step)} of {self._done()} steps; on the training part it is right most often, "
             f"{100 * float(kept.accuracy):.1f} %."
@@ -433,10 +488,8 @@ class Classifier(Experiment):
         if simplified is None:
             return f"Circuit: {n_gates:,} gates, too many to simplify here."
         trees = ", those of trees at each place," if isinstance(self.record.model, LogicTreeNetConfig) else ""
-        return (
-            f"Circuit: {simplified:,} of {n_gates:,} gates{trees} survive simplification; an export adds those that count the votes and find "
-            "the class."
-        )
+        ends = "that count the bits" if self.run.regression else "that count the votes and find the class"
+        return f"Circuit: {simplified:,} of {n_gates:,} gates{trees} survive simplification; an export adds those {ends}."
 
     def _draw(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_confusion
@@ -448,11 +501,16 @@ class Classifier(Experiment):
     def _draw_accuracies(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_accuracies
 
-        plot_accuracies(self.record.history, self.record.baselines, path)
+        plot_accuracies(self.record.history, self.record.baselines, path, regression=self.run.regression)
 
     def _write_encoding(self, state: State, path: Path) -> None:
         assert self.encoding is not None
         path.write_text(self.encoding.to_json())
+
+
+def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:
+    """Return whether a model learns numbers."""
+    return isinstance(model, LogicClassifierConfig) and model.regression
 
 
 def _usual(name: str) -> Any:
@@ -487,6 +545,10 @@ def _sizes(
         sizes |= {"in_features": parts.train.x.shape[1], "layers": layers}
         if len(parts.train.shape) > 1 and "windows" in str(given.get("wiring")):
             sizes["image_shape"] = parts.train.shape
+    if parts.train.regression:
+        last = (given.get("layers") or sizes["layers"])[-1]
+        least, largest = float(parts.train.y.min()), float(parts.train.y.max())
+        sizes |= {"regression": True, "offset": least, "scale": (largest - least) / last}
     *layers, last = sizes["layers"]
     sizes["layers"] = (*layers, -(-last // n_classes) * n_classes)
     if parts.encoding is not None and training.column_bits:

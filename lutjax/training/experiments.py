@@ -95,7 +95,7 @@ class Experiment(ABC):
     kept: ClassVar[type[runs.Record]]
     refuses: ClassVar[type[ValueError]] = ValueError
     files: ClassVar[tuple[str, ...]] = ()
-    curves: ClassVar[tuple[str, ...]]
+    curves: tuple[str, ...]
     ends_early: ClassVar[str] = ""
     models: ClassVar[Mapping[str, type]] = MappingProxyType({})
 

@@ -14,7 +14,7 @@ from jaxtyping import Shaped
 
 import lutjax
 from lutjax import circuits
-from lutjax.circuits import deployment, proofs
+from lutjax.circuits import deployment, mcu, proofs
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import Vectors
 from lutjax.circuits.ports import Format
@@ -51,6 +51,7 @@ class Wanted:
       registers: levels of gates between two registers of the Verilog module; 0 for none.
       optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
       integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
+      target: microcontroller that C is for, a name of `lutjax.circuits.mcu.TARGETS`; None for none.
 
     Raises:
       ValueError: an unknown format, or another value that is impossible.
@@ -64,13 +65,14 @@ class Wanted:
     registers: int = 0
     optimise: str | None = None
     integers: str | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         self.options("circuit")
 
     def options(self, name: str) -> deployment.Options:
         """Return the options of the files, with a name where none is given."""
-        return deployment.Options(self.formats, self.name or name, self.registers)
+        return deployment.Options(self.formats, self.name or name, self.registers, self.target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Source:
       page: arguments of the page beside the circuit, which may be another one there; see `deployment.Request`.
       remarks: lines for whoever exports.
       extras: further files, by name; see `deployment.Request`.
+      layers: returns the circuit of the layers alone, of a classifier; see `lutjax.circuits.mcu.write`.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Source:
     page: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    layers: Callable[[], Circuit] | None = None
 
     def vectors(self) -> Vectors:
         """Return samples with their answers."""
@@ -127,14 +131,22 @@ def export(
     """
     replaced = deployment.check_place(target)
     make = _language_model if runs.kind(folder) == "lm" else _circuit
-    files, manifest, lines = make(folder, wanted, progress, on_damage)
+    files, manifest, lines, report = make(folder, wanted, progress, on_damage)
     deployment.write(target, files, manifest)
+    if report is not None:
+        place = target.absolute().with_name(f"{target.absolute().name}_report.json")
+        place.write_text(report.to_json())
+        lines = [*lines, *str(report).splitlines(), f"these figures are in {place}"]
     return [*lines, f"The export that was in {target} is replaced."] if replaced else lines
+
+
+_Made = tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str], mcu.Report | None]
+"""Files, manifest, lines about them, and figures of a microcontroller."""
 
 
 def _circuit(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
-) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+) -> _Made:
     if wanted.integers:
         raise RunError(
             f"{folder} is a run of {runs.COMMANDS[runs.kind(folder)]}, whose circuit has gates and no tables of numbers; leave --integers out."
@@ -144,14 +156,17 @@ def _circuit(
         folder, inputs=wanted.inputs, outputs=wanted.outputs, lut=wanted.lut, on_damage=on_damage
     )
     circuit = source.circuit
+    layers = source.layers() if wanted.target and source.layers is not None else None
     if wanted.optimise:
         progress("optimising the circuit by ABC")
         circuit = optimised(circuit, wanted.optimise)
+        layers = None if layers is None else optimised(layers, wanted.optimise)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
         circuit = circuits.tabulated(circuit)  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
-    request = deployment.Request(circuit, vectors, wanted.options(source.name), source.page, source.extras)
+    options = wanted.options(source.name)
+    request = deployment.Request(circuit, vectors, options, source.page, source.extras, layers)
     files = deployment.files_of(request, progress=progress)
     facts = {
         **deployment.facts_of(request),
@@ -159,19 +174,26 @@ def _circuit(
         "optimised": wanted.optimise,
     }
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
-    return files, manifest, [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
+    lines = [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
+    if wanted.target is None:
+        return files, manifest, lines, None
+    samples = [vectors.inputs[port.name][: mcu.SAMPLES] for port in circuit.inputs]
+    return (
+        *(files, manifest, lines),
+        mcu.report(circuit, wanted.target, layers=layers, samples=samples, progress=progress),
+    )
 
 
 def _language_model(
     folder: Path, wanted: Wanted, progress: Callable[[str], None], on_damage: Callable[[str], None]
-) -> tuple[dict[str, tuple[str, bytes]], dict[str, Any], list[str]]:
+) -> _Made:
     from lutjax.training import integers
 
     if wanted.formats not in ((), ("c",)):
         raise RunError(
             f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
         )
-    for option in ("inputs", "outputs", "lut", "name", "registers", "optimise"):
+    for option in ("inputs", "outputs", "lut", "name", "registers", "optimise", "target"):
         if getattr(wanted, option):
             raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
     tables = wanted.integers or "int16"
@@ -181,7 +203,7 @@ def _language_model(
     manifest = deployment.manifest_of(
         "language model", files, {"facts": program.facts}, _facts(folder, "lm", step)
     )
-    return files, manifest, [*program.remarks, *deployment.sizes(files)]
+    return files, manifest, [*program.remarks, *deployment.sizes(files)], None
 
 
 _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
@@ -319,7 +341,8 @@ def _of_classifier(
     about = _names(experiment, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     x, remarks = _samples(test, inputs, packed)
-    given = outputs or "class"
+    regression = experiment.record.form.regression
+    given = outputs or ("votes" if regression else "class")
 
     def answer(numbers: Numbers) -> Numbers:
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
@@ -334,16 +357,15 @@ def _of_classifier(
         page=_page(folder, model, test, x, inputs, circuit, about),
         remarks=(*remarks, _counts(circuit)),
         extras=_columns(experiment),
+        layers=lambda: circuit_of(folder, model, inputs="bits", outputs="bits"),
     )
 
 
 def _counts(circuit: Circuit) -> str:
     """Return a line that says what the gates of a classifier's circuit do."""
+    ends = "count the bits" if circuit.about.get("kind") == "regression" else "count votes or find the class"
     n_layers = sum(len(gates) for name, gates in circuit.part_ranges.items() if name.startswith("layer"))
-    return (
-        f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, count "
-        "votes or find the class."
-    )
+    return f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, {ends}."
 
 
 MOST_NAMES = 4096
@@ -353,7 +375,8 @@ MOST_NAMES = 4096
 def _names(experiment: Classifier, inputs: str, packed: Packed) -> dict[str, Any]:
     """Return what the circuit of a classifier states about itself: names of classes and of inputs, and the size of images."""
     test = experiment.test
-    about: dict[str, Any] = {"classes": list(experiment.record.form.classes)}
+    form = experiment.record.form
+    about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
     if len(test.shape) == 2:
         return {**about, "image": list(test.shape)}
     if inputs == "bits":

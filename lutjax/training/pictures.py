@@ -41,17 +41,23 @@ def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> No
     figure.savefig(path, dpi=120)
 
 
-def plot_accuracies(history: "History", baselines: Mapping[str, float], path: Path) -> None:
-    """Writes the accuracies of the hard and the soft network over steps, and those of others, as a PNG."""
+def plot_accuracies(
+    history: "History", baselines: Mapping[str, float], path: Path, *, regression: bool = False
+) -> None:
+    """Writes the accuracies of the hard and the soft network over steps, and those of others, as a PNG; of regression R2."""
     figure, axes = _figure(8, 5)
+    unit = 1 if regression else 100
     for points, label in ((history.test, "hard network"), (history.other, "soft network")):
         if points:
             steps, shares = zip(*points, strict=True)
-            axes.plot(steps, [100 * share for share in shares], marker=".", linewidth=1, label=label)
+            axes.plot(steps, [unit * share for share in shares], marker=".", linewidth=1, label=label)
     for (name, share), style in zip(baselines.items(), ("--", ":"), strict=False):
-        axes.axhline(100 * share, color="grey", linestyle=style, label=f"{name} ({100 * share:.1f} %)")
+        said = f"{share:.3f}" if regression else f"{100 * share:.1f} %"
+        axes.axhline(unit * share, color="grey", linestyle=style, label=f"{name} ({said})")
     axes.set_xlabel("training steps")
-    axes.set_ylabel("% of the test part right")
+    axes.set_ylabel("R2 of the test part" if regression else "% of the test part right")
+    if regression:
+        axes.set_ylim(-0.2, 1)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

@@ -10,13 +10,15 @@ from typing import Any, TextIO
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from lutjax.models import PackedClassifier, PackedTreeNet
+from lutjax.models.packed import number_of
 from lutjax.training import checkpoints, classifier, runs
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
+from lutjax.training.reports import Errors
 
 AT_ONCE = 8192
 """Samples whose votes are counted together at most."""
@@ -57,6 +59,32 @@ class Predictions:
 
 
 @dataclasses.dataclass(frozen=True)
+class Estimates:
+    """Numbers that a regression gives samples, and how many bits they are made of.
+
+    Attributes:
+      votes: how many bits of the last layer are 1, ``[N, 1]``.
+      numbers: float32 ``[N]``.
+    """
+
+    votes: Int[np.ndarray, "samples 1"]
+    numbers: Float32[np.ndarray, " samples"]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.votes)
+
+    def write(self, file: TextIO) -> None:
+        """Write a table in CSV: the number of each sample, and how many bits it is made of."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["number", "bits"])
+        writer.writerows(
+            [f"{number:.7g}", count]
+            for number, count in zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainedRun:
     """The hard network of a run of ``train classify``, with all that raw samples need.
 
@@ -76,29 +104,34 @@ class TrainedRun:
     form: Form
     steps: int
 
-    def predict(self, raw: Any) -> Predictions:
-        """Return classes and votes of raw samples: columns by name, or an array; see `lutjax.training.raw.Form.numbers`.
+    def predict(self, raw: Any) -> Predictions | Estimates:
+        """Return classes and votes of raw samples, or the numbers of a regression: columns by name, or an array; see `lutjax.training.raw.Form.numbers`.
 
         Raises:
           SamplesError: they are not of the form of the run's samples.
         """
         return self.predict_numbers(self.form.numbers(raw))
 
-    def predict_numbers(self, x: np.ndarray) -> Predictions:
-        """Return classes and votes of samples that are numbers already, ``[N, features]``."""
+    def predict_numbers(self, x: np.ndarray) -> Predictions | Estimates:
+        """Return classes and votes, or the numbers of a regression, of samples that are numbers already, ``[N, features]``."""
         votes = [
             np.asarray(self.packed.votes(jnp.asarray(x[first : first + AT_ONCE])))
             for first in range(0, len(x), AT_ONCE)
         ]
-        nothing = np.zeros((0, len(self.form.classes)), np.int32)
-        return Predictions(np.concatenate([nothing, *votes]), self.form.classes)
+        nothing = np.zeros((0, self.packed.config.n_classes), np.int32)
+        found = np.concatenate([nothing, *votes])
+        if self.form.regression:
+            return Estimates(found, np.asarray(number_of(self.packed.config, jnp.asarray(found[:, 0]))))
+        return Predictions(found, self.form.classes)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
-        """Return the share of raw samples whose class is their label, by its name.
+        """Return the share of raw samples whose class is their label, by its name; of regression R2.
 
         Raises:
-          SamplesError: as `predict`, or a label is none of the classes.
+          SamplesError: as `predict`, or a label is none of the classes, or no number.
         """
+        if self.form.regression:
+            return Errors.of(self.form.label_numbers(labels), self.predict(raw).numbers).r2
         return float((self.predict(raw).numbers == self.form.label_numbers(labels)).mean())
 
 

@@ -34,6 +34,7 @@ class Form:
       classes: names of the classes by label.
       columns: what `lutjax.training.datasets.columns.Encoding.to_json` says, where samples are rows of a table; else None.
       least, largest: of the numbers of the training part.
+      regression: whether labels are numbers that are learned as they are; there are no classes then.
     """
 
     shape: tuple[int, ...] = ()
@@ -41,16 +42,18 @@ class Form:
     columns: dict[str, Any] | None = None
     least: float = 0.0
     largest: float = 0.0
+    regression: bool = False
 
     @classmethod
     def of(cls, train: Samples, n_classes: int, encoding: Encoding | None) -> "Form":
         """Return the form of the samples of a training part."""
         return cls(
             tuple(train.shape),
-            tuple(train.classes or map(str, range(n_classes))),
+            () if train.regression else tuple(train.classes or map(str, range(n_classes))),
             None if encoding is None else json.loads(encoding.to_json()),
             float(train.x.min()),
             float(train.x.max()),
+            train.regression,
         )
 
     @classmethod
@@ -121,11 +124,13 @@ class Form:
         ]
 
     def label_numbers(self, labels: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Return labels as numbers of classes, int32 ``[N]``.
+        """Return labels as numbers of classes, int32 ``[N]``; of regression as the numbers that they are, float32 ``[N]``.
 
         Raises:
-          SamplesError: a label is none of the classes.
+          SamplesError: a label is none of the classes, or no number.
         """
+        if self.regression:
+            return columns.targets(columns.strings(labels), name="the samples")
         return columns.label_numbers(columns.strings(labels), self.classes, name="the samples")
 
 

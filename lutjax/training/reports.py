@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int, Num, Shaped
 
 from lutjax import wiring
 from lutjax.layers._logic_images import LogicConvSpec
@@ -63,17 +63,50 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Errors:
+    """Errors of numbers.
+
+    Attributes:
+      absolute: mean absolute error.
+      squared: root of the mean squared error.
+      r2: 1 less the mean squared error over the variance of the numbers.
+
+    Example:
+      >>> import numpy as np
+      >>> from lutjax.training.reports import Errors
+      >>> print(Errors.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 3, 6])))
+      R2 0.200, mean absolute error 0.5, root mean squared error 1
+    """
+
+    absolute: float
+    squared: float
+    r2: float
+
+    @classmethod
+    def of(cls, numbers: Shaped[np.ndarray, " samples"], found: Shaped[np.ndarray, " samples"]) -> "Errors":
+        """Return the errors of numbers that were found for others."""
+        wrong = found.astype(np.float64) - numbers.astype(np.float64)
+        variance = float(numbers.astype(np.float64).var()) or 1.0
+        squared = float((wrong**2).mean())
+        return cls(float(abs(wrong).mean()), squared**0.5, 1 - squared / variance)
+
+    def __str__(self) -> str:
+        return f"R2 {self.r2:.3f}, mean absolute error {self.absolute:.4g}, root mean squared error {self.squared:.4g}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """Facts about a classifier and its test part, as JSON can hold them.
 
     Attributes:
-      hard, soft: accuracy of the hard and of the soft network.
+      hard, soft: accuracy of the hard and of the soft network; of numbers R2.
       classes: names of the classes.
       confusion: how often each class (row) was taken for each (column) by the hard network.
       layers: gates of each layer.
       bits: bits that the first layer can read.
       dead_bits: names of the bits that no vote depends on.
-      baselines: accuracies of other classifiers on the same bits.
+      baselines: accuracies of other classifiers on the same bits; of numbers R2.
+      errors: of numbers, those of the hard and the soft network, and of the mean of the training part; see `Errors`.
       gates: numbers of gates by what each counts; see `lutjax.training.classifier_runs.Classifier`.
       samples: numbers of samples of the training and of the test part.
       model, training, options: sizes and options of the run, by name.
@@ -94,6 +127,7 @@ class Report:
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     recipe: str | None = None
+    errors: dict[str, "Errors"] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -168,9 +202,9 @@ def tables(usage: Mapping[str, Usage]) -> list[Tables]:
 
 
 def report(
-    labels: Int[np.ndarray, " samples"],
-    hard: Int[np.ndarray, " samples"],
-    soft: Int[np.ndarray, " samples"],
+    labels: Num[np.ndarray, " samples"],
+    hard: Num[np.ndarray, " samples"],
+    soft: Num[np.ndarray, " samples"],
     *,
     classes: Sequence[str],
     truth: Sequence[Truth],
@@ -181,8 +215,8 @@ def report(
     """Return the report of a network.
 
     Args:
-      labels, hard, soft: labels of the test part, and the classes that the hard and the soft network give it.
-      classes: names of all classes.
+      labels, hard, soft: labels of the test part, and the classes that the hard and the soft network give it; or numbers.
+      classes: names of all classes; none of numbers.
       truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
       bits: names of the bits that the first layer can read.
       trees: layers of trees before these.
@@ -191,11 +225,13 @@ def report(
     for layer in reversed(trees):
         alive, read = live_nodes(layer, read)
         live, truth = [alive, *live], [layer.truth, *truth]
+    errors = {} if classes else {"hard": Errors.of(labels, hard), "soft": Errors.of(labels, soft)}
     return Report(
-        hard=float((hard == labels).mean()),
-        soft=float((soft == labels).mean()),
+        hard=errors["hard"].r2 if errors else float((hard == labels).mean()),
+        soft=errors["soft"].r2 if errors else float((soft == labels).mean()),
         classes=list(classes),
-        confusion=confusion(labels, hard, len(classes)).tolist(),
+        confusion=confusion(labels, hard, len(classes)).tolist() if classes else [],
+        errors=errors,
         layers=[Layer(kinds(table), int((~alive).sum())) for table, alive in zip(truth, live, strict=True)],
         bits=len(bits),
         dead_bits=[name for name, is_read in zip(bits, read, strict=True) if not is_read],

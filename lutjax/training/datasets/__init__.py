@@ -58,11 +58,13 @@ class Data:
       train: all of them, or the training part.
       test: the test part; None where one is to be split off.
       remarks: lines that say how they were read.
+      regression: whether the labels of a table are numbers that are learned as they are.
     """
 
     train: Samples | Table
     test: Samples | Table | None = None
     remarks: tuple[str, ...] = ()
+    regression: bool = False
 
     @property
     def name(self) -> str:
@@ -94,7 +96,13 @@ class Data:
           SamplesError: they cannot be split so, or a part has what the other lacks.
         """
         train, test, whole = self.train, self.test, self.train
-        classes = columns.classes_of(whole) if isinstance(whole, Table) else None
+        classes = None
+        if isinstance(whole, Table):
+            classes = [] if self.regression else columns.classes_of(whole)
+            if self.regression and not np.ptp(columns.targets(whole.labels, name=self.name)):
+                raise SamplesError(
+                    f"{self.name}: the target is {whole.labels[0]} in all rows; there is nothing to learn."
+                )
         if test is None:
             ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name)
             if isinstance(whole, Table):
@@ -126,6 +134,7 @@ def load(
     test: Path | None = None,
     exclude: Sequence[str] = (),
     encoding: str | None = None,
+    regression: bool = False,
 ) -> Data:
     """The data at a path.
 
@@ -140,6 +149,7 @@ def load(
       target: the column of labels of a table.
       test: a table that is the test part.
       exclude, encoding: columns of a table that are left out, and the encoding of its text; see `columns.read`.
+      regression: whether the target of a table is numbers that are learned as they are.
 
     Raises:
       SamplesError: there are no such data, they are damaged, or an argument is not for them.
@@ -150,6 +160,7 @@ def load(
             ("--test-data", test),
             ("--exclude", ",".join(exclude) or None),
             ("--encoding", encoding),
+            ("--regression", "given" if regression else None),
         ):
             if value is not None:
                 raise SamplesError(
@@ -159,7 +170,8 @@ def load(
     if path is None:
         return Data(load_digits())
     if is_table(path):
-        return _load_table(path, target, test, exclude, encoding)
+        found = _load_table(path, target, test, exclude, encoding)
+        return dataclasses.replace(found, regression=regression)
     if path.is_dir():
         return _load_folder(path)
     if path.suffix.lower() not in (".npz", "") and path.exists():

@@ -409,7 +409,7 @@ class Encoding:
 
     Attributes:
       columns: in the order of features; columns that say nothing, because all rows have the same, are left out.
-      classes: labels by their number.
+      classes: labels by their number; none where the labels are numbers that are learned (regression).
 
     Example:
       >>> import numpy as np
@@ -460,7 +460,7 @@ class Encoding:
             raise SamplesError(
                 f"{train.name}: every column has the same cell in all rows; there is nothing to learn from."
             )
-        return cls(columns, tuple(classes or classes_of(train)))
+        return cls(columns, tuple(classes_of(train) if classes is None else classes))
 
     @property
     def features(self) -> list[str]:
@@ -532,11 +532,13 @@ class Encoding:
         return found
 
     def labels(self, table: Table) -> np.ndarray:
-        """Return the labels of the rows of a table as numbers, int32 ``[rows]``.
+        """Return the labels of the rows of a table as numbers of classes, int32 ``[rows]``; of regression as they are, float32 ``[rows]``.
 
         Raises:
-          SamplesError: a label is none of the classes.
+          SamplesError: a label is none of the classes, or no number.
         """
+        if not self.classes:
+            return targets(table.labels, name=table.name)
         return label_numbers(table.labels, self.classes, name=table.name)
 
     def to_json(self) -> str:
@@ -615,6 +617,22 @@ def label_numbers(labels: Cells, classes: Sequence[str], *, name: str) -> np.nda
             f"{name} has the label {in_a_line(repr(unknown[0]), 80)}, which the training part lacks; that has {in_a_line(', '.join(classes))}."
         )
     return np.array([number[label] for label in labels.tolist()], np.int32)
+
+
+def targets(labels: Cells, *, name: str) -> Float32[np.ndarray, " rows"]:
+    """Return labels as the numbers that they are.
+
+    Raises:
+      SamplesError: a label is no finite number.
+    """
+    points = labels if _decimal(labels) == "." else np.char.replace(labels, ",", ".")
+    for row, label in enumerate(points.tolist()):
+        if not _is_number(label) or not math.isfinite(np.float32(label)):
+            raise SamplesError(
+                f"{name}: the target is {in_a_line(repr(label), 80)} in row {row + 1}; --regression learns finite numbers (float32). Leave the row out, or "
+                "choose another column."
+            )
+    return np.array([float(label) for label in points.tolist()], np.float32)
 
 
 def numbered(n_columns: int) -> list[str]:
@@ -711,7 +729,7 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
     if len(found) > max(len(labels) // 2, 2):
         raise SamplesError(
             f"{name}: the target has {len(found)} different values in {len(labels)} rows; expected classes, with several rows "
-            "each. Choose another column, or put numbers into classes first."
+            "each. Learn numbers as they are by --regression, choose another column, or put numbers into classes first."
         )
     return tuple(sorted(found, key=float if all(map(_is_number, found)) else None))
 

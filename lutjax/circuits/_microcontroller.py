@@ -1,0 +1,528 @@
+"""Circuits as C for one sample at a time: what `lutjax.circuits.mcu` writes into a library."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from lutjax.circuits import _about, _operations, _templates
+from lutjax.circuits._operations import Operations
+from lutjax.circuits.builder import ONE, ZERO
+from lutjax.circuits.c import constants, macro, macros, number_function, type_of, wrapped
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.ports import Port, levels_of
+
+Style = Literal["functions", "tables"]
+_WINDOW = 1000  # operations at most among which tables make runs
+_EXACT = 22  # bits of numbers whose differences leave the highest byte of 32 bits to the sign
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """A bit that is made of a number of an input port.
+
+    Attributes:
+      port, index: the number.
+      bit: that is read; None where the number is compared.
+      below: the bit says that the number, as a whole one, is below this.
+    """
+
+    port: int
+    index: int
+    bit: int | None
+    below: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """A term of a sum of results: a bit of an operation or a load, times a power of two, added or subtracted."""
+
+    node: int
+    result: int
+    bit: int
+    minus: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A circuit as loads, operations and sums.
+
+    Attributes:
+      circuit: whose ports it has.
+      loads: nodes 1 and on of the operations.
+      operations: in an order in which few values wait.
+      sinks: in the order of their nodes.
+      first: what sums begin with.
+      answers: "numbers" where results are those of the output ports, else "class": the first of the largest.
+    """
+
+    circuit: Circuit
+    loads: tuple[Load, ...]
+    operations: Operations
+    sinks: tuple[Sink, ...]
+    first: tuple[int, ...]
+    answers: str
+
+    @property
+    def sum_bits(self) -> int:
+        """Bits of the type of sums."""
+        widths = [port.format.bits for port in self.circuit.outputs] if self.answers == "numbers" else [0]
+        largest = max(*self._most(), *(2**bits - 1 for bits in widths), 1)
+        return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
+
+    def _most(self) -> list[int]:
+        most = list(self.first) or [0]
+        if self.answers == "class":
+            for sink in self.sinks:
+                most[sink.result] += not sink.minus
+        return [0, *most]
+
+
+def program(circuit: Circuit, layers: Circuit | None) -> Program:
+    """Return the program of a circuit; see `lutjax.circuits.mcu.write`.
+
+    Raises:
+      ValueError: `layers` is another network.
+    """
+    if layers is None:
+        layers = circuit
+    loads: list[Load] = []
+    known: dict[Load, int] = {}
+
+    def load(port: int, index: int, bit: int | None, below: int = 0) -> int:
+        one = Load(port, index, bit, below)
+        if one not in known:
+            loads.append(one)
+            known[one] = 2 * len(loads)
+        return known[one]
+
+    levels = _levels(circuit, layers)
+    bits: list[int] = []
+    if levels is None:
+        for p, port in enumerate(circuit.inputs):
+            bits += [load(p, i, b) for i in range(port.count) for b in range(port.format.bits)]
+    else:
+        port = circuit.inputs[0]
+        least, largest = _whole_range(port)
+        n_pixels = layers.n_inputs // levels.size
+        for feature, row in enumerate(levels.tolist()):
+            for level in row:
+                for pixel in range(n_pixels):
+                    index = pixel * len(levels) + feature
+                    if least <= level < largest:  # above the level: not below the number after it
+                        bits.append(load(0, index, None, level + 1) ^ 1)
+                    else:
+                        bits.append(ONE if level < least else ZERO)
+    operations = _used(_operations.operations(layers, len(loads), bits), loads)
+    operations = _operations.short_lived(operations)
+    answers, places = _places(circuit, layers)
+    first = [0] * (1 + max((result for result, _ in places), default=-1))
+    sinks = []
+    for literal, (result, bit) in zip(operations.literals, places, strict=True):
+        first[result] += (literal & 1) << bit
+        if literal > 1:
+            sinks.append(Sink(literal >> 1, result, bit, bool(literal & 1)))
+    sinks.sort(key=lambda sink: (sink.node, sink.result, sink.bit))
+    return Program(circuit, tuple(loads), operations, tuple(sinks), tuple(first), answers)
+
+
+def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
+    """Return the largest whole numbers that are not above the thresholds of layers, None where their inputs are those of the circuit."""
+    thresholds = layers.about.get("thresholds")
+    if layers is circuit or thresholds is None or "thresholds" in circuit.about:
+        if circuit.n_inputs != layers.n_inputs:
+            raise ValueError(
+                f"mcu.write: layers has {layers.n_inputs} bits of inputs; the circuit has {circuit.n_inputs}, and there are no "
+                "thresholds between them."
+            )
+        return None
+    (port,) = circuit.inputs
+    found = levels_of(np.asarray(thresholds, np.float64), port.format)
+    if port.count % len(found) or port.count // len(found) * found.size != layers.n_inputs:
+        raise ValueError(
+            f"mcu.write: layers has {layers.n_inputs} bits of inputs and {found.size} thresholds, which do not fit the {port.count} "
+            "numbers of the circuit."
+        )
+    return found
+
+
+def _whole_range(port: Port) -> tuple[int, int]:
+    format = dataclasses.replace(port.format, fraction=0)
+    least, largest = format.range
+    return int(least), int(largest)
+
+
+def _places(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
+    """Return what answers are, and for each output of the layers the number that it adds to, and as which bit."""
+    if layers.outputs == circuit.outputs:
+        return "numbers", [
+            (start + i, bit)
+            for start, port in zip(_starts(circuit.outputs), circuit.outputs, strict=True)
+            for i in range(port.count)
+            for bit in range(port.format.bits)
+        ]
+    regression = circuit.about.get("kind") == "regression"
+    k = 1 if regression else circuit.about.get("n_classes")
+    if not k or layers.n_outputs % k or len(circuit.outputs) != 1 or circuit.outputs[0].count not in (1, k):
+        raise ValueError(
+            f"mcu.write: layers has {layers.n_outputs} bits of outputs, which are no votes for the {circuit!r}."
+        )
+    size = layers.n_outputs // k
+    return "class" if circuit.outputs[0].count == 1 and not regression else "numbers", [
+        (j // size, 0) for j in range(k * size)
+    ]
+
+
+def _starts(ports: Sequence[Port]) -> list[int]:
+    return [sum(port.count for port in ports[:p]) for p in range(len(ports))]
+
+
+def _used(operations: Operations, loads: list[Load]) -> Operations:
+    """Return the operations without loads that nothing reads, which leave the list."""
+    nodes = sorted({n for nodes in operations.fanins for n in nodes} | {k >> 1 for k in operations.literals})
+    read = [n for n in nodes if 0 < n < operations.first]
+    new = {0: 0, **{n: k for k, n in enumerate(read, 1)}}
+    new |= {operations.first + g: 1 + len(read) + g for g in range(len(operations))}
+    loads[:] = [loads[n - 1] for n in read]
+    return Operations(
+        len(read),
+        [tuple(new[n] for n in nodes) for nodes in operations.fanins],
+        operations.tables,
+        [2 * new[k >> 1] | k & 1 for k in operations.literals],
+    )
+
+
+def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return numbers ``[n, count]`` of each output port for those of the inputs, as the program in C finds them."""
+    ports, operations = made.circuit.inputs, made.operations
+    codes = [port.format.encode(x) for port, x in zip(ports, samples, strict=True)]
+    values = [np.zeros(len(samples[0]), bool)]
+    for load in made.loads:
+        port, code = ports[load.port], codes[load.port][:, load.index]
+        if load.bit is not None:
+            values.append((code >> np.uint64(load.bit) & np.uint64(1)).astype(bool))
+        else:
+            whole = dataclasses.replace(port.format, fraction=0).decode(code)
+            values.append(whole < load.below)
+    for nodes, table in zip(operations.fanins, operations.tables, strict=True):
+        address = sum(values[n].astype(np.int64) << i for i, n in enumerate(nodes))
+        values.append((table >> np.arange(1 << len(nodes)) & 1).astype(bool)[address])
+    sums = np.tile(np.asarray(made.first, np.uint64), (len(samples[0]), 1))
+    for sink in made.sinks:
+        term = values[sink.node].astype(np.uint64) << np.uint64(sink.bit)
+        sums[:, sink.result] += np.uint64(0) - term if sink.minus else term
+    if made.answers == "class":
+        return [sums.argmax(1)[:, None]]
+    return [
+        port.format.decode(sums[:, start : start + port.count])
+        for start, port in zip(_starts(made.circuit.outputs), made.circuit.outputs, strict=True)
+    ]
+
+
+# ------------------------------------------------------------------------------------- C
+def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str, str], int, int]:
+    """Return the header and the program by their names, the bytes of RAM for values, and those of tables in flash.
+
+    Args:
+      chunk: operations of one function: compilers need longer for more, and keep more values in memory; fewer read more inputs again.
+    """
+    circuit, operations = made.circuit, made.operations
+    if style == "functions":
+        body, calls, slots, n_tables = *_functions(made, chunk), 0
+    else:
+        body, calls, slots, n_tables = _tables(made)
+    inputs = [f"const {type_of(port)} *input_{port.name}" for port in circuit.inputs]
+    single = returns(circuit)
+    outputs = [] if single else [f"{type_of(port)} *output_{port.name}" for port in circuit.outputs]
+    n_sums = len(made.first)
+    memory = slots + n_sums * made.sum_bits // 8
+    lines = [f"cell v[{max(slots, 1)}];", f"sum r[{max(n_sums, 1)}];", "uint16_t k;"]
+    lines += [f"for (k = 0; k < {n_sums}; k++)", "    r[k] = 0;"]
+    lines += [f"r[{i}] = {value}u;" for i, value in enumerate(made.first) if value]
+    lines += [*calls, "(void)v, (void)r;", *_answer(made)]
+    values = {
+        "name": name,
+        "NAME": name.upper(),
+        "title": f"{name}: {len(circuit):,} gates, as {len(operations):,} operations on bits of one sample ({style})",
+        "summary": "\n".join(f" * {line}" for line in _ports(circuit)),
+        "numbers": "\n".join(f" * {line}" for line in _about.names(circuit.about, circuit.inputs)) or " *",
+        "memory": f"Memory: {memory:,} bytes of the stack hold values, beside what the compiler keeps there. Nothing is allocated, and threads may call at the same time.",
+        "answers": "" if single else ", number by number",
+        "result": type_of(circuit.outputs[0]) if single else "void",
+        "parameters": ", ".join([*inputs, *outputs]) or "void",
+        "number": number_function(circuit, name),
+        "sum": f"uint{made.sum_bits}_t",
+        "macros": macros(operations),
+        "body": body,
+        "code": "\n".join(f"    {line}" for line in lines),
+    }
+    return (
+        {f"{name}.{end}": _templates.filled(f"mcu.{end}", **values) for end in ("h", "c")},
+        memory,
+        n_tables,
+    )
+
+
+def returns(circuit: Circuit) -> bool:
+    """Return whether the function returns the answer, which is one number."""
+    return sum(port.count for port in circuit.outputs) == 1
+
+
+def _ports(circuit: Circuit) -> list[str]:
+    lines = []
+    for what, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
+        for port in ports:
+            where = "The result" if what == "output" and returns(circuit) else f"{what}_{port.name}"
+            number = "number" if port.count == 1 else "numbers"
+            line = f"{where}: {port.count} {number} of {port.format.bits} bits ({port.format})"
+            if port.format.fraction:
+                line += f", which stand for themselves over {2**port.format.fraction}"
+            lines.append(line + ".")
+    return lines
+
+
+def _answer(made: Program) -> list[str]:
+    """Return the lines that make answers of sums."""
+    (port, *more), single = made.circuit.outputs, returns(made.circuit)
+    if made.answers == "class":
+        lines = [
+            "{",
+            "    uint16_t best = 0;",
+            f"    for (k = 1; k < {len(made.first)}; k++)",
+            "        if (r[k] > r[best])",
+            "            best = k;",
+        ]
+        given = f"({type_of(port)})best"
+        return [*lines, f"    return {given};" if single else f"    output_{port.name}[0] = {given};", "}"]
+    if single:
+        return [f"return {_number(port, 'r[0]')};"]
+    lines = []
+    for start, each in zip(_starts(made.circuit.outputs), (port, *more), strict=True):
+        lines += [f"for (k = 0; k < {each.count}; k++)"]
+        lines += [f"    output_{each.name}[k] = {_number(each, f'r[{start} + k]')};"]
+    return lines
+
+
+def _number(port: Port, text: str) -> str:
+    """Return the number of a port of the bits of a sum."""
+    kind = type_of(port)
+    if not port.format.signed or port.format.bits in (8, 16, 32, 64):
+        return f"({kind}){text}"
+    unsigned, sign = f"u{kind}", f"((u{kind})1 << {port.format.bits - 1})"
+    return f"({kind})({unsigned})((({unsigned}){text} ^ {sign}) - {sign})"
+
+
+def _load(made: Program, load: Load) -> str:
+    port = made.circuit.inputs[load.port]
+    number = f"input_{port.name}[{load.index}]"
+    if load.bit is not None:
+        return f"BIT({number}, {load.bit})"
+    return f"{_less(port)}({number}, {load.below})"
+
+
+def _less(port: Port) -> str:
+    if type_of(port) == "uint8_t":
+        return "LESS8"
+    return "LESS22" if port.format.bits <= _EXACT else "LESS"
+
+
+def _arguments(made: Program) -> tuple[str, str, str]:
+    """Return the parameters of a function, the arguments of its call, and a line in which all are read."""
+    ports = made.circuit.inputs
+    parameters = ", ".join(
+        [*(f"const {type_of(port)} *input_{port.name}" for port in ports), "cell *v", "sum *r"]
+    )
+    arguments = [*(f"input_{port.name}" for port in ports), "v", "r"]
+    return parameters, ", ".join(arguments), "    " + ", ".join(f"(void){a}" for a in arguments) + ";"
+
+
+def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
+    """Return functions that have an instruction for each operation, their calls, and the places for values that pass between them."""
+    operations, loads = made.operations, made.loads
+    where, slots = _operations.places(dataclasses.replace(operations, literals=[]), chunk)
+    first, n = operations.first, len(operations)
+    sinks: dict[int, list[Sink]] = {}
+    for sink in made.sinks:
+        sinks.setdefault(sink.node, []).append(sink)
+    parameters, arguments, unused = _arguments(made)
+    lines, calls = [], []
+    for part, start in enumerate(range(0, max(n, 1), chunk)):
+        end = min(start + chunk, n)
+        lines.append(f"static SEPARATE void part_{part}({parameters})\n{{")
+        calls.append(f"part_{part}({arguments});")
+        named: dict[int, str] = {}
+        sums: set[int] = set()
+        body: list[str] = []
+
+        def text(
+            node: int, named: dict[int, str] = named, body: list[str] = body, local: int = first + start
+        ) -> str:
+            if node not in named:
+                if node < first:
+                    body.append(f"    const word x{node} = {_load(made, loads[node - 1])};")
+                    named[node] = f"x{node}"
+                elif node < local:
+                    return f"v[{where[node - first]}]"
+                else:
+                    named[node] = f"g{node - first}"
+            return named[node]
+
+        def add(node: int, text: Any = text, body: list[str] = body, sums: set[int] = sums) -> None:
+            for sink in sinks.get(node, []):
+                value = f"TIMES({text(node)}, {sink.bit})" if sink.bit else f"ONE({text(node)})"
+                begin = "" if sink.result in sums else "sum "
+                sign = "-" if sink.minus else "+"
+                before = "" if begin else f"s{sink.result} "
+                body.append(f"    {begin}s{sink.result} = (sum)({before}{sign} {value});")
+                sums.add(sink.result)
+
+        if not part:
+            for node in range(1, first):
+                add(node)
+        read = {k for g in range(start, end) for k in operations.fanins[g]}
+        for g in range(start, end):
+            nodes, node = operations.fanins[g], first + g
+            inner = ", ".join(text(k) for k in nodes)
+            call = f"{macro(len(nodes), operations.tables[g])}({inner})"
+            if node in read or node in sinks:
+                body.append(f"    const word {text(node)} = {call};")
+                if where[g] >= 0:
+                    body.append(f"    v[{where[g]}] = (cell){text(node)};")
+            else:
+                body.append(f"    v[{where[g]}] = (cell){call};")
+            add(node)
+        lines += body
+        lines += [f"    r[{k}] = (sum)(r[{k}] + s{k});" for k in sorted(sums)]
+        lines.append(f"{unused}\n}}\n")
+    return "\n".join(lines).rstrip(), calls, slots
+
+
+def _tables(made: Program) -> tuple[str, list[str], int, int]:
+    """Return tables of operations and the function that reads them, its call, the places for values, and the bytes of tables."""
+    kinds, ordered, payload = _steps(made)
+    window = min(max(len(ordered) // 8, 100), _WINDOW)
+    ordered = _operations.in_runs(ordered, window)
+    where, slots = _operations.places(ordered, 1)
+    table: list[int] = []
+    runs: list[list[int]] = []
+    for g, (nodes, number) in enumerate(zip(ordered.fanins, ordered.tables, strict=True)):
+        kind, own = payload[number]
+        if not runs or runs[-1][0] != kind or runs[-1][1] == 65535:
+            runs.append([kind, 0])
+        runs[-1][1] += 1
+        table += [*(where[n - 1] for n in nodes), *own]
+        if where[g] >= 0:
+            table.append(where[g])
+    bits = next(width for width in (8, 16, 32) if max(table, default=0) < 1 << width)
+    read = f"READ{bits}"
+    cases = []
+    for i, (n, text) in enumerate(kinds):
+        reads = " ".join(f"const uint{bits}_t a{k} = {read}(p++);" for k in range(n))
+        statement = text.format(*(f"a{k}" for k in range(n)))
+        cases += [f"        case {i}:", "            for (; n > 0; n--) {", f"                {reads}"]
+        cases += [f"                {statement};", "            }", "            break;"]
+    parameters, arguments, unused = _arguments(made)
+    body = _templates.filled(
+        "mcu_tables.c",
+        bits=bits,
+        operands="\n".join(wrapped(table or [0])),
+        runs="\n".join(wrapped([f"{kind}, {n}" for kind, n in runs] + ["0, 0"], 12)),
+        arguments=parameters,
+        cases="\n".join(cases),
+        unused=unused,
+    )
+    return body.rstrip(), [f"evaluate({arguments});"], slots, len(table) * bits // 8 + 4 * len(runs) + 4
+
+
+def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
+    """Return loads, operations and sums as steps in one order, each load before its first reader and each sum after its node.
+
+    Returns:
+      For each kind the number of its operands, the place that it writes included, and its statement over them; the steps as operations without inputs; and for the
+      number in the place of the table of each step its kind, and operands between those that it reads and the one that it writes.
+    """
+    operations, loads = made.operations, made.loads
+    kinds: dict[tuple[Any, ...], tuple[int, str]] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    first = operations.first
+    sinks: dict[int, list[Sink]] = {}
+    for sink in made.sinks:
+        sinks.setdefault(sink.node, []).append(sink)
+    steps: list[tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]] = []  # nodes, kind, operands
+    new: dict[int, int] = {}
+
+    def kind_of(key: tuple[Any, ...], n: int, text: str) -> tuple[Any, ...]:
+        if key not in kinds:
+            numbers[key] = len(kinds)
+            kinds[key] = n, text
+        return key
+
+    def add(nodes: tuple[int, ...], kind: tuple[Any, ...], own: tuple[int, ...] = ()) -> int:
+        steps.append((nodes, kind, own))
+        return len(steps)
+
+    def place(node: int) -> int:
+        """Return the step of a node; a load's is made here."""
+        if node not in new:
+            load = loads[node - 1]
+            port = made.circuit.inputs[load.port]
+            number = f"input_{port.name}[{{0}}]"
+            if load.bit is None:
+                less = "LESS22" if port.format.bits <= _EXACT else "LESS"
+                offset = -_whole_range(port)[0]
+                k = (
+                    f"({type_of(port)[1:] if not port.format.signed else type_of(port)}){{1}}"
+                    if offset
+                    else "{1}"
+                )
+                below = f"(int32_t){{1}} - {offset}" if offset else k
+                kind = kind_of((0, "<", load.port), 3, f"v[{{2}}] = (cell){less}({number}, {below})")
+                new[node] = add((), kind, (load.index, load.below + offset))
+            else:
+                kind = kind_of(
+                    (0, "bit", load.port, load.bit), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})"
+                )
+                new[node] = add((), kind, (load.index,))
+            finish(node)
+        return new[node]
+
+    def finish(node: int) -> None:
+        for sink in sinks.get(node, []):
+            sign = "-" if sink.minus else "+"
+            value = f"TIMES(v[{{0}}], {sink.bit})" if sink.bit else "ONE(v[{0}])"
+            kind = kind_of((1, sink.bit, sink.minus), 2, f"r[{{1}}] = (sum)(r[{{1}}] {sign} {value})")
+            add((new[node],), kind, (sink.result,))
+
+    for g, (nodes, answers) in enumerate(zip(operations.fanins, operations.tables, strict=True)):
+        read = tuple([place(n) for n in nodes])
+        n = len(nodes)
+        inner = ", ".join(f"v[{{{k}}}]" for k in range(n))
+        kind = kind_of((n, answers), n + 1, f"v[{{{n}}}] = (cell){macro(n, answers)}({inner})")
+        new[first + g] = add(read, kind)
+        finish(first + g)
+    for node in sorted(node for node in sinks if node < first):
+        place(node)
+    payload = {numbers[kind] * len(steps) + k: (numbers[kind], own) for k, (_, kind, own) in enumerate(steps)}
+    ordered = Operations(0, [nodes for nodes, _, _ in steps], list(payload), [])
+    return list(kinds.values()), ordered, payload
+
+
+# ------------------------------------------------------------------------------------- samples in C
+def arrays(circuit: Circuit, samples: Sequence[np.ndarray], answers: Sequence[np.ndarray] = ()) -> list[str]:
+    """Return declarations of samples, ``input_x`` and so on, and of answers that are expected."""
+    lines = []
+    for kind, ports, given in (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers)):
+        for port, numbers in zip(ports, given, strict=False):
+            lines.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
+            lines += [*wrapped(constants(port, numbers)), "};"]
+    return lines
+
+
+def call(circuit: Circuit, name: str, at: str = "") -> str:
+    """Return a statement that writes the answers to a sample, at an index in the arrays of the inputs, into those of the outputs."""
+    inputs = [f"input_{port.name}" + (f" + {at} * {port.count}" if at else "") for port in circuit.inputs]
+    if returns(circuit):
+        return f"output_{circuit.outputs[0].name}[0] = {name}_predict({', '.join(inputs)});"
+    outputs = [f"output_{port.name}" for port in circuit.outputs]
+    return f"{name}_predict({', '.join([*inputs, *outputs])});"

@@ -1,0 +1,704 @@
+"""Circuits on microcontrollers: a library in C for one sample at a time, and what it takes in flash, RAM and instructions.
+
+Sizes are those of a cross compiler, of ``pip install ziglang`` or the machine's GCC; instructions are counted by a simulator, of ``pip install unicorn`` (ARM,
+RISC-V) or ``npm install --global avr8js`` (AVR), which also compares the answers with the circuit.
+"""
+
+import base64
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Shaped
+
+from lutjax._version import __version__
+from lutjax.circuits import _elf, _microcontroller, _programs, _templates, c
+from lutjax.circuits._microcontroller import Style
+from lutjax.circuits.circuit import Circuit, numbers_of
+from lutjax.circuits.ports import Port
+
+SAMPLES = 64
+"""Samples that are simulated by default."""
+
+_SECONDS = 600  # after which a tool is ended
+_MOST = 50_000_000  # instructions of a sample
+_STACK = 64 * 1024  # bytes of a simulated stack, where the machine has as many
+_PATTERN = 0xA5  # of memory that nobody wrote
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Microcontrollers with one set of instructions.
+
+    Attributes:
+      machine: a common one, in words.
+      flash, ram: bytes that this one has for programs and data; where they are not enough, the report says so.
+      functions: operations up to which each is an instruction; larger circuits are tables, which take less flash.
+      chunk: operations of one function.
+      address: largest numbers of bytes of tables and of RAM that pointers reach.
+      zig: words that tell the compiler of ziglang the machine.
+      gcc: names of GCC for the machine, and its options.
+      starts: addresses of flash and of RAM at which the program that is simulated lies.
+      boards: board, platform and framework of PlatformIO, and the name of the architecture in Arduino.
+    """
+
+    machine: str
+    flash: int
+    ram: int
+    functions: int
+    chunk: int
+    address: tuple[int, int]
+    zig: tuple[str, ...]
+    gcc: tuple[tuple[str, ...], tuple[str, ...]]
+    starts: tuple[int, int]
+    boards: tuple[str, str, str, str]
+
+
+TARGETS: dict[str, Target] = {
+    "cortex-m4": Target(
+        "STM32F401",
+        256 * 1024,
+        64 * 1024,
+        10_000,
+        400,
+        (1 << 31, 1 << 31),
+        ("-target", "thumb-freestanding-eabi", "-mcpu=cortex_m4"),
+        (("arm-none-eabi-gcc",), ("-mcpu=cortex-m4", "-mthumb")),
+        (0x10000, 0x20000000),
+        ("nucleo_f401re", "ststm32", "arduino", "stm32"),
+    ),
+    "avr": Target(
+        "ATmega328P",
+        32 * 1024,
+        2 * 1024,
+        1_500,
+        80,
+        (1 << 15, 1 << 15),
+        ("-target", "avr-freestanding-none", "-mcpu=atmega328p", "-mmcu=atmega328p"),
+        (("avr-gcc",), ("-mmcu=atmega328p",)),
+        (0x200, 0x800100),
+        ("uno", "atmelavr", "arduino", "avr"),
+    ),
+    "riscv32": Target(
+        "ESP32-C3",
+        4 * 1024 * 1024,
+        400 * 1024,
+        10_000,
+        400,
+        (1 << 31, 1 << 31),
+        ("-target", "riscv32-freestanding-none", "-mcpu=generic_rv32+m+c"),
+        (
+            ("riscv32-unknown-elf-gcc", "riscv64-unknown-elf-gcc", "riscv-none-elf-gcc"),
+            ("-march=rv32imc", "-mabi=ilp32"),
+        ),
+        (0x10000, 0x20000000),
+        ("esp32-c3-devkitm-1", "espressif32", "arduino", "esp32"),
+    ),
+}
+"""Targets by name: ARM Cortex-M4, AVR of 8 bits, and RISC-V of 32 bits (RV32IMC)."""
+
+
+def check_target(target: str, where: str = "mcu.write") -> Target:
+    """Return the target of a name.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"{where}: target is {target!r}; the known ones are {', '.join(TARGETS)}.")
+    return TARGETS[target]
+
+
+def write(
+    circuit: Circuit,
+    name: str = "circuit",
+    *,
+    target: str,
+    layers: Circuit | None = None,
+    style: str = "auto",
+    sample: Sequence[Shaped[np.ndarray, " _"]] = (),
+) -> dict[str, str]:
+    """Return a library for Arduino and PlatformIO that answers one sample at a time: texts by their paths.
+
+    ``src/NAME.h`` declares ``NAME_predict``, which takes the numbers of one sample, and returns the answer where that is one number, and else
+    writes the numbers of the outputs. ``examples/NAME/NAME.ino`` is a sketch that calls it.
+
+    Args:
+      circuit: any; what its outputs do not read is left out.
+      name: of the library, the files, and what names in them begin with.
+      target: a name of `TARGETS`: ``"cortex-m4"``, ``"avr"`` or ``"riscv32"``. The program is C99 that runs anywhere; the target decides the style, and what the
+        folder says of boards.
+      layers: the same network with ``inputs="bits"`` and ``outputs="bits"``, if there is one: the program then compares numbers with thresholds,
+        counts votes and finds the class by whole numbers, which for one sample takes far fewer instructions than the gates that do so in the circuit.
+      style: "functions" writes every operation as an instruction, which is fastest; "tables" writes tables in flash (PROGMEM on AVR) and a loop that reads them, which
+        takes less flash; "auto" chooses by the number of operations.
+      sample: numbers of each input port, for the sketch; by default zeros.
+
+    Raises:
+      ValueError: an unknown target or style, a name that is not a word, a circuit without outputs or with another network as `layers`, or more
+        values or tables than pointers of the target reach.
+
+    Example:
+      >>> from lutjax.circuits import Builder, mcu
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
+      >>> sorted(mcu.write(builder.circuit(), "parity", target="avr"))[:3]
+      ['examples/parity/parity.ino', 'library.json', 'library.properties']
+    """
+    of = check_target(target)
+    c.check_name(name, (*circuit.inputs, *circuit.outputs))
+    if style not in ("auto", "functions", "tables"):
+        raise ValueError(f"mcu.write: style is {style!r}; expected 'auto', 'functions' or 'tables'.")
+    if not circuit.inputs or not circuit.outputs:
+        raise ValueError("mcu.write: circuit has no inputs or no outputs; there is nothing to call.")
+    program = _microcontroller.program(circuit, layers)
+    if layers is not None:
+        _check_same(circuit, layers, program)
+    n = len(program.operations)
+    chosen: Style = (
+        "functions" if style == "functions" or (style == "auto" and n <= of.functions) else "tables"
+    )
+    sources, memory, tables = _microcontroller.source(program, name, chosen, of.chunk)
+    for what, bytes_, most in (("tables", tables, of.address[0]), ("values", memory, of.address[1])):
+        if bytes_ > most:
+            raise ValueError(
+                f"mcu.write: the circuit of {n:,} operations needs {bytes_:,} bytes of {what}; pointers of {target} reach {most:,}. "
+                "Train a smaller network, or choose another target."
+            )
+    board, platform, framework, architecture = of.boards
+    given = {port.name: x for port, x in zip(circuit.inputs, sample, strict=False)}
+    values = {
+        "name": name,
+        "title": f"{name}: {circuit!r}",
+        "version": __version__,
+        "architecture": architecture,
+        "board": board,
+        "platform": platform,
+        "framework": framework,
+        "arrays": "\n".join(
+            [
+                *_microcontroller.arrays(
+                    circuit, [given.get(port.name, np.zeros(port.count, int)) for port in circuit.inputs]
+                ),
+                *_outputs(circuit, 1),
+            ]
+        ),
+        "call": f"  {_microcontroller.call(circuit, name)}",
+        "print": "\n".join(
+            line
+            for port in circuit.outputs
+            for line in (
+                f'  Serial.print("{port.name}:");',
+                f"  for (int k = 0; k < {port.count}; k++) {{",
+                '    Serial.print(" ");',
+                f"    Serial.print((long)output_{port.name}[k]);",
+                "  }",
+                "  Serial.println();",
+            )
+        ),
+    }
+    return {
+        f"examples/{name}/{name}.ino": _templates.filled("mcu.ino", **values),
+        **{
+            path: _templates.filled(f"mcu_{path}", **values)
+            for path in ("library.json", "library.properties", "platformio.ini")
+        },
+        **{f"src/{path}": text for path, text in sources.items()},
+    }
+
+
+def _outputs(circuit: Circuit, n: int) -> list[str]:
+    return [f"static {c.type_of(port)} output_{port.name}[{n * port.count}];" for port in circuit.outputs]
+
+
+def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
+    """Return the text of a program that tests ``src/NAME.c`` of `write`, from a folder beside it: it has samples inside, and the answers that are right.
+
+    It prints how many samples are wrong, and returns 0 if none is.
+
+    Args:
+      circuit: that of `write`.
+      *samples: for each input port the numbers of the samples, as `Circuit` takes them.
+      name: that of `write`.
+
+    Raises:
+      ValueError: there are no samples.
+      ValueError, TypeError: samples that the circuit does not take.
+    """
+    answers = circuit(*samples)
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    n = len(answers[0])
+    if not n:
+        raise ValueError("mcu.c_test: there are no samples; give at least one.")
+    checks = []
+    for port in circuit.outputs:
+        checks.append(f"        for (i = 0; i < {port.count}; i++)")
+        checks.append(
+            f"            same &= output_{port.name}[i] == expected_{port.name}[k * {port.count} + i];"
+        )
+    return _templates.filled(
+        "mcu_test.c",
+        name=name,
+        n=n,
+        arrays="\n".join([*_microcontroller.arrays(circuit, samples, answers), *_outputs(circuit, 1)]),
+        call=f"        {_microcontroller.call(circuit, name, 'k')}",
+        checks="\n".join(checks),
+    )
+
+
+def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
+    """Raise ValueError if a program of layers does not answer as the circuit, on random samples."""
+    samples = random_samples(circuit, 256)
+    found, expected = _microcontroller.evaluate(program, samples), _answers(circuit, samples)
+    wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
+    if wrong:
+        raise ValueError(
+            f"mcu.write: layers is another network than the circuit: {wrong} of 256 random samples have other answers."
+        )
+
+
+def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
+    """Return random numbers ``[n, count]`` of each input port."""
+    draw = np.random.default_rng(seed)
+    return [
+        numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(n, port.count)
+        for port in circuit.inputs
+    ]
+
+
+def _answers(circuit: Circuit, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return numbers ``[n, count]`` of each output port for those of the inputs."""
+    given = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, samples, strict=True)]
+    found = circuit(*given)
+    return [y.reshape(len(samples[0]), -1) for y in (found if isinstance(found, tuple) else (found,))]
+
+
+# ------------------------------------------------------------------------------------- report
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Costs of a circuit on a target; as text some lines.
+
+    Attributes:
+      target: a name of `TARGETS`.
+      gates: of the circuit.
+      operations: on bits, that the program has.
+      style: "functions" or "tables".
+      flash: bytes of instructions and constants; None where no compiler is found.
+      ram: bytes of static memory and of the stack at its deepest; None where no simulator is found.
+      instructions: for one sample, the mean of the samples; None where no simulator is found.
+      cycles: the same, where the simulator or the documents of the core tell; else None.
+      cycles_from: what tells the cycles. Of a Cortex-M4 they are a bound from the manual's times of instructions: one cycle each, one more for each word that is
+        read or written, and three more for each branch that is taken; a flash that makes the core wait adds to that.
+      samples: that were simulated and compared with the circuit.
+      wrong: those of them whose answers are not those of the circuit.
+      missing: why a figure is None, by its name.
+      tools: versions of what made it, by name.
+    """
+
+    target: str
+    gates: int
+    operations: int
+    style: str
+    flash: int | None
+    ram: int | None
+    instructions: float | None
+    cycles: float | None
+    cycles_from: str
+    samples: int
+    wrong: int
+    missing: Mapping[str, str]
+    tools: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Return the report as an object of JSON: bytes, instructions and cycles."""
+        return (
+            json.dumps({**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}, indent=2) + "\n"
+        )
+
+    def __str__(self) -> str:
+        of = TARGETS[self.target]
+        lines = [
+            f"{self.target}: {self.gates:,} gates, as {self.operations:,} operations on bits ({self.style})"
+        ]
+        for name, found, most in (("flash", self.flash, of.flash), ("RAM", self.ram, of.ram)):
+            if found is not None:
+                fits = "" if found <= most else ", which is too much for it"
+                lines.append(f"{name:<12} {found:>9,} bytes of the {most:,} of an {of.machine}{fits}")
+        if self.instructions is not None:
+            lines.append(f"{'instructions':<12} {self.instructions:>9,.0f} for one sample")
+        if self.cycles is not None:
+            lines.append(f"{'cycles':<12} {self.cycles:>9,.0f} for one sample ({self.cycles_from})")
+        if self.samples:
+            right = (
+                "all with the answers of the circuit"
+                if not self.wrong
+                else f"{self.wrong} WITH OTHER ANSWERS"
+            )
+            lines.append(f"simulated: {self.samples} samples, {right}")
+        lines += [f"not {what}: {why}" for what, why in self.missing.items()]
+        return "\n".join(lines)
+
+
+def report(
+    circuit: Circuit,
+    target: str,
+    *,
+    layers: Circuit | None = None,
+    style: str = "auto",
+    samples: Sequence[Shaped[np.ndarray, "samples _"]] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Return what the program of a circuit takes on a microcontroller: flash, RAM and instructions of one sample.
+
+    Args:
+      circuit, target, layers, style: as of `write`.
+      samples: numbers ``[samples, count]`` of each input port, on which the simulated program is compared with the circuit; by default 64 random ones.
+      progress: is told what is done next.
+
+    Raises:
+      ValueError: as `write`; samples that the circuit does not take.
+      RuntimeError: a tool fails.
+      TimeoutError: a tool was not done in time.
+
+    Example:
+      >>> from lutjax.circuits import Builder, mcu
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
+      >>> found = mcu.report(builder.circuit(), "avr")
+      >>> found.operations, found.wrong
+      (1, 0)
+    """
+    of = check_target(target, "mcu.report")
+    files = write(circuit, "circuit", target=target, layers=layers, style=style)
+    text = files["src/circuit.c"]
+    program = _microcontroller.program(circuit, layers)
+    tools, missing = {"lutjax": __version__}, {}
+    flash = ram = instructions = cycles = None
+    cycles_from, n, n_wrong = "", 0, 0
+    if why := _why_not_compiled(of):
+        missing["compiled"] = why
+    else:
+        progress("compiling")
+        compiled = _compiled(files, "circuit", circuit, of)
+        flash, static = compiled.flash, compiled.ram
+        tools |= compiled.tools
+        if why := _why_not_simulated(target):
+            missing["simulated"] = why
+        else:
+            progress("simulating")
+            given = random_samples(circuit, SAMPLES) if samples is None else list(samples)
+            runs, n_wrong, version = _compared(compiled, circuit, target, given)
+            tools |= version
+            n = len(runs)
+            instructions = float(np.mean([run.instructions for run in runs]))
+            ram = static + max(run.stack for run in runs)
+            counted = [run.cycles for run in runs if run.cycles is not None]
+            cycles = float(np.mean(counted)) if counted else None
+            cycles_from = _CYCLES.get(target, "")
+    return Report(
+        target,
+        len(circuit),
+        len(program.operations),
+        "tables" if "operands[]" in text else "functions",
+        flash,
+        ram,
+        instructions,
+        cycles,
+        cycles_from if cycles is not None else "",
+        n,
+        n_wrong,
+        missing,
+        tools,
+    )
+
+
+_CYCLES = {
+    "avr": "those of avr8js",
+    "cortex-m4": "at most, from ARM's Technical Reference Manual of the Cortex-M4, section 3.3",
+}
+
+
+def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
+    """Return numbers ``[n, count]`` of ports as they lie in memory, uint8 ``[n, bytes]``; see `_room`."""
+    rows = []
+    for port, x in zip(ports, numbers, strict=True):
+        codes = port.format.encode(x)
+        if port.format.signed:
+            unread = 64 - port.format.bits
+            codes = (codes << np.uint64(unread)).view(np.int64) >> unread
+        kind = f"<{'i' if port.format.signed else 'u'}{c.width_of(port) // 8}"
+        octets = np.ascontiguousarray(codes.astype(kind)).view(np.uint8).reshape(len(x), -1)
+        rows.append(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))))
+    return np.concatenate(rows, 1)
+
+
+def _room(port: Port) -> int:
+    """Return how many numbers of a port there is room for: as many octets as a multiple of eight."""
+    size = c.width_of(port) // 8
+    return -(-port.count * size // 8) * 8 // size
+
+
+def why_not_run(target: str) -> str | None:
+    """Return why programs of a target cannot be compiled or simulated here, None where they can."""
+    return _why_not_compiled(TARGETS[target]) or _why_not_simulated(target)
+
+
+def wrong(
+    files: Mapping[str, str], name: str, circuit: Circuit, target: str, samples: Sequence[np.ndarray]
+) -> int:
+    """Return on how many samples, numbers ``[samples, count]`` of each input port, a simulated library does not answer as a circuit.
+
+    Args:
+      files: of `write`, those of ``src`` at least.
+      name: that of `write`.
+
+    Raises:
+      RuntimeError: a tool fails.
+    """
+    compiled = _compiled(files, name, circuit, TARGETS[target])
+    return _compared(compiled, circuit, target, samples)[1]
+
+
+def _compared(
+    compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
+) -> "tuple[list[_Run], int, dict[str, str]]":
+    """Return the runs of samples, how many of them have another answer than the circuit, and the version of the simulator by its name."""
+    expected = _bytes(circuit.outputs, _answers(circuit, samples))
+    simulate = _on_avr if target == "avr" else _on_unicorn
+    runs, tools = simulate(compiled.image, _bytes(circuit.inputs, samples), expected.shape[1])
+    n_wrong = sum(run.output != row.tobytes() for run, row in zip(runs, expected, strict=True))
+    return runs, n_wrong, tools
+
+
+def _why_not_compiled(of: Target) -> str | None:
+    names = of.gcc[0]
+    if any(map(shutil.which, names)) or importlib.util.find_spec("ziglang"):
+        return None
+    return f"neither {' nor '.join(names)} nor ziglang was found: pip install ziglang"
+
+
+def _compiler(of: Target) -> tuple[list[str], dict[str, str]]:
+    """Return the words that begin a call of a compiler for a target, and its version by its name."""
+    names, options = of.gcc
+    for name in names:
+        if path := shutil.which(name):
+            version = _programs.run([path, "-dumpversion"], ".", 60)[1].strip()
+            return [path, *options], {name: version}
+    version = importlib.metadata.version("ziglang")
+    return [sys.executable, "-m", "ziglang", "cc", *of.zig], {"ziglang": version}
+
+
+_OPTIONS = (
+    *("-std=gnu11", "-Os", "-g0", "-ffreestanding", "-ffunction-sections", "-fdata-sections", "-I."),
+    *("-fno-unwind-tables", "-fno-asynchronous-unwind-tables"),
+)
+
+
+class _Compiled(NamedTuple):
+    """Image with a function ``run`` around a program, the bytes of flash and of static RAM of the program alone, and the compiler's version."""
+
+    image: _elf.Image
+    flash: int
+    ram: int
+    tools: dict[str, str]
+
+
+def _compiled(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) -> _Compiled:
+    compiler, tools = _compiler(of)
+    arrays = []
+    for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
+        arrays.append("__attribute__((used, aligned(8))) struct {")
+        arrays += [f"    {c.type_of(port)} {port.name}[{_room(port)}];" for port in ports]
+        arrays.append(f"}} {kind}s;")
+        arrays += [f"#define {kind}_{port.name} {kind}s.{port.name}" for port in ports]
+    call = f"    {_microcontroller.call(circuit, name)}"
+    run = _templates.filled("mcu_run.c", name=name, arrays="\n".join(arrays), call=call)
+    flash, data = (hex(address) for address in of.starts)
+    own = "ziglang" in compiler
+    link = ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"] if own else ["-nostartfiles", "-Wl,-e,run"]
+    with tempfile.TemporaryDirectory(prefix="lutjax-") as place:
+        folder = pathlib.Path(place)
+        texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
+        texts |= {"run.c": run, "run.ld": _templates.filled("mcu.ld", flash=flash, data=data)}
+        if own:  # which has no avr-libc
+            (folder / "avr").mkdir()
+            texts["avr/pgmspace.h"] = _templates.text("mcu_pgmspace.h")
+        for path, text in texts.items():
+            (folder / path).write_text(text, encoding="utf-8")
+        begin = [*compiler, *_OPTIONS]
+        for words in (
+            [*begin, "-c", f"{name}.c", "-o", "program.o"],
+            [*begin, "-c", "run.c", "-o", "run.o"],
+            [*compiler, *link, "run.o", "program.o", "-o", "run.elf"],
+        ):
+            status, said = _programs.run(words, folder, _SECONDS, where="mcu.report: ")
+            if status:
+                raise RuntimeError(f"mcu.report: the compiler failed: {' '.join(said.split())[-300:]}")
+        alone, image = (_elf.read((folder / path).read_bytes()) for path in ("program.o", "run.elf"))
+    sections = [section for section in alone.sections if not section.name.startswith(_UNWIND)]
+    in_flash = sum(section.size for section in sections if section.content)
+    return _Compiled(image, in_flash, sum(section.size for section in sections if section.writable), tools)
+
+
+_UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
+
+
+# ------------------------------------------------------------------------------------- simulators
+class _Run(NamedTuple):
+    """Output of a sample, the instructions and cycles that it took, and the bytes of the stack that were written."""
+
+    output: bytes
+    instructions: int
+    cycles: int | None
+    stack: int
+
+
+def _why_not_simulated(target: str) -> str | None:
+    """Return why programs of a target cannot be simulated here, None where they can."""
+    if target != "avr":
+        return None if importlib.util.find_spec("unicorn") else "unicorn was not found: pip install unicorn"
+    node = shutil.which("node")
+    if node is None:
+        return "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
+    return None if _avr8js(node) else "avr8js was not found: npm install --global avr8js"
+
+
+def _avr8js(node: str) -> dict[str, str] | None:
+    """Return the environment in which node finds avr8js, None where it does not."""
+    places = [os.environ.get("NODE_PATH", "")]
+    if npm := shutil.which("npm"):
+        places.append(_programs.run([npm, "root", "--global"], ".", 60)[1].strip())
+    environment = {**os.environ, "NODE_PATH": os.pathsep.join(filter(None, places))}
+    done = subprocess.run(
+        [node, "-e", 'require("avr8js")'], env=environment, capture_output=True, timeout=60, check=False
+    )
+    return None if done.returncode else environment
+
+
+def _on_avr(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
+    data = 0x800000  # where linkers count addresses of memory from
+    start = TARGETS["avr"].starts[1] - data
+    size = 32 * 1024
+    flash, memory = bytearray(128 * 1024), bytearray(size)
+    end = start
+    for section in image.sections:
+        if section.address >= data:
+            at = section.address - data
+            memory[at : at + len(section.content)] = section.content
+            end = max(end, at + section.size)
+        else:
+            flash[section.address : section.address + len(section.content)] = section.content
+    job = {
+        "flash": base64.b64encode(bytes(flash)).decode(),
+        "memory": base64.b64encode(bytes(memory[start:end])).decode(),
+        "memory_start": start,
+        "memory_bytes": size,
+        "samples": [base64.b64encode(row.tobytes()).decode() for row in inputs],
+        "input": image.symbols["inputs"] - data,
+        "output": image.symbols["outputs"] - data,
+        "output_bytes": n_out,
+        "run": image.symbols["run"],
+        "done": image.symbols["done"],
+        "most": _MOST,
+    }
+    node = str(shutil.which("node"))
+    done = subprocess.run(
+        [node, "-e", _templates.text("mcu_avr.js")],
+        input=json.dumps(job),
+        env=_avr8js(node),
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"mcu.report: avr8js failed: {' '.join(done.stderr.split())[-300:]}")
+    found = json.loads(done.stdout)
+    runs = [
+        _Run(base64.b64decode(run["output"]), run["instructions"], run["cycles"], run["stack"])
+        for run in found["runs"]
+    ]
+    return runs, {"avr8js": found["version"], "node": found["node"]}
+
+
+def _on_unicorn(image: _elf.Image, inputs: np.ndarray, n_out: int) -> tuple[list[_Run], dict[str, str]]:
+    runs = [_emulated(image, row.tobytes(), n_out) for row in inputs]
+    return runs, {"unicorn": importlib.metadata.version("unicorn")}
+
+
+def _emulated(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
+    import unicorn
+    from unicorn import arm_const, riscv_const
+
+    new: Any = unicorn.Uc
+    arm, top = image.is_arm, 0x30000000
+    if arm:
+        machine = new(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
+        machine.ctl_set_cpu_model(arm_const.UC_CPU_ARM_CORTEX_M4)
+    else:
+        machine = new(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+    for low, high in _pages(image):
+        machine.mem_map(low, high - low)
+    for section in image.sections:
+        machine.mem_write(section.address, section.content)
+    machine.mem_map(top - _STACK, _STACK)
+    machine.mem_write(top - _STACK, bytes([_PATTERN]) * _STACK)
+    machine.mem_write(image.symbols["inputs"], sample)
+    run, done = image.symbols["run"], image.symbols["done"]
+    if arm:
+        machine.reg_write(arm_const.UC_ARM_REG_SP, top)
+        machine.reg_write(arm_const.UC_ARM_REG_LR, done | 1)
+    else:
+        machine.reg_write(riscv_const.UC_RISCV_REG_SP, top)
+        machine.reg_write(riscv_const.UC_RISCV_REG_RA, done)
+    instructions = accesses = branches = 0
+    following = run & ~1
+
+    def step(machine: Any, address: int, size: int, data: Any) -> None:
+        nonlocal instructions, branches, following
+        instructions += 1
+        branches += address != following
+        following = address + size
+
+    def access(machine: Any, kind: int, address: int, size: int, value: int, data: Any) -> None:
+        nonlocal accesses
+        accesses += 1
+
+    machine.hook_add(unicorn.UC_HOOK_CODE, step)
+    machine.hook_add(unicorn.UC_HOOK_MEM_READ | unicorn.UC_HOOK_MEM_WRITE, access)
+    try:
+        machine.emu_start(run | arm, done & ~1, count=_MOST)
+    except unicorn.UcError as error:
+        raise RuntimeError(f"mcu.report: unicorn failed: {error}") from error
+    stack = bytes(machine.mem_read(top - _STACK, _STACK))
+    return _Run(
+        bytes(machine.mem_read(image.symbols["outputs"], n_out)),
+        instructions,
+        instructions + accesses + 3 * (branches + 1) if arm else None,  # and back to the caller
+        len(stack.lstrip(bytes([_PATTERN]))),
+    )
+
+
+def _pages(image: _elf.Image) -> list[tuple[int, int]]:
+    """Return the ranges of whole pages in which sections lie."""
+    size = 4096
+    pages = sorted(
+        {
+            page
+            for section in image.sections
+            for page in range(section.address // size, -(-(section.address + section.size) // size))
+        }
+    )
+    return [(page * size, (page + 1) * size) for page in pages]

@@ -1,0 +1,288 @@
+"""Libraries for microcontrollers against `Circuit`: their arithmetic in NumPy, their C on this machine and in simulators, and what is reported."""
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import tools
+from commands import command
+from example_circuits import life_circuit, random_circuit
+from exports import put, write
+from flax import nnx
+
+from lutjax.circuits import Circuit, Format, Port, _elf, _microcontroller, deployment, mcu, proofs
+from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
+
+CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
+STYLES = ("functions", "tables")
+SEVERAL = {
+    "inputs": {"x": (9, Format(5)), "n": (2, Format(12, 3, True)), "wide": (1, Format(40))},
+    "outputs": {"y": (2, Format(3)), "low": (1, Format(4, 0, True)), "far": (2, Format(33, 0, True))},
+}
+
+
+def several(n_gates=120, seed=0):
+    return random_circuit(seed, SEVERAL["inputs"], n_gates, ports=SEVERAL["outputs"])
+
+
+def classifier(layers=(40, 30), n_classes=3, n_thresholds=3, in_features=5):
+    config = LogicClassifierConfig(
+        in_features, n_classes, layers=layers, n_thresholds=n_thresholds, residual=0, noise=2
+    )
+    model = LogicClassifier(config, rngs=nnx.Rngs(0))
+    if n_thresholds:
+        drawn = np.random.default_rng(0).normal(0, 40, (in_features, n_thresholds))
+        model.encoder.thresholds[...] = np.sort(drawn, 1).astype(np.float32)
+    return model
+
+
+def both(model, inputs, outputs):
+    return model.circuit(inputs=inputs, outputs=outputs), model.circuit(inputs="bits", outputs="bits")
+
+
+def same(circuit, layers=None, n=300):
+    samples = mcu.random_samples(circuit, n)
+    found = _microcontroller.evaluate(_microcontroller.program(circuit, layers), samples)
+    for y, expected in zip(found, mcu._answers(circuit, samples), strict=True):
+        np.testing.assert_array_equal(y, expected)
+
+
+def compiled(folder, circuit, *flags, layers=None, style="auto"):
+    """Compile a library with a test of it on this machine, and run that."""
+    files = mcu.write(circuit, "net", target="riscv32", layers=layers, style=style)
+    samples = deployment.as_called(
+        circuit.inputs,
+        dict(zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True)),
+    )
+    texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
+    for name, text in {**texts, "test.c": mcu.c_test(circuit, *samples, name="net")}.items():
+        (folder / name).write_text(text)
+    compiler = str(tools.c_compiler())
+    subprocess.run([compiler, *tools.STRICT, *flags, "test.c", "net.c", "-o", "test"], cwd=folder, check=True)
+    subprocess.run(["./test"], cwd=folder, check=True)
+
+
+# ------------------------------------------------------------------------------------- arithmetic
+def test_a_program_of_any_circuit_is_the_circuit():
+    same(several())
+    same(life_circuit())
+
+
+@pytest.mark.parametrize("outputs", ["class", "votes"])
+@pytest.mark.parametrize("inputs", ["uint8", "int8", "fixed12.4", "fixed24.10"])
+def test_thresholds_and_votes_are_counted(inputs, outputs):
+    circuit, layers = both(classifier(), inputs, outputs)
+    same(circuit, layers)
+    program = _microcontroller.program(circuit, layers)
+    assert all(load.bit is None for load in program.loads)
+    assert len(program.operations) < len(circuit)
+
+
+def test_bits_that_are_compared_outside():
+    for outputs in ("class", "votes"):
+        same(*both(classifier(), "bits", outputs))
+    same(*both(classifier(n_thresholds=0), "bits", "class"))
+
+
+def test_trees_over_images():
+    config = LogicTreeNetConfig((6, 6, 2), n_classes=2, kernels=(4,), layers=(20,), n_thresholds=2)
+    model = LogicTreeNet(config, rngs=nnx.Rngs(0))
+    model.encoder.thresholds[...] = np.array([[40.0, 90], [60, 200]], np.float32)
+    same(*both(model, "uint8", "class"))
+
+
+def test_equal_votes_are_the_first_class():
+    same(*both(classifier(layers=(4,), n_classes=4, n_thresholds=1), "int8", "class"))
+
+
+# ------------------------------------------------------------------------------------- C
+@pytest.mark.compiled(*CHECKED)
+@pytest.mark.parametrize("style", STYLES)
+def test_c_of_many_ports(tmp_path, style):
+    compiled(tmp_path, several(), *CHECKED, style=style)
+
+
+@pytest.mark.thorough
+@pytest.mark.compiled(*CHECKED)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("inputs", ["uint8", "fixed12.4", "fixed24.3"])
+@pytest.mark.parametrize("outputs", ["class", "votes"])
+def test_c_of_a_classifier(tmp_path, style, inputs, outputs):
+    circuit, layers = both(classifier(), inputs, outputs)
+    compiled(tmp_path, circuit, *CHECKED, layers=layers, style=style)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("style", STYLES)
+def test_c_of_wires_and_constants(tmp_path, style):
+    compiled(tmp_path, Circuit((Port("x", 3),), (Port("y", 4),), (), (), (0, 1, 2, 5)), style=style)
+
+
+@pytest.mark.compiled
+def test_functions_are_divided(tmp_path, monkeypatch):
+    small = dataclasses.replace(mcu.TARGETS["riscv32"], chunk=50)
+    monkeypatch.setitem(mcu.TARGETS, "riscv32", small)
+    circuit = several()
+    assert mcu.write(circuit, "net", target="riscv32")["src/net.c"].count("static SEPARATE void part_") > 2
+    compiled(tmp_path, circuit)
+
+
+def test_a_sketch_has_a_sample():
+    circuit, layers = both(classifier(), "uint8", "class")
+    files = mcu.write(circuit, "net", target="avr", layers=layers, sample=[np.array([3, 1, 4, 1, 5])])
+    sketch = files["examples/net/net.ino"]
+    assert "3u, 1u, 4u, 1u, 5u," in sketch
+    assert "output_y[0] = net_predict(input_x);" in sketch
+    assert json.loads(files["library.json"])["name"] == "net"
+    assert "board = uno" in files["platformio.ini"]
+    assert "uint8_t net_predict(const uint8_t *input_x);" in files["src/net.h"]
+
+
+# ------------------------------------------------------------------------------------- simulators
+TARGETS = [
+    pytest.param(target, marks=pytest.mark.tools(f"microcontroller {target}")) for target in mcu.TARGETS
+]
+
+
+@pytest.mark.thorough("*tables*")
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_simulated_programs_are_the_circuit(target, style):
+    circuit, layers = both(classifier(layers=(150, 90), in_features=12), "uint8", "class")
+    found = mcu.report(circuit, target, layers=layers, style=style)
+    assert (found.samples, found.wrong, found.style) == (64, 0, style)
+    assert 300 < found.flash < 20_000
+    assert 10 < found.ram < 2_000
+    assert found.instructions > len(_microcontroller.program(circuit, layers).operations)
+    if target == "riscv32":
+        assert found.cycles is None
+    else:
+        assert found.instructions < found.cycles < 4 * found.instructions
+    stated = json.loads(found.to_json())
+    assert (stated["flash"], stated["machine"]) == (found.flash, mcu.TARGETS[target].machine)
+    assert "64 samples, all with the answers of the circuit" in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_simulated_programs_of_many_ports(target, style):
+    assert mcu.report(several(), target, style=style).wrong == 0
+
+
+@pytest.mark.tools("microcontroller riscv32")
+def test_wrong_programs_are_found():
+    circuit = life_circuit()
+    files = mcu.write(circuit, "life", target="riscv32")
+    text = files["src/life.c"].replace("r[k] = 0;", "r[k] = 1;", 1)
+    samples = mcu.random_samples(circuit, 16)
+    assert mcu.wrong({**files, "src/life.c": text}, "life", circuit, "riscv32", samples) == 16
+    with pytest.raises(RuntimeError, match="the compiler failed"):
+        mcu.wrong({**files, "src/life.c": "int"}, "life", circuit, "riscv32", samples)
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name, *rest, **options: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = mcu.report(life_circuit(), "cortex-m4")
+    assert (found.flash, found.ram, found.instructions, found.cycles) == (None, None, None, None)
+    assert (
+        "not compiled: neither arm-none-eabi-gcc nor ziglang was found: pip install ziglang"
+        in str(found).splitlines()
+    )
+    monkeypatch.setattr(mcu, "_why_not_compiled", lambda of: None)
+    assert mcu.why_not_run("avr") == (
+        "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
+    )
+    assert mcu.why_not_run("riscv32") == "unicorn was not found: pip install unicorn"
+
+
+def test_files_that_are_no_program():
+    for content in (b"", b"\x7fELF\x02\x01" + bytes(60)):
+        with pytest.raises(ValueError, match="no ELF of 32 bits"):
+            _elf.read(content)
+
+
+# ------------------------------------------------------------------------------------- errors
+def test_errors():
+    circuit = life_circuit()
+    for call in (mcu.write, mcu.report):
+        with pytest.raises(ValueError, match="target is 'z80'; the known ones are cortex-m4, avr, riscv32"):
+            call(circuit, target="z80")
+    with pytest.raises(ValueError, match="style is 'fast'; expected"):
+        mcu.write(circuit, target="avr", style="fast")
+    with pytest.raises(ValueError, match="must be a word of letters"):
+        mcu.write(circuit, "a b", target="avr")
+    with pytest.raises(ValueError, match="there is nothing to call"):
+        mcu.write(Circuit((), (Port("y"),), (), (), (1,)), target="avr")
+    with pytest.raises(ValueError, match="there are no samples"):
+        mcu.c_test(circuit, np.zeros((0, 9), int))
+
+
+def test_layers_of_another_network():
+    circuit, layers = both(classifier(), "uint8", "class")
+    with pytest.raises(ValueError, match=r"layers is another network than the circuit: .* of 256 random"):
+        mcu.write(classifier(layers=(44, 30)).circuit(inputs="uint8"), target="avr", layers=layers)
+    with pytest.raises(ValueError, match="15 thresholds, which do not fit the 6 numbers"):
+        mcu.write(classifier(in_features=6).circuit(inputs="uint8"), target="avr", layers=layers)
+    with pytest.raises(ValueError, match="which are no votes"):
+        mcu.write(
+            classifier(n_classes=4, layers=(40, 32)).circuit(inputs="uint8"), target="avr", layers=layers
+        )
+    with pytest.raises(ValueError, match="no thresholds between them"):
+        mcu.write(circuit, target="avr", layers=life_circuit())
+
+
+def test_networks_beyond_what_pointers_reach(monkeypatch):
+    circuit = several()
+    for address, what in (((1000, 1000), "bytes of tables"), ((1 << 15, 20), "bytes of values")):
+        small = dataclasses.replace(mcu.TARGETS["avr"], functions=10, address=address)
+        monkeypatch.setitem(mcu.TARGETS, "avr", small)
+        with pytest.raises(ValueError, match=rf"{what}; pointers of avr reach .* Train a smaller network"):
+            mcu.write(circuit, target="avr")
+
+
+# ------------------------------------------------------------------------------------- exports
+def test_an_export_is_proved(tmp_path):
+    folder = write(tmp_path / "life", formats=("c",), target="avr")
+    assert deployment.entries(folder) == {
+        *deployment.library("life"),
+        *("life.json", "vectors.json", "manifest.json", "Makefile"),
+    }
+    for proof in proofs.verify(folder):
+        assert proof.passed is not False, proof
+    assert deployment.check_place(folder)
+    with pytest.raises(ValueError, match="takes C; formats must be c alone"):
+        deployment.Options(("verilog",), target="avr")
+    with pytest.raises(ValueError, match="has no registers between gates"):
+        deployment.Options(("c",), registers=1, target="avr")
+    with pytest.raises(ValueError, match="target is 'z80'"):
+        deployment.Options(("c",), target="z80")
+
+
+@pytest.mark.compiled
+def test_a_changed_program_of_an_export_fails(tmp_path):
+    folder = write(tmp_path / "life", formats=("c",), target="riscv32")
+    text = (folder / "src" / "life.c").read_text()
+    put(folder, "src/life.c", text.replace("r[k] = 0;", "r[k] = 1;", 1).encode())
+    failed = [proof.name for proof in proofs.verify(folder) if proof.passed is False]
+    simulated = [] if mcu.why_not_run("riscv32") else ["src/life.c, simulated = life.json"]
+    assert failed == ["C, compiled = vectors.json", *simulated]
+
+
+def test_errors_of_the_command_are_one_line(tmp_path):
+    assert (
+        "'z80' is not one of 'cortex-m4', 'avr', 'riscv32'"
+        in command("export", tmp_path, "--target", "z80").output
+    )
+    for words, message in (
+        (("--target", "avr"), "--target avr is for programs in C: add --format c."),
+        (("--target", "avr", "--format", "c", "--registers", 2), "has no registers between gates"),
+        (("--target", "avr", "--format", "jax"), "--format jax has no option --target"),
+    ):
+        result = command("export", tmp_path, *words)
+        assert (result.exit_code, message in " ".join(result.output.split())) == (2, True), result.output
