@@ -16,14 +16,17 @@ from lutjax._arguments import require_array, shown
 from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
+from lutjax.layers import _counts
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges, check_bounds, check_ids
+from lutjax.values._ids import is_concrete
 
 TARGET_LISTS = ("row", "table", "layer")
+CACHED = ("keys", "ids", "counts")
 
 
 def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -502,7 +505,8 @@ class LUTAttentionArguments(_TableArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
+        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
       in_features, out_features, n_detectors, epsilon: as in `LUT`.
@@ -518,6 +522,10 @@ class LUTAttentionArguments(_TableArguments):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
         those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes for each detector in
+        place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
+        before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
+        texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
         `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
       n_targets: as in `SparseLUT`. By default rows reach all outputs.
@@ -537,6 +545,7 @@ class LUTAttentionArguments(_TableArguments):
     window: int | None = None
     causal: bool = True
     decode: bool = False
+    cached: str = "keys"
     pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"
@@ -575,6 +584,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                     f"{self.layer}: pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given "
                     "all keys."
                 )
+        if self.cached not in CACHED:
+            raise ValueError(f"{self.layer}: cached is {shown(self.cached)}; expected one of {CACHED}.")
+        if self.cached == "counts":
+            self._check_counts()
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -621,31 +634,60 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         return capacity
 
+    def _check_counts(self) -> None:
+        """Raise ValueError if counts of keys do not say what a query sees."""
+        reasons = {
+            "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
+            "n_position_bits": (self.n_position_bits > 0, "counts do not say at which distance a key is; use 0"),
+            "window": (self.window is not None, "counts do not say which keys are beyond it; leave it out"),
+            "causal": (not self.causal, "a query also sees later keys; use causal=True"),
+            "pool": (self.pool is not None, "counts do not say in which block a key is; leave it out"),
+            "targets": (
+                self._targets_shape is not None and self._targets_shape[:2] != (1, 1),
+                'counted rows have one list of targets; use targets_per="layer"',
+            ),
+        }
+        for name, (wrong, rule) in reasons.items():
+            if wrong:
+                value = list(self._targets_shape or ()) if name == "targets" else shown(getattr(self, name))
+                raise ValueError(f"{self.layer}: there is no cache of counts, as {name} is {value}: {rule}.")
+
     @property
     def cache_names(self) -> tuple[str, ...]:
-        """Names of the variables of the cache."""
-        return (*self._cached(jnp.float32), "cached_segments", "cache_index")
+        """Names of the variables of a cache of keys or ids, and of counts."""
+        keys = (*self._cached(jnp.float32), "cached_segments", "cache_index")
+        return (*keys, "cached_counts") if self._has_counts else keys
 
     def empty_cache(
-        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, ids: bool = False
+        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, cached: str | None = None
     ) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
         Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
-        says of which segment each is: -1 where there is no key.
+        says of which segment each is: -1 where there is no key. Counts have neither places nor segments.
 
         Args:
-          ids: keep of a key the ids of its rows alone, in as few bytes as hold them, and not what its gradient needs: pairs with
-            keys of earlier calls have a gradient of the table alone. Where keys are not detected by themselves it changes nothing.
+          cached: what it keeps, as the layer's `cached`, which is the default: of ids as few bytes as hold them. Pairs with keys of earlier
+            calls then have a gradient of the table alone. Where keys are not detected by themselves ids change nothing.
+
+        Raises:
+          ValueError: it is impossible for this layer.
         """
         *batch, _, _ = input_shape
+        cached = self.cached if cached is None else cached
+        if cached == "counts":
+            self._check_counts()
+            shape = (*batch, self.n_detectors, 2**self.n_anchors)
+            return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         cache = {
             name: jnp.zeros((*batch, self.capacity, size), kept)
-            for name, (size, kept) in (self._cached_ids() if ids else self._cached(dtype)).items()
+            for name, (size, kept) in (
+                self._cached_ids() if cached == "ids" else self._cached(dtype)
+            ).items()
         }
         if not cache:
-            return self.empty_cache(input_shape, dtype)
+            return self.empty_cache(input_shape, dtype, cached="keys")
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
         return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
@@ -674,6 +716,8 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                 f"{self.layer}: {given[0]} cannot be given when decoding: the cache has the keys."
             )
         chunk = self._keys(arrays, self._inputs(x))
+        if "cached_counts" in cache:
+            return self._attend_to_counts(arrays, cache, chunk, segments)
         self._check_cache(cache, chunk)
         keys = {}
         for name, new in chunk.items():
@@ -682,13 +726,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                 held = jnp.zeros((*new.shape[:-2], self.capacity, new.shape[-1]), new.dtype)
             keys[name] = _appended(jnp.asarray(held).astype(new.dtype), new, -2)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
-        if segments is None:
-            of_queries = jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
-        else:
-            given_ids, _ = _checks.segments(
-                self.layer, segments, segments, tuple(batch), length, length, ("segments", "segments")
-            )
-            of_queries = jnp.maximum(jnp.asarray(given_ids), _PADDING)
+        of_queries = self._segments_of(segments, tuple(batch), length)
         of_keys = _appended(cache["cached_segments"], jnp.broadcast_to(of_queries, (*batch, length)), -1)
         y = self._attend(
             arrays,
@@ -708,6 +746,42 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         }
         latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
         return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+
+    def _segments_of(self, segments: Any, batch: tuple[int, ...], length: int) -> jax.Array:
+        """Return segments of new positions as the cache keeps them; without axes of the batch where they are not given."""
+        if segments is None:
+            return jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
+        given_ids, _ = _checks.segments(
+            self.layer, segments, segments, batch, length, length, ("segments", "segments")
+        )
+        return jnp.maximum(jnp.asarray(given_ids), _PADDING)
+
+    def _attend_to_counts(
+        self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Do what `attend_with_cache` does, with a cache of counts."""
+        index = chunk["cached_key_index"]
+        *batch, length, n_detectors = index.shape
+        counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
+        if counts.shape != expected or counts.dtype != jnp.int32:
+            raise ValueError(
+                f"{self.layer}: cached_counts is {counts.dtype}{list(counts.shape)}; these inputs need int32{list(expected)}. "
+                "Make the cache for this batch."
+            )
+        of_queries = self._segments_of(segments, tuple(batch), length)
+        if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
+            raise ValueError(
+                f"{self.layer}: segments has ids up to {np.max(np.asarray(segments))}; a cache of counts holds keys of segment 0 alone, with "
+                "negative ids for padding. Use a cache of ids."
+            )
+        is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
+        weights, targets = self._cast(arrays["weights"]), arrays.get("targets")
+        _, finish = _edges.of_rows(
+            self.layer, weights, targets, None if targets is None else self.n_outputs
+        )  # one list
+        y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
+        count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
+        return finish(y), {"cached_counts": counts, "cache_index": count}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
         kept = {name: new.dtype for name, new in chunk.items() if name in cache}
@@ -868,6 +942,11 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         """Return the same of a cache of ids; nothing where keys are not detected by themselves."""
         return {}
 
+    @property
+    def _has_counts(self) -> bool:
+        """Whether keys are detected by themselves, so that they can be counted."""
+        return bool(self._cached_ids())
+
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
         raise NotImplementedError
@@ -1013,6 +1092,7 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
         implementation, anchors: as in `LUT`.
       n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, pool, n_targets, targets_per, targets: as
         in `LUTAttention`.
+      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
       interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
 

@@ -18,6 +18,7 @@ from lutjax.models._fields import check_names, one_of
 from lutjax.values._dtypes import FLOATS, accumulator
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
+MEMORY = ("window", "counts")
 
 
 class Embedding(nnx.Variable):
@@ -40,6 +41,9 @@ class LUTTransformerConfig(Config):
       shared_positions: all detectors of a layer read the same positions, or each its own.
       attention: ``"concatenated"``, ``"pair"`` or ``"pair_interleaved"`` (which needs
         ``n_position_bits == features``).
+      memory: what attention remembers of earlier tokens: those of the ``"window"`` of ``context - 1`` positions; or, without positional bits and
+        where attention is ``"concatenated"``, ``"counts"``: how many tokens had each row, of the whole text before, in the same memory
+        whatever its length.
       ffn: whether tables follow attention in each layer.
       ffn_detectors: their detectors.
       ffn_anchors: anchor pairs of each.
@@ -73,6 +77,7 @@ class LUTTransformerConfig(Config):
     n_position_bits: int = 4
     shared_positions: bool = False
     attention: str = one_of(ATTENTION, "concatenated")
+    memory: str = one_of(MEMORY, "window")
     ffn: bool = True
     ffn_detectors: int = 16
     ffn_anchors: int = 10
@@ -92,6 +97,11 @@ class LUTTransformerConfig(Config):
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+            )
+        if self.memory == "counts" and (self.n_position_bits or self.attention != "concatenated"):
+            raise ValueError(
+                f"LUTTransformerConfig: memory is 'counts', but n_position_bits is {self.n_position_bits} and attention {self.attention!r}; counts do not say "
+                "where a token was, so they need n_position_bits=0 and attention='concatenated'."
             )
         # The specs check the rest, and know nothing of arrays.
         attention = (
@@ -115,7 +125,7 @@ class LUTTransformerConfig(Config):
             "n_positions": self.context - 1,
             "n_position_bits": self.n_position_bits,
             "shared_positions": self.shared_positions,
-            "window": self.context - 1,
+            "window": self.context - 1 if self.memory == "window" else None,
             "param_dtype": self.param_dtype,
             **interleave,
         }
@@ -147,7 +157,7 @@ class LUTTransformerConfig(Config):
           ValueError: a field is unknown or missing.
         """
         known = {f.name for f in dataclasses.fields(cls)}
-        fields = {"table_dtype": None, **fields}  # configs of version 0.1 have none
+        fields = {"table_dtype": None, "memory": "window", **fields}  # older configs have none
         for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
             if names:
                 raise ValueError(
@@ -205,7 +215,7 @@ class LUTTransformer(Decoder):
 
     ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, each with
     dropout and, if asked for, batch normalisation on what is added; the logits are ``tables(z)``. A text
-    longer than the context is attended through a window of ``context - 1`` earlier positions.
+    longer than the context is attended through a window of ``context - 1`` earlier positions; with the memory ``"counts"`` as a whole.
 
     State: `nnx.Param` are the tables and positions of the layers (and the scales of batch
     normalisation); `Embedding`, `Anchors` and, with batch normalisation, `nnx.BatchStat` are kept with
@@ -275,9 +285,11 @@ class LUTTransformer(Decoder):
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
 
-        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs.
+        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs. With
+        the memory ``"counts"`` they keep how many tokens had each row.
         """
+        kept = {"counts": True} if self.config.memory == "counts" else {"ids": True}
         for layer in self.layers:
             layer.attention.layer.init_cache(
-                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), ids=True
+                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), **kept
             )
