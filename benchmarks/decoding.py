@@ -5,6 +5,7 @@ three calls counts. Both have as many layers and features; `--implementation` ch
 """
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -21,7 +22,14 @@ TEXTS = (1, 16, 256)
 def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | GPT]]:
     """The models, by name."""
     tables = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
-    yield "tables", LUTTransformer(tables, implementation=implementation, rngs=nnx.Rngs(0))
+    without = dataclasses.replace(tables, n_position_bits=0)
+    of_tables = {
+        "tables": tables,
+        "tables without positions": without,
+        "tables with counts": dataclasses.replace(without, memory="counts"),
+    }
+    for name, config in of_tables.items():
+        yield name, LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
     for dtype in ("float32", "bfloat16"):
         softmax = GPTConfig(
             features=FEATURES, context=CONTEXT, n_layers=LAYERS, n_heads=4, feed_forward="dense", dtype=dtype
@@ -29,13 +37,15 @@ def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | G
         yield f"softmax, {dtype}", GPT(softmax, rngs=nnx.Rngs(0))
 
 
-def bytes_per_token(model: LUTTransformer | GPT) -> float:
-    """Bytes of all arrays that grow with the number of tokens in a cache of one text, for each of these."""
+def bytes_of_text(model: LUTTransformer | GPT) -> str:
+    """Bytes of a cache of one text: for each token of it, or of counts for all, how many there may be."""
     model = nnx.merge(*nnx.split(model))
     model.init_cache((1,))
     held = model.config.context - (1 if isinstance(model, LUTTransformer) else 0)
     caches = jax.tree.leaves(nnx.state(model, nnx.Cache))
-    return sum(a.nbytes for a in caches if held in a.shape) / held
+    if isinstance(model, LUTTransformer) and model.config.memory == "counts":
+        return f"{sum(a.nbytes for a in caches):,} a text"
+    return f"{sum(a.nbytes for a in caches if held in a.shape) / held:,.0f}"
 
 
 def speed(model: LUTTransformer | GPT, texts: int) -> float:
@@ -60,7 +70,7 @@ def main() -> None:
     print("| --- " * (2 + len(TEXTS)) + "|")
     for name, model in models(options.implementation):
         rates = (f"{speed(model, n):,.0f}" for n in TEXTS)
-        print(f"| {name} | {bytes_per_token(model):,.0f} | {' | '.join(rates)} |", flush=True)
+        print(f"| {name} | {bytes_of_text(model)} | {' | '.join(rates)} |", flush=True)
 
 
 if __name__ == "__main__":

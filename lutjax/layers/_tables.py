@@ -16,14 +16,14 @@ from lutjax._arguments import require_array, shown
 from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers import _counts
+from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges, check_bounds, check_ids
-from lutjax.values._ids import is_concrete
+from lutjax.values._ids import as_int32, is_concrete
 
 TARGET_LISTS = ("row", "table", "layer")
 CACHED = ("keys", "ids", "counts")
@@ -526,6 +526,8 @@ class LUTAttentionArguments(_TableArguments):
         place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
         before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
         texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are; calls then say
+        which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
         `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
       n_targets: as in `SparseLUT`. By default rows reach all outputs.
@@ -546,6 +548,7 @@ class LUTAttentionArguments(_TableArguments):
     causal: bool = True
     decode: bool = False
     cached: str = "keys"
+    blocks: tuple[int, int] | None = None
     pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"
@@ -588,6 +591,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             raise ValueError(f"{self.layer}: cached is {shown(self.cached)}; expected one of {CACHED}.")
         if self.cached == "counts":
             self._check_counts()
+        self._check_blocks(self.cached, self.blocks)
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -652,6 +656,23 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                 value = list(self._targets_shape or ()) if name == "targets" else shown(getattr(self, name))
                 raise ValueError(f"{self.layer}: there is no cache of counts, as {name} is {value}: {rule}.")
 
+    def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
+        """Raise ValueError if there is no cache in blocks of this number and size."""
+        if blocks is None:
+            return
+        if not (
+            isinstance(blocks, tuple | list)
+            and len(blocks) == 2
+            and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)
+        ):
+            raise ValueError(
+                f"{self.layer}: blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
+            )
+        if cached == "counts":
+            raise ValueError(
+                f"{self.layer}: blocks is {shown(blocks)}, but the cache keeps counts, which have no places; use ids."
+            )
+
     @property
     def cache_names(self) -> tuple[str, ...]:
         """Names of the variables of a cache of keys or ids, and of counts."""
@@ -659,35 +680,44 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         return (*keys, "cached_counts") if self._has_counts else keys
 
     def empty_cache(
-        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, cached: str | None = None
+        self,
+        input_shape: tuple[int, ...],
+        dtype: DTypeLike,
+        *,
+        cached: str | None = None,
+        blocks: tuple[int, int] | None = None,
     ) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
         Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
-        says of which segment each is: -1 where there is no key. Counts have neither places nor segments.
+        says of which segment each is: -1 where there is no key. Counts have neither places nor segments. A pool of blocks has keys alone.
 
         Args:
           cached: what it keeps, as the layer's `cached`, which is the default: of ids as few bytes as hold them. Pairs with keys of earlier
             calls then have a gradient of the table alone. Where keys are not detected by themselves ids change nothing.
+          blocks: number and size of the blocks of a pool, as the layer's `blocks`, which is the default.
 
         Raises:
           ValueError: it is impossible for this layer.
         """
         *batch, _, _ = input_shape
         cached = self.cached if cached is None else cached
+        blocks = self.blocks if blocks is None else blocks
+        self._check_blocks(cached, blocks)
         if cached == "counts":
             self._check_counts()
             shape = (*batch, self.n_detectors, 2**self.n_anchors)
             return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
+        places = (*batch, self.capacity) if blocks is None else tuple(blocks)
         cache = {
-            name: jnp.zeros((*batch, self.capacity, size), kept)
+            name: jnp.zeros((*places, size), kept)
             for name, (size, kept) in (
-                self._cached_ids() if cached == "ids" else self._cached(dtype)
+                (self._cached_ids() if cached == "ids" else {}) or self._cached(dtype)
             ).items()
         }
-        if not cache:
-            return self.empty_cache(input_shape, dtype, cached="keys")
+        if blocks is not None:
+            return cache
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
         return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
@@ -698,6 +728,9 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         cache: Arrays,
         x: Float[Array, "*batch length inputs"],
         segments: Int[Array, "*#batch length"] | None = None,
+        *,
+        block_tables: Int[Array, "*#batch entries"] | None = None,
+        lengths: Int[Array, "*#batch"] | None = None,
         **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
         """Attend from the positions in `x` to those before them, in `x` and in the cache.
@@ -706,6 +739,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
 
         Args:
           segments: ids of the new positions from 0 on; negative for padding, which sees nothing and is not seen. None: all 0.
+          block_tables, lengths: of a pool of blocks, as a call takes them.
 
         Returns:
           The outputs, and the cache with the latest keys.
@@ -715,19 +749,43 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             raise ValueError(
                 f"{self.layer}: {given[0]} cannot be given when decoding: the cache has the keys."
             )
+        for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
+            if (value is None) == ("cache_index" not in cache):
+                is_given, what = ("", "each sequence has a cache of its own") if value is not None else ("not ", "the cache is a pool of blocks")
+                raise ValueError(f"{self.layer}: {name} is {is_given}given, but {what}.")
         chunk = self._keys(arrays, self._inputs(x))
         if "cached_counts" in cache:
             return self._attend_to_counts(arrays, cache, chunk, segments)
+        if block_tables is not None:
+            return self._attend_to_blocks(arrays, cache, chunk, segments, block_tables, lengths)
         self._check_cache(cache, chunk)
-        keys = {}
-        for name, new in chunk.items():
-            held = cache.get(name)
-            if held is None:  # the cache has ids alone
-                held = jnp.zeros((*new.shape[:-2], self.capacity, new.shape[-1]), new.dtype)
-            keys[name] = _appended(jnp.asarray(held).astype(new.dtype), new, -2)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
         of_queries = self._segments_of(segments, tuple(batch), length)
-        of_keys = _appended(cache["cached_segments"], jnp.broadcast_to(of_queries, (*batch, length)), -1)
+        y, keys, of_keys = self._attend_to_held(arrays, chunk, cache, cache["cached_segments"], of_queries)
+        latest = {
+            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
+            for name, array in keys.items()
+            if name in cache
+        }
+        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
+        return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+
+    def _attend_to_held(
+        self, arrays: Arrays, chunk: Arrays, held: Arrays, of_held: Any, of_queries: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+        """Attend to keys that are held, as many as a query can see, and to new ones; return outputs, and all keys and their segments.
+
+        Args:
+          chunk: the new keys. of_held, of_queries: segments of the held ones and of the new ones.
+        """
+        capacity, keys = self.capacity, {}
+        for name, new in chunk.items():
+            old = held.get(name)
+            if old is None:  # the cache has ids alone
+                old = jnp.zeros((*new.shape[:-2], capacity, new.shape[-1]), new.dtype)
+            keys[name] = _appended(jnp.asarray(old).astype(new.dtype), new, -2)
+        shape = next(iter(chunk.values())).shape[:-1]
+        of_keys = _appended(of_held, jnp.broadcast_to(of_queries, shape), -1)
         y = self._attend(
             arrays,
             chunk,
@@ -739,13 +797,69 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
             key_segments=of_keys,
         )
-        latest = {
-            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
-            for name, array in keys.items()
-            if name in cache
-        }
-        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
-        return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+        return y, keys, of_keys
+
+    def _attend_to_blocks(
+        self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Do what `attend_with_cache` does, with the keys of all sequences in blocks."""
+        *batch, length, _ = next(iter(chunk.values())).shape
+        kept = {n: jnp.dtype(kind) for n, (_, kind) in self._cached_ids().items()}
+        if set(cache) >= set(chunk):
+            kept = {name: new.dtype for name, new in chunk.items()}
+        n_blocks, size = next(iter(cache.values())).shape[:2]
+        for name, dtype in kept.items():
+            expected = (n_blocks, size, chunk[name].shape[-1])
+            if cache[name].shape != expected or cache[name].dtype != dtype:
+                raise ValueError(
+                    f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs need {dtype}{list(expected)}. "
+                    "Make the cache for this dtype."
+                )
+        places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
+        if places.held < self.capacity:
+            raise ValueError(
+                f"{self.layer}: block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.held} places, but a query sees "
+                f"{self.capacity} keys; give tables of at least {-(-self.capacity // size)} entries, -1 where there is no block."
+            )
+        self._check_one_segment(segments, "a pool of blocks")
+        of_queries = self._segments_of(segments, tuple(batch), length)
+        at, there = places.latest(self.capacity)
+        held = {name: _pages.read(cache[name], at) for name in kept}
+        of_held = jnp.where(there, 0, _PADDING).astype(jnp.int32)
+        y, _, _ = self._attend_to_held(arrays, chunk, held, of_held, jnp.minimum(of_queries, 0))
+        new = places.new(jnp.broadcast_to(of_queries > _PADDING, (*batch, length)))
+        return y, {name: _pages.written(cache[name], new, chunk[name]) for name in kept}
+
+    def _tables_of(
+        self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return tables and lengths of all sequences, checked."""
+        n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
+        found = []
+        for name, value, shape in (
+            ("block_tables", block_tables, (*batch, n_entries)),
+            ("lengths", lengths, batch),
+        ):
+            _checks.integers(self.layer, name, value, None, "")
+            fits = value.ndim <= len(shape) and all(
+                a in (1, b) for a, b in zip(reversed(value.shape), reversed(shape), strict=False)
+            )
+            if not fits or not n_entries:
+                raise ValueError(
+                    f"{self.layer}: {name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
+                    f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
+                )
+            value = as_int32(value)
+            found.append(jnp.broadcast_to(value.reshape((1,) * (len(shape) - value.ndim) + value.shape), shape))
+        return found[0], found[1]
+
+    def _check_one_segment(self, segments: Any, what: str) -> None:
+        """Raise ValueError if ids of segments are known, and of several."""
+        if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
+            raise ValueError(
+                f"{self.layer}: segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
+                "negative ids for padding. Use a cache of ids of its own for each sequence."
+            )
 
     def _segments_of(self, segments: Any, batch: tuple[int, ...], length: int) -> jax.Array:
         """Return segments of new positions as the cache keeps them; without axes of the batch where they are not given."""
@@ -769,11 +883,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                 "Make the cache for this batch."
             )
         of_queries = self._segments_of(segments, tuple(batch), length)
-        if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
-            raise ValueError(
-                f"{self.layer}: segments has ids up to {np.max(np.asarray(segments))}; a cache of counts holds keys of segment 0 alone, with "
-                "negative ids for padding. Use a cache of ids."
-            )
+        self._check_one_segment(segments, "a cache of counts")
         is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
         weights, targets = self._cast(arrays["weights"]), arrays.get("targets")
         _, finish = _edges.of_rows(
@@ -809,7 +919,12 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         key_start: Integer | Int[Array, "*#batch"] | None = None,
         block_mask: Any = None,
         block_sizes: Any = None,
+        block_tables: Any = None,
+        lengths: Any = None,
     ) -> jax.Array:
+        for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
+            if value is not None:
+                raise ValueError(f"{self.layer}: {name} is given, but the call does not decode; it is of caches alone.")
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if self.pool is not None and block_mask is not None:
             raise ValueError(f"{self.layer}: block_mask is given, but pool is {self.pool}; leave one out.")
@@ -967,6 +1082,8 @@ def attention_call(
     key_start: Integer | Int[Array, "*#batch"] | None = None,
     block_mask: Bool[Array, "_ _"] | None = None,
     block_sizes: tuple[int, int] | int | None = None,
+    block_tables: Int[Array, "*#batch entries"] | None = None,
+    lengths: Int[Array, "*#batch"] | None = None,
     decode: bool | None = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
@@ -982,6 +1099,10 @@ def attention_call(
       key_start: the same of the first key.
       block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
       block_sizes: queries and keys of a block, or one number for both.
+      block_tables: where the cache is a pool of blocks, the ids of the blocks of each sequence, ``[..., M]``, -1 for none: position ``p`` lies in
+        block ``block_tables[p // size % M]``, at ``p % size`` there. Blocks that sequences share are read by all; new positions are written
+        to the blocks of their places, which no other sequence may have. Padding comes after new positions there.
+      lengths: positions of each sequence that are in the blocks, ``[...]``; they go together.
       decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
         the layer's own `decode`.
 
@@ -995,6 +1116,8 @@ def attention_call(
         "key_start": key_start,
         "block_mask": block_mask,
         "block_sizes": block_sizes,
+        "block_tables": block_tables,
+        "lengths": lengths,
     }
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
@@ -1090,7 +1213,7 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, pool, n_targets, targets_per, targets: as
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, blocks, pool, n_targets, targets_per, targets: as
         in `LUTAttention`.
       cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
       interleave: whether the joint vector takes one value of each part in turn, which needs

@@ -221,6 +221,8 @@ class LUTAttention(_Attention):
         memory, and every query sees all keys before it. Counts need a layer without positions, window and pool, whose rows
         reach all outputs or have one list of targets, and texts of one segment. With ids and counts gradients of earlier keys
         and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -275,6 +277,7 @@ class LUTAttention(_Attention):
     causal: bool = True
     decode: bool = False
     cached: str = "keys"
+    blocks: tuple[int, int] | None = None
     pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"
@@ -316,6 +319,8 @@ class LUTPairAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -368,6 +373,7 @@ class LUTPairAttention(_Attention):
     causal: bool = True
     decode: bool = False
     cached: str = "keys"
+    blocks: tuple[int, int] | None = None
     pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"

@@ -172,7 +172,7 @@ class _Attention(Layer):
         if not (spec.decode if decode is None else decode):
             return spec(self._held(), x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
-        if cache["cache_index"] is None:
+        if all(array is None for array in cache.values()):
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
         held = {name: c[...] for name, c in cache.items() if c is not None}
         y, latest = spec.attend_with_cache(self._held(), held, x, **others)
@@ -187,6 +187,7 @@ class _Attention(Layer):
         *,
         ids: bool = False,
         counts: bool = False,
+        blocks: tuple[int, int] | None = None,
     ) -> None:
         """Make an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
@@ -199,7 +200,9 @@ class _Attention(Layer):
           counts: of `LUTAttention` without positions, window and pool, keep how many keys had each row: constant memory for texts of any
             length, of one segment, and each query sees all keys before it. No gradient flows to inputs.
 
-        Without either it is a cache of what the layer's `cached` says.
+          blocks: number and size of the blocks of a pool, in which the keys of all sequences are; a call then takes ``block_tables``.
+
+        Without `ids` and `counts` it is a cache of what the layer's `cached` says, and without `blocks` of what `blocks` does.
 
         Raises:
           ValueError: both are asked for, or the layer has no such cache.
@@ -207,7 +210,7 @@ class _Attention(Layer):
         if ids and counts:
             raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
         cached = "ids" if ids else "counts" if counts else None
-        cache = self.spec.empty_cache(input_shape, dtype, cached=cached)
+        cache = self.spec.empty_cache(input_shape, dtype, cached=cached, blocks=blocks)
         for name in self.spec.cache_names:
             delattr(self, name)  # a cache of another kind has other variables
             setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
@@ -274,6 +277,8 @@ class LUTAttention(_Attention):
         memory, and every query sees all keys before it. Counts need a layer without positions, window and pool, whose rows
         reach all outputs or have one list of targets, and texts of one segment. With ids and counts gradients of earlier keys
         and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -337,6 +342,7 @@ class LUTAttention(_Attention):
         causal: bool = True,
         decode: bool = False,
         cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",
@@ -381,6 +387,8 @@ class LUTPairAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -435,6 +443,7 @@ class LUTPairAttention(_Attention):
         causal: bool = True,
         decode: bool = False,
         cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",
