@@ -205,8 +205,8 @@ class _Block(nnx.Module):
             tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
             self.ffn = _Branch(tables, config, rngs=rngs)
 
-    def __call__(self, z: Any, *, decode: bool | None, segments: Any, **mode: Any) -> Any:
-        z = self.attention(z, decode=decode, segments=segments, **mode)
+    def __call__(self, z: Any, *, places: Mapping[str, Any], **mode: Any) -> Any:
+        z = self.attention(z, **places, **mode)
         return z if self.ffn is None else self.ffn(z, **mode)
 
 
@@ -257,6 +257,8 @@ class LUTTransformer(Decoder):
             _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
         )
         self.unembed = LUT(**config.unembed_options(), implementation=implementation, rngs=rngs)
+        self.block_tables: Any = nnx.data(None)
+        self.cached_lengths: Any = nnx.data(None)
         if config.table_dtype is not None:
             for path, part in nnx.iter_graph(self):
                 if path and path[-1] == "weights" and isinstance(part, nnx.Param):
@@ -266,8 +268,14 @@ class LUTTransformer(Decoder):
         return self.embedding[...]
 
     def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
+        places = {"decode": decode, "segments": segments}
+        if decode and self.block_tables is not None:
+            lengths = self.cached_lengths[...]
+            places |= {"block_tables": self.block_tables[...], "lengths": lengths}
+            new = z.shape[-2] if segments is None else jnp.sum(segments >= 0, -1, dtype=jnp.int32)
+            self.cached_lengths[...] = lengths + new
         for layer in self.layers:
-            z = layer(z, decode=decode, segments=segments, **mode)
+            z = layer(z, places=places, **mode)
         return z
 
     def take_in(self, one: "LUTTransformer", slot: Array) -> None:
@@ -282,14 +290,40 @@ class LUTTransformer(Decoder):
                     cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
                 )
 
-    def init_cache(self, batch_shape: tuple[int, ...]) -> None:
+    def copy_block(self, source: Array, target: Array) -> None:
+        """Copy a block of the caches of all layers, of caches in blocks."""
+        for layer in self.layers:
+            for name in layer.attention.layer.spec.cache_names:
+                cache = getattr(layer.attention.layer, name)
+                if cache is not None:
+                    cache[...] = cache[...].at[target].set(cache[...][source])
+
+    def init_cache(self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
 
         Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs. With
         the memory ``"counts"`` they keep how many tokens had each row.
+
+        Args:
+          blocks: number and size of the blocks of a pool, in which the tokens of all texts are. ``block_tables``, ``[*batch_shape, entries]``, -1 at
+            first, then says which blocks a text has, and ``cached_lengths`` how many tokens of it are in them; see `lutjax.layers.nnx.LUTAttention`.
+            `Slots` does all of this.
         """
         kept = {"counts": True} if self.config.memory == "counts" else {"ids": True}
         for layer in self.layers:
             layer.attention.layer.init_cache(
-                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), **kept
+                (*batch_shape, 1, self.config.features),
+                jnp.dtype(self.config.param_dtype),
+                blocks=blocks,
+                **kept,
             )
+        tables: Any = {"block_tables": None, "cached_lengths": None}
+        if blocks is not None:
+            entries = -(-(2 * self.config.context - 1) // blocks[1]) + 1  # of a window, and as many tokens beside it
+            tables = {
+                "block_tables": nnx.Cache(jnp.full((*batch_shape, entries), -1, jnp.int32)),
+                "cached_lengths": nnx.Cache(jnp.zeros(batch_shape, jnp.int32)),
+            }
+        for name, value in tables.items():
+            delattr(self, name)
+            setattr(self, name, nnx.data(None) if value is None else value)
