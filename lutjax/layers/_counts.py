@@ -1,11 +1,13 @@
 """Attention that remembers of its keys how many had each row, and not which: for `LUTAttention` without positions."""
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
 from jax.sharding import PartitionSpec
+from jaxtyping import Bool, Float, Int
 
 import lutjax
 from lutjax._typing import Array
@@ -40,7 +42,7 @@ def attended(
     Source: docs/semantics.md, section 5.
     """
     length = index.shape[-2]
-    sums = {"accumulate": accumulate, "implementation": implementation}
+    sums: Any = {"accumulate": accumulate, "implementation": implementation}
     size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(counts.shape), 1))
     if size >= length:
         return _attended_block(weights, counts, index, is_key, **sums)
@@ -54,20 +56,22 @@ def attended(
         y, counts = _attended_block(weights, counts, *block, **sums)
         return counts, y
 
-    counts, y = jax.lax.scan(step, jnp.asarray(counts), blocks)
+    after, y = jax.lax.scan(step, jnp.asarray(counts), blocks)
     y = jnp.moveaxis(y, 0, -3)  # [..., blocks, size, outputs]
-    return y.reshape(*y.shape[:-3], n_blocks * size, y.shape[-1])[..., :length, :], counts
+    return y.reshape(*y.shape[:-3], n_blocks * size, y.shape[-1])[..., :length, :], after
 
 
 def _attended_block(
-    weights: Array, counts: Array, index: Array, is_key: Array, **sums: object
+    weights: Array, counts: Any, index: Array, is_key: Array, **sums: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Do what `attended` does, with counts for each position at once."""
     n_codes = counts.shape[-1]
 
-    def counted(counts: Array, index: Array, is_key: Array) -> tuple[jax.Array, jax.Array]:
+    def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
         codes = _codes(index, n_codes)
-        new = ((index[..., None] == codes) & is_key[..., None, None]).astype(jnp.int32)  # [..., length, T, codes]
+        new = ((index[..., None] == codes) & is_key[..., None, None]).astype(
+            jnp.int32
+        )  # [..., length, T, codes]
         before = counts[..., None, :, :] + jnp.cumsum(new, -3, dtype=jnp.int32) - new
         after = before[..., -1, :, :] + new[..., -1, :, :]
         return jnp.where(is_key[..., None, None], before, 0), after
@@ -77,7 +81,7 @@ def _attended_block(
         lambda counts, index, _: (PartitionSpec(*_meshes.spec_of(index), None), _meshes.spec_of(counts)),
     )
     before, after = count(counts, index, is_key)
-    return _summed(weights, index, before, **sums), after  # type: ignore[arg-type]
+    return _summed(weights, index, before, **sums), after
 
 
 def _summed(
@@ -93,13 +97,11 @@ def _summed(
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
     # Counts beyond 2**24 are rounded here, as so many floats would be when they are added.
     in_floats = jnp.asarray(counts).astype(accumulator(weights.dtype))
-    y = lutjax.weighted_lookup(
-        weights, rows, in_floats, accumulate=accumulate, implementation=implementation
-    )
+    y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, implementation=implementation)
     if accumulate is None:
         return y
     fixed = _meshes.divided_by_compiler(
-        lambda *arrays: _sum_of_integers(*arrays, accumulate), lambda *_: _meshes.spec_of(y)
+        functools.partial(_sum_of_integers, accumulate=accumulate), lambda *_: _meshes.spec_of(y)
     )(jax.lax.stop_gradient(weights), index, counts)
     if accumulate.checked:
         floats = lutjax.weighted_lookup(weights, rows, in_floats, implementation=implementation)
@@ -107,14 +109,14 @@ def _summed(
     return with_derivative_of(fixed, y)
 
 
-def _sum_of_integers(weights: Array, index: Array, counts: Array, accumulate: FixedPoint) -> jax.Array:
+def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint) -> jax.Array:
     """Return the same sum of integers: the addends of rows times their counts."""
     *batch, n_detectors, n_codes = counts.shape
     n_outputs = weights.shape[-1]
     by_table = jnp.moveaxis(index, -1, 0).reshape(n_detectors, -1)
     of_tables = jnp.moveaxis(counts, -2, 0).reshape(n_detectors, -1, n_codes)
 
-    def add(total: jax.Array, of: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
         table, index, counts = of
         rows = accumulate.quantised(table.reshape(-1, n_codes, n_outputs)[index])
         return total + jnp.sum(counts[..., None] * rows, 1, dtype=jnp.int32), None

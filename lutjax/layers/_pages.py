@@ -57,18 +57,20 @@ class Places(NamedTuple):
 def _counted(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*batch n"]:
     """Return so many numbers from each of the first on."""
     numbers = jnp.arange(n, dtype=jnp.int32).reshape((1,) * first.ndim + (n,))
-    return first[..., None] + numbers
+    return jnp.asarray(first)[..., None] + numbers
 
 
 def read(pool: Array, places: Int[Array, "*batch n"]) -> jax.Array:
     """Return what lies at places of a pool ``[n_blocks, block_size, size]``, ``[*batch, n, size]``; beyond it anything."""
-    return jnp.take(pool.reshape(-1, pool.shape[-1]), places, axis=0, mode="clip")
+    return jnp.take(jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip")
 
 
 def written(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:
     """Return a pool with new numbers at places; what lies beyond it is left out."""
-    size = pool.shape[-1]
-    flat = pool.reshape(-1, size).at[places.reshape(-1)].set(
-        new.reshape(-1, size).astype(pool.dtype), mode="drop"
+    pool, size = jnp.asarray(pool), pool.shape[-1]
+    flat = (
+        pool.reshape(-1, size)
+        .at[places.reshape(-1)]
+        .set(new.reshape(-1, size).astype(pool.dtype), mode="drop")
     )
     return flat.reshape(pool.shape)

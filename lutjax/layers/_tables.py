@@ -642,7 +642,10 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         """Raise ValueError if counts of keys do not say what a query sees."""
         reasons = {
             "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
-            "n_position_bits": (self.n_position_bits > 0, "counts do not say at which distance a key is; use 0"),
+            "n_position_bits": (
+                self.n_position_bits > 0,
+                "counts do not say at which distance a key is; use 0",
+            ),
             "window": (self.window is not None, "counts do not say which keys are beyond it; leave it out"),
             "causal": (not self.causal, "a query also sees later keys; use causal=True"),
             "pool": (self.pool is not None, "counts do not say in which block a key is; leave it out"),
@@ -751,7 +754,11 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if (value is None) == ("cache_index" not in cache):
-                is_given, what = ("", "each sequence has a cache of its own") if value is not None else ("not ", "the cache is a pool of blocks")
+                is_given, what = (
+                    ("", "each sequence has a cache of its own")
+                    if value is not None
+                    else ("not ", "the cache is a pool of blocks")
+                )
                 raise ValueError(f"{self.layer}: {name} is {is_given}given, but {what}.")
         chunk = self._keys(arrays, self._inputs(x))
         if "cached_counts" in cache:
@@ -850,7 +857,9 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                     f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
                 )
             value = as_int32(value)
-            found.append(jnp.broadcast_to(value.reshape((1,) * (len(shape) - value.ndim) + value.shape), shape))
+            found.append(
+                jnp.broadcast_to(value.reshape((1,) * (len(shape) - value.ndim) + value.shape), shape)
+            )
         return found[0], found[1]
 
     def _check_one_segment(self, segments: Any, what: str) -> None:
@@ -924,7 +933,9 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
     ) -> jax.Array:
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None:
-                raise ValueError(f"{self.layer}: {name} is given, but the call does not decode; it is of caches alone.")
+                raise ValueError(
+                    f"{self.layer}: {name} is given, but the call does not decode; it is of caches alone."
+                )
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if self.pool is not None and block_mask is not None:
             raise ValueError(f"{self.layer}: block_mask is given, but pool is {self.pool}; leave one out.")
@@ -1059,7 +1070,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
 
     @property
     def _has_counts(self) -> bool:
-        """Whether keys are detected by themselves, so that they can be counted."""
+        """True where keys are detected by themselves, so that they can be counted."""
         return bool(self._cached_ids())
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:

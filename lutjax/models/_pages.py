@@ -45,7 +45,9 @@ class Pages:
         self._n_holders = np.zeros((n_blocks,), np.int32)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
         self._block_of: dict[bytes, int] = {}  # full blocks by their name
-        self._after: dict[bytes, dict[int, tuple[int, ...]]] = {}  # blocks by the name of what is before them, with their tokens
+        self._after: dict[
+            bytes, dict[int, tuple[int, ...]]
+        ] = {}  # blocks by the name of what is before them, with their tokens
         self._parent: dict[int, bytes] = {}
 
     @property
@@ -148,7 +150,10 @@ class Pages:
         n = next((n for n in range(len(names), 0, -1) if self._is_seen_cached(names, n)), 0)
         left = tuple(tokens[n * self.size : len(tokens) - 1][: self.size])
         best = max(
-            ((_alike(left, own), block) for block, own in self._after.get(names[n - 1] if n else _ROOT, {}).items()),
+            (
+                (_alike(left, own), block)
+                for block, own in self._after.get(names[n - 1] if n else _ROOT, {}).items()
+            ),
             default=(0, 0),
         )
         return names[:n], (best[1], best[0]) if best[0] else None

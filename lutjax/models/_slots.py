@@ -16,7 +16,6 @@ from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed
 from lutjax.models._pages import Pages, Text
 from lutjax.models.transformer import LUTTransformer
 
-
 _Places = tuple[Array, Array]
 """Tables of blocks of texts, and how many tokens of each are in them."""
 
@@ -283,9 +282,7 @@ class Slots:
     def blocks(self) -> Mapping[str, int]:
         """Number of blocks of the pool: ``all`` of them, those that are ``free``, and those that are ``shared`` by several texts; none without `block_size`."""
         pages = self._pages
-        return (
-            {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
-        )
+        return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
 
     def _n_lacking(self, tokens: np.ndarray) -> int:
         """Return the number of blocks that a text needs for a prompt, the whole of it or as much as is read and seen at a time."""
@@ -431,7 +428,13 @@ def _read(
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _read_blocks(
-    cache: list[jax.Array], kept: list[jax.Array], tokens: Array, n_tokens: Array, places: _Places, *, form: _Form
+    cache: list[jax.Array],
+    kept: list[jax.Array],
+    tokens: Array,
+    n_tokens: Array,
+    places: _Places,
+    *,
+    form: _Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Do what `_read` does, with blocks of a pool: tokens are followed by padding."""
     model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
@@ -456,7 +459,14 @@ def _copied(
 
 @functools.partial(jax.jit, static_argnames="among")
 def _begun(
-    last: jax.Array, keys: jax.Array, logits: Array, key: Array, slot: Array, temperature: Array, *, among: int
+    last: jax.Array,
+    keys: jax.Array,
+    logits: Array,
+    key: Array,
+    slot: Array,
+    temperature: Array,
+    *,
+    among: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Return last tokens and keys with those of one more text."""
     token = drawn(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
@@ -507,7 +517,5 @@ def _stepped(
         model = nnx.merge(form.graphdef, *states)
         _placed(model, places)
         states = nnx.state(model, nnx.Cache), states[1]
-    new, last, tokens = block(
-        form.graphdef, *states, last, of_tokens, temperatures, form.among, segments
-    )
+    new, last, tokens = block(form.graphdef, *states, last, of_tokens, temperatures, form.among, segments)
     return jax.tree.leaves(new), last, tokens.T

@@ -319,7 +319,9 @@ class LUTTransformer(Decoder):
             )
         tables: Any = {"block_tables": None, "cached_lengths": None}
         if blocks is not None:
-            entries = -(-(2 * self.config.context - 1) // blocks[1]) + 1  # of a window, and as many tokens beside it
+            entries = (
+                -(-(2 * self.config.context - 1) // blocks[1]) + 1
+            )  # of a window, and as many tokens beside it
             tables = {
                 "block_tables": nnx.Cache(jnp.full((*batch_shape, entries), -1, jnp.int32)),
                 "cached_lengths": nnx.Cache(jnp.zeros(batch_shape, jnp.int32)),

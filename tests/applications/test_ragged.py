@@ -281,7 +281,7 @@ def test_caches_of_tables_hold_ids():
 
 @pytest.mark.thorough
 def test_counts_remember_the_whole_text():
-    """In memory that is the same for any text, and what was said long before the context counts."""
+    """Show that what was said long before the context counts, in memory that is the same for any text."""
     model, key = model_of("counts"), jax.random.key(0)
     prompts = np.stack(prompts_of((40, 40)))
     prompts[1, 8:] = prompts[0, 8:]

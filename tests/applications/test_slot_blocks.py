@@ -75,7 +75,9 @@ class Blocks(RuleBasedStateMachine):
         text.tokens += data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
         self.pages.slide(text)
         if self.pages.needed(text, n) > self.pages.n_free:
-            with pytest.raises(ValueError, match="Slots: it needs .* let a text leave, or use a larger n_blocks"):
+            with pytest.raises(
+                ValueError, match=r"Slots: it needs .* let a text leave, or use a larger n_blocks"
+            ):
                 self.pages.require(self.pages.needed(text, n), "it needs")
             return
         self.pages.extend(text, n)
@@ -136,7 +138,9 @@ def programs():
 
 @pytest.mark.thorough("tables-4")
 @pytest.mark.fast("tables-4")
-@pytest.mark.parametrize("size", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["tables", pytest.param("pair", marks=pytest.mark.slow)])
 def test_texts_are_continued_as_alone(name, size):
     """Whatever they have in common, and whoever joins and leaves; after `compile` nothing is compiled again."""
@@ -171,12 +175,14 @@ def test_texts_are_continued_as_alone(name, size):
 
 @pytest.mark.thorough
 def test_draws_are_those_of_slots_without_blocks():
-    """With keys and temperatures of texts, and steps of more tokens than the context."""
+    """Draw by keys and temperatures of texts, in steps of more tokens than the context."""
     prompts, keys = prompts_of(5, 17), jax.random.split(jax.random.key(0), 2)
     found = []
     for options in ({}, {"block_size": 5}):
         slots = Slots(model_of(), 2, top_k=5, **options)
-        joined = [slots.join(p, key=k, temperature=t) for p, k, t in zip(prompts, keys, (0.5, 2.0), strict=True)]
+        joined = [
+            slots.join(p, key=k, temperature=t) for p, k, t in zip(prompts, keys, (0.5, 2.0), strict=True)
+        ]
         tokens = slots.step(30)
         found.append([[first, *tokens[slot].tolist()] for slot, first in joined])
     assert found[0] == found[1]
@@ -184,11 +190,13 @@ def test_draws_are_those_of_slots_without_blocks():
 
 @pytest.mark.thorough
 def test_a_common_beginning_is_read_and_stored_once(monkeypatch):
-    """Also after the text that it came from has left, and up to the middle of a block, which is copied."""
+    """Show it after the text that it came from has left, too, and up to the middle of a block, which is copied."""
     (prompt,) = prompts_of(11)
     fed = []
     read = _slots._read_blocks
-    monkeypatch.setattr(_slots, "_read_blocks", lambda *args, **how: fed.append(int(args[3])) or read(*args, **how))
+    monkeypatch.setattr(
+        _slots, "_read_blocks", lambda *args, **how: fed.append(int(args[3])) or read(*args, **how)
+    )
     slots = Slots(model_of(), 3, temperature=0, block_size=4)
     first, token = slots.join(prompt, key=KEY)
     used = slots.blocks["all"] - slots.blocks["free"]

@@ -78,7 +78,7 @@ PARTS = ((LENGTH,), (1,) * LENGTH, (4, 1, 4))
     st.sampled_from(["floats", "integers"]),
 )
 def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
-    """Of any parts and padding, against the definition; in fixed point bit for bit."""
+    """Sum parts of any lengths, with padding, as the definition does; in fixed point bit for bit."""
     is_key = np.reshape(is_key, (2, LENGTH))
     spec = dataclasses.replace(SPEC, accumulate=SUMS[sums])
     arrays, x = arrays_of(seed), np.round(drawn(seed + 1, 2, LENGTH, FEATURES), 1)
@@ -177,7 +177,9 @@ def test_libraries(cached):
         found.append(y)
     np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
 
-    f = hk.transform_with_state(lambda x: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, name="layer")(x))
+    f = hk.transform_with_state(
+        lambda x: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, name="layer")(x)
+    )
     state, found = f.init(jax.random.key(0), parts[0])[1], []
     state["layer"]["anchors"] = arrays["anchors"]
     for part in parts:
@@ -187,7 +189,10 @@ def test_libraries(cached):
 
 
 IMPOSSIBLE = {
-    "positions": ({"n_position_bits": 2, "n_positions": 3}, "as n_position_bits is 2: counts do not say at which distance"),
+    "positions": (
+        {"n_position_bits": 2, "n_positions": 3},
+        "as n_position_bits is 2: counts do not say at which distance",
+    ),
     "a window": ({"window": 3}, "as window is 3: counts do not say which keys are beyond it"),
     "later keys": ({"causal": False}, "as causal is False: a query also sees later keys"),
     "pooled keys": ({"pool": 3}, "as pool is 3: counts do not say in which block"),
@@ -212,9 +217,13 @@ def test_where_counts_do_not_hold(name):
 def test_bad_calls():
     arrays, x = arrays_of(), drawn(1, 2, 3, FEATURES)
     cache = SPEC.empty_cache(x.shape, x.dtype, cached="counts")
-    with pytest.raises(ValueError, match="segments has ids up to 1; a cache of counts holds keys of segment 0"):
+    with pytest.raises(
+        ValueError, match="segments has ids up to 1; a cache of counts holds keys of segment 0"
+    ):
         SPEC.attend_with_cache(arrays, cache, x, np.asarray([[0, 0, 1]], np.int32))
-    with pytest.raises(ValueError, match=r"cached_counts is int32\[2, 4, 4\]; these inputs need int32\[1, 4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"cached_counts is int32\[2, 4, 4\]; these inputs need int32\[1, 4, 4\]"
+    ):
         SPEC.attend_with_cache(arrays, cache, x[:1])
     with pytest.raises(ValueError, match="keys cannot be given when decoding"):
         SPEC.attend_with_cache(arrays, cache, x, keys=x)

@@ -87,7 +87,7 @@ class Sequences:
 @pytest.mark.thorough("pairs", "keys")
 @pytest.mark.parametrize("name", SPECS)
 def test_sequences_in_one_pool(name):
-    """Of different lengths, which come on by different numbers of positions: each is as with a cache of its own."""
+    """Continue sequences of different lengths by different numbers of positions: each is as with a cache of its own."""
     spec = SPECS[name]
 
     @given(
@@ -182,7 +182,9 @@ def test_libraries():
     np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
 
     f = hk.transform_with_state(
-        lambda x, **how: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer")(x, **how)
+        lambda x, **how: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer")(
+            x, **how
+        )
     )
     state, found = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
     for part, n in parts:
