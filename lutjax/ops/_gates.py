@@ -9,6 +9,9 @@ import numpy as np
 
 from lutjax.dispatch.contract import Call, batched, shared
 
+IN_FLOATS = "adds floats: gates and tables over bits in fixed point are for plain JAX"
+"""Why other implementations do not run gates in fixed point."""
+
 
 def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
     """Return the readers of each input among the gates of one device, ``[I, F]``.
