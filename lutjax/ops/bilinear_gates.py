@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
-from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.dispatch.contract import Call, batched, shared
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._gates import IN_FLOATS, readers_of_part
+from lutjax.ops._gates import in_integers, readers_of_part
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
@@ -41,21 +41,6 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
         if self.readers is None:
             return self
         return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BilinearGatesInIntegers(BilinearGates, op="bilinear_gates", features_first=True, output="t"):
-    """The call of `lutjax.bilinear_gates` in fixed point.
-
-    Attributes:
-      accumulate: as the op takes it.
-    """
-
-    accumulate: FixedPoint | None = static(default=None)
-
-    @property
-    def plain(self) -> str | None:
-        return IN_FLOATS
 
 
 def bilinear_gates(
@@ -119,6 +104,6 @@ def bilinear_gates(
     call = (
         BilinearGates(*arrays)
         if accumulate is None
-        else BilinearGatesInIntegers(*arrays, accumulate=accumulate)
+        else in_integers(BilinearGates)(*arrays, accumulate=accumulate)
     )
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
-from lutjax.dispatch.contract import static
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._gates import IN_FLOATS, TableGates
+from lutjax.ops._gates import TableGates, in_integers
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
@@ -19,21 +18,6 @@ from lutjax.values._ids import as_int32, as_jax
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryLut(TableGates, op="binary_lut", features_first=True, output="t"):
     """The call of `lutjax.binary_lut`; see `TableGates`."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BinaryLutInIntegers(BinaryLut, op="binary_lut", features_first=True, output="t"):
-    """The call of `lutjax.binary_lut` in fixed point.
-
-    Attributes:
-      accumulate: as the op takes it.
-    """
-
-    accumulate: FixedPoint | None = static(default=None)
-
-    @property
-    def plain(self) -> str | None:
-        return IN_FLOATS
 
 
 def binary_lut(
@@ -92,6 +76,8 @@ def binary_lut(
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
     arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
     accumulate = _checks.accumulation("binary_lut", accumulate)
-    call = BinaryLut(*arrays) if accumulate is None else BinaryLutInIntegers(*arrays, accumulate=accumulate)
+    call = (
+        BinaryLut(*arrays) if accumulate is None else in_integers(BinaryLut)(*arrays, accumulate=accumulate)
+    )
     y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
     return _nan.shown(y, x)

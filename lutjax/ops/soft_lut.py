@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
-from lutjax.dispatch.contract import static
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._gates import IN_FLOATS, TableGates
+from lutjax.ops._gates import TableGates, in_integers
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
@@ -20,21 +19,6 @@ from lutjax.values._ids import as_int32, as_jax
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftLut(TableGates, op="soft_lut", features_first=True, output="t"):
     """The call of `lutjax.soft_lut`; see `TableGates`."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SoftLutInIntegers(SoftLut, op="soft_lut", features_first=True, output="t"):
-    """The call of `lutjax.soft_lut` in fixed point.
-
-    Attributes:
-      accumulate: as the op takes it.
-    """
-
-    accumulate: FixedPoint | None = static(default=None)
-
-    @property
-    def plain(self) -> str | None:
-        return IN_FLOATS
 
 
 def soft_lut(
@@ -90,5 +74,5 @@ def soft_lut(
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
     arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
     accumulate = _checks.accumulation("soft_lut", accumulate)
-    call = SoftLut(*arrays) if accumulate is None else SoftLutInIntegers(*arrays, accumulate=accumulate)
+    call = SoftLut(*arrays) if accumulate is None else in_integers(SoftLut)(*arrays, accumulate=accumulate)
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

@@ -6,6 +6,7 @@ Products are made from the left, ``(c3 a) b``: nothing is added to them as a flo
 import functools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +14,19 @@ import jax.numpy as jnp
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _wire_gathers
-from lutjax.ops.bilinear_gates import BilinearGatesInIntegers
-from lutjax.ops.binary_lut import BinaryLutInIntegers
-from lutjax.ops.soft_lut import SoftLutInIntegers
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 
+Call = Any
+"""A call of an op on gates with `accumulate`, of `lutjax.ops._gates.in_integers`."""
 
-def forward_of_gates(call: BilinearGatesInIntegers, *, device: Device) -> jax.Array:
+
+def are_in(call: Any) -> bool:
+    """Return whether a call is in fixed point."""
+    return getattr(call, "accumulate", None) is not None
+
+
+def forward_of_gates(call: Call, *, device: Device) -> jax.Array:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     a, b = _wire_gathers.rows(call.x, call.wires, dtype)
     c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
@@ -28,7 +34,7 @@ def forward_of_gates(call: BilinearGatesInIntegers, *, device: Device) -> jax.Ar
 
 
 def backward_of_gates(
-    call: BilinearGatesInIntegers, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     dy, (a, b) = cotangent.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
@@ -42,7 +48,7 @@ def backward_of_gates(
     return found
 
 
-def forward_of_soft_lut(call: SoftLutInIntegers, *, device: Device) -> jax.Array:
+def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
     table, read = _table_and_reads(call)
 
     def add(total: jax.Array, of: Slot) -> tuple[jax.Array, None]:
@@ -55,7 +61,7 @@ def forward_of_soft_lut(call: SoftLutInIntegers, *, device: Device) -> jax.Array
 
 
 def backward_of_soft_lut(
-    call: SoftLutInIntegers, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     table, read = _table_and_reads(call)
     dy = cotangent.astype(table.dtype)
@@ -72,7 +78,7 @@ def backward_of_soft_lut(
 
 
 def backward_of_binary_lut(
-    call: BinaryLutInIntegers, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     table, read = _table_and_reads(call)
     dy, is_set = cotangent.astype(table.dtype), [a > 0 for a in read]
@@ -93,10 +99,8 @@ def backward_of_binary_lut(
 Slot = tuple[jax.Array, jax.Array]
 """Values of a slot of all tables ``[G]``, and its bits ``[n]``."""
 
-Call = BilinearGatesInIntegers | SoftLutInIntegers | BinaryLutInIntegers
 
-
-def _table_and_reads(call: SoftLutInIntegers | BinaryLutInIntegers) -> tuple[jax.Array, list[jax.Array]]:
+def _table_and_reads(call: Call) -> tuple[jax.Array, list[jax.Array]]:
     dtype = accumulator(call.x.dtype, call.table.dtype)
     return call.table.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
 
@@ -113,9 +117,7 @@ def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = Non
     return functools.reduce(operator.mul, factors) if factors else jnp.ones_like(read[0])
 
 
-def _slopes_to_inputs(
-    call: SoftLutInIntegers | BinaryLutInIntegers, table: jax.Array, dy: jax.Array, read: list[jax.Array]
-) -> jax.Array:
+def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
     """Cotangents of inputs, of which the addends are those of each slot."""
 
     def add(totals: list[jax.Array], of: Slot) -> tuple[list[jax.Array], None]:
@@ -133,8 +135,8 @@ def _slopes_to_inputs(
 
 
 def _scale(call: Call) -> FixedPoint:
-    assert call.accumulate is not None
-    return call.accumulate
+    accumulate: FixedPoint = call.accumulate
+    return accumulate
 
 
 def _sum(call: Call, products: Sequence[jax.Array]) -> jax.Array:

@@ -11,7 +11,7 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _integer_gates, _wire_gathers
 from lutjax.kernels._xla._row_gathers import in_sequence, read
-from lutjax.ops.bilinear_gates import BilinearGates, BilinearGatesInIntegers
+from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.values._dtypes import accumulator
 
 # Outputs of a layer that stays in the cache of a CPU; then so does what is made of each of them.
@@ -19,7 +19,7 @@ _SMALL = 2**19
 
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:
-    if isinstance(call, BilinearGatesInIntegers) and call.accumulate is not None:
+    if _integer_gates.are_in(call):
         return _integer_gates.forward_of_gates(call, device=device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     a, b = _wire_gathers.rows(call.x, call.wires, dtype)
@@ -30,7 +30,7 @@ def forward(call: BilinearGates, *, device: Device) -> jax.Array:
 def backward(
     call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if isinstance(call, BilinearGatesInIntegers) and call.accumulate is not None:
+    if _integer_gates.are_in(call):
         return _integer_gates.backward_of_gates(call, cotangent, needs, device=device)
     x, wires, readers = call.x, call.wires, call.readers
     dtype = accumulator(x.dtype, call.coefficients.dtype)

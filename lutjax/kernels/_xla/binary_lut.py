@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _integer_gates, _slot_polynomials, _wire_gathers
-from lutjax.ops.binary_lut import BinaryLut, BinaryLutInIntegers
+from lutjax.ops.binary_lut import BinaryLut
 from lutjax.values._dtypes import accumulator
 
 
@@ -20,7 +20,7 @@ def forward(call: BinaryLut, *, device: Device) -> jax.Array:
 def backward(
     call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if isinstance(call, BinaryLutInIntegers) and call.accumulate is not None:
+    if _integer_gates.are_in(call):
         return _integer_gates.backward_of_binary_lut(call, cotangent, needs, device=device)
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
