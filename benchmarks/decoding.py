@@ -2,9 +2,13 @@
 
 Bytes that a cache keeps of each token, and tokens a second of `generate` for 1, 16 and 256 texts, as a table in Markdown. Models are untrained; the best of
 three calls counts. Both have as many layers and features; `--implementation` chooses that of the tables.
+
+`--slots` measures `lutjax.models.Slots` instead, each text with a cache of its own or all in blocks of a pool: tokens a second of running texts, prompts that are
+read in a second, and bytes that hold their tokens, of prompts that differ and of prompts that have all but their last token in common.
 """
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -12,16 +16,24 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots
 
 FEATURES, CONTEXT, LAYERS, TOKENS, PROMPT = 32, 32, 6, 64, 16
 TEXTS = (1, 16, 256)
+STEP = 8  # tokens of each text in one program of slots
 
 
 def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | GPT]]:
     """The models, by name."""
-    tables = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
-    yield "tables", LUTTransformer(tables, implementation=implementation, rngs=nnx.Rngs(0))
+    usual = LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS)
+    without = dataclasses.replace(usual, n_position_bits=0)
+    of_tables = {
+        "tables": usual,
+        "tables without positions": without,
+        "tables with counts": dataclasses.replace(without, memory="counts"),
+    }
+    for name, config in of_tables.items():
+        yield name, LUTTransformer(config, implementation=implementation, rngs=nnx.Rngs(0))
     for dtype in ("float32", "bfloat16"):
         softmax = GPTConfig(
             features=FEATURES, context=CONTEXT, n_layers=LAYERS, n_heads=4, feed_forward="dense", dtype=dtype
@@ -29,13 +41,15 @@ def models(implementation: str | None) -> Iterator[tuple[str, LUTTransformer | G
         yield f"softmax, {dtype}", GPT(softmax, rngs=nnx.Rngs(0))
 
 
-def bytes_per_token(model: LUTTransformer | GPT) -> float:
-    """Bytes of all arrays that grow with the number of tokens in a cache of one text, for each of these."""
+def bytes_of_text(model: LUTTransformer | GPT) -> str:
+    """Bytes of a cache of one text: for each token of it, or of counts for all, how many there may be."""
     model = nnx.merge(*nnx.split(model))
     model.init_cache((1,))
     held = model.config.context - (1 if isinstance(model, LUTTransformer) else 0)
     caches = jax.tree.leaves(nnx.state(model, nnx.Cache))
-    return sum(a.nbytes for a in caches if held in a.shape) / held
+    if isinstance(model, LUTTransformer) and model.config.memory == "counts":
+        return f"{sum(a.nbytes for a in caches):,} a text"
+    return f"{sum(a.nbytes for a in caches if held in a.shape) / held:,.0f}"
 
 
 def speed(model: LUTTransformer | GPT, texts: int) -> float:
@@ -49,18 +63,89 @@ def speed(model: LUTTransformer | GPT, texts: int) -> float:
     return texts * TOKENS / min(times[1:])
 
 
+def tables(implementation: str | None) -> LUTTransformer:
+    """The model of tables."""
+    return LUTTransformer(
+        LUTTransformerConfig(features=FEATURES, context=CONTEXT, n_layers=LAYERS),
+        implementation=implementation,
+        rngs=nnx.Rngs(0),
+    )
+
+
+def of_slots(model: LUTTransformer, texts: int, block_size: int | None) -> list[str]:
+    """Tokens a second, and prompts a second and bytes of their tokens, of prompts that differ and of those with a common beginning."""
+    slots = Slots(model, texts, temperature=0, block_size=block_size)
+    slots.compile(STEP)
+    rng = np.random.default_rng(0)
+    different = rng.integers(0, 256, (texts, PROMPT)).astype(np.int32)
+    common = np.where(np.arange(PROMPT) < PROMPT - 1, different[0], different)
+    found = []
+    for prompts in (different, common):
+        start = time.perf_counter()
+        for prompt in prompts:
+            slots.join(prompt, key=jax.random.key(0))
+        per_second = texts / (time.perf_counter() - start)
+        found += [f"{per_second:,.0f}", f"{held(model, slots, texts, block_size):,}"]
+        if prompts is different:
+            times = []
+            for _ in range(4):
+                start = time.perf_counter()
+                slots.step(STEP)
+                times.append(time.perf_counter() - start)
+            found.append(f"{texts * STEP / min(times[1:]):,.0f}")
+        for slot in range(texts):
+            slots.leave(slot)
+    return [found[2], *found[:2], *found[3:]]
+
+
+def held(model: LUTTransformer, slots: Slots, texts: int, block_size: int | None) -> int:
+    """Bytes of caches that texts have."""
+    own = nnx.merge(*nnx.split(model))
+    if block_size is None:
+        own.init_cache((texts,))
+        return sum(a.nbytes for a in jax.tree.leaves(nnx.state(own, nnx.Cache)))
+    own.init_cache((texts,), blocks=(1, block_size))
+    tables = own.block_tables[...].nbytes + own.cached_lengths[...].nbytes
+    of_block = sum(a.nbytes for a in jax.tree.leaves(nnx.state(own, nnx.Cache))) - tables
+    return (slots.blocks["all"] - slots.blocks["free"]) * of_block + tables
+
+
+def print_slots(implementation: str | None) -> None:
+    """Print the table of slots."""
+    model = tables(implementation)
+    heads = (
+        "texts",
+        "caches",
+        "tokens/s",
+        "different prompts/s",
+        "bytes",
+        "prompts with a common beginning/s",
+        "bytes",
+    )
+    print(f"| {' | '.join(heads)} |")
+    print("| --- " * len(heads) + "|")
+    for texts in TEXTS:
+        for name, block_size in (("of each text", None), ("in blocks of 8", 8)):
+            row = (str(texts), name, *of_slots(model, texts, block_size))
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--implementation", help="Of the tables: xla or native. Default: the best of this machine."
     )
+    parser.add_argument("--slots", action="store_true", help="Texts that come and go.")
     options = parser.parse_args()
+    if options.slots:
+        print_slots(options.implementation)
+        return
     print(f"| model | bytes a token | {' | '.join(f'{n} texts, tokens/s' for n in TEXTS)} |")
     print("| --- " * (2 + len(TEXTS)) + "|")
     for name, model in models(options.implementation):
         rates = (f"{speed(model, n):,.0f}" for n in TEXTS)
-        print(f"| {name} | {bytes_per_token(model):,.0f} | {' | '.join(rates)} |", flush=True)
+        print(f"| {name} | {bytes_of_text(model)} | {' | '.join(rates)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -696,11 +696,15 @@ def bilinear_gates(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "..."]:
     x, coefficients = jnp.asarray(x), jnp.asarray(coefficients)
     dtype = accumulator(x.dtype, coefficients.dtype)
     a, b = _wired(x, wires, feature_axis, dtype)
     c0, c1, c2, c3 = (_over_samples(c, x.ndim) for c in coefficients.astype(dtype))
+    if accumulate is not None:
+        products = jnp.stack(jnp.broadcast_arrays(c0, c1 * a, c2 * b, c3 * a * b))
+        return _unwired(_sum(products, 0, x.dtype, accumulate), feature_axis, x.dtype)
     return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
 
 
@@ -732,8 +736,10 @@ def logic_gates(
     hard: bool = False,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "..."]:
-    return bilinear_gates(x, gate_coefficients(logits, hard=hard), wires, feature_axis=feature_axis)
+    coefficients = gate_coefficients(logits, hard=hard)
+    return bilinear_gates(x, coefficients, wires, feature_axis=feature_axis, accumulate=accumulate)
 
 
 def logic_trees(
@@ -792,6 +798,7 @@ def soft_lut(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
 ) -> Float[Array, "..."]:
     x, table = jnp.asarray(x), jnp.asarray(table)
     dtype = accumulator(x.dtype, table.dtype)
@@ -800,7 +807,7 @@ def soft_lut(
         bit = (jnp.arange(table.shape[1]) >> place & 1).astype(dtype)
         bit = _over_samples(bit[None], x.ndim)
         share = share * (bit * of_wire[..., None] + (1 - bit) * (1 - of_wire[..., None]))
-    y = jnp.sum(share * _over_samples(table.astype(dtype), x.ndim), -1)
+    y = _sum(share * _over_samples(table.astype(dtype), x.ndim), -1, dtype, accumulate)
     return _unwired(y, feature_axis, x.dtype)
 
 
@@ -811,6 +818,7 @@ def binary_lut(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,  # only the op's gradient is a sum
 ) -> Float[Array, "..."]:
     x, table = jnp.asarray(x), jnp.asarray(table)
     dtype = accumulator(x.dtype, table.dtype)

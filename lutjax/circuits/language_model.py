@@ -229,6 +229,10 @@ def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         raise ValueError(
             "language_model.of: batch_norm is True, which computes with floats between tables; train without it."
         )
+    if config.memory != "window":
+        raise ValueError(
+            f"language_model.of: memory is {config.memory!r}, but programs keep a window of earlier bytes; train with memory='window'."
+        )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
     ffn = [(np.asarray(b.ffn.layer.weights[...]), b.ffn.layer) for b in model.layers if b.ffn is not None]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)

@@ -57,6 +57,11 @@ from lutjax.cli import _run
     help="Bytes of the longest body of a request.",
 )
 @click.option(
+    "--block-size",
+    type=click.IntRange(1),
+    help="Keep the cached bytes of all texts in blocks of so many, of which prompts that begin alike share the first: they are read and stored once. Of models of --model lut.",
+)
+@click.option(
     "--grace",
     type=click.IntRange(0),
     default=30,
@@ -74,6 +79,7 @@ def serve(
     most_tokens: int,
     most_rows: int,
     most_body: int,
+    block_size: int | None,
     grace: int,
 ) -> None:
     """Serve the model in DIR over HTTP: a text model by POST /v1/completions, a classifier by POST /v1/classify.
@@ -88,7 +94,7 @@ def serve(
     with needed_by("lutjax serve"):
         import uvicorn
 
-    limits = Limits(slots, queue, most_prompt, most_tokens, most_rows, most_body)
+    limits = Limits(slots, queue, most_prompt, most_tokens, most_rows, most_body, block_size)
     model = _run.model(folder)
     try:
         app = application(model, model_name or folder.resolve().name, limits)

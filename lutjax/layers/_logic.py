@@ -22,9 +22,10 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
-from lutjax.ops._checks import MAX_WIRES
+from lutjax.ops._checks import MAX_WIRES, accumulation
 from lutjax.values._derivatives import with_derivative_of
 from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import nan_where_apart
 from lutjax.values._wires import check_wires
 from lutjax.wiring._names import EVEN, Wiring, drawn
 
@@ -291,6 +292,7 @@ class _WiredArguments(_LogicArguments):
     wiring: str | Wiring = "balanced"
     candidates: int = 8
     scores_init: Initializer = GAUSSIAN
+    accumulate: lutjax.FixedPoint | None = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -310,6 +312,12 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
+        accumulation(self.layer, self.accumulate)
+        if self.accumulate is not None and self.wiring in wiring.LEARNED:
+            raise ValueError(
+                f"{self.layer}: accumulate is {self.accumulate} and wiring is {self.wiring!r}, whose scores are judged by sums of floats; use a wiring that is "
+                "drawn, or leave accumulate out."
+            )
         if self.wiring in ("windows", "groups"):
             cure = {"windows": "lutjax.wiring.Windows(image_shape)", "groups": "lutjax.wiring.Groups(n)"}
             raise ValueError(
@@ -329,6 +337,11 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
             raise ValueError(
                 f"{self.layer}: wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
             )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        sums = {} if self.accumulate is None else {"accumulate": self.accumulate}
+        return {**super()._options, **sums}
 
     def variables(self) -> tuple[Variable, ...]:
         shape: tuple[int, ...] = (self.out_features, self.arity)
@@ -533,6 +546,7 @@ class LogicGatesArguments(_WiredArguments):
       temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes another
         one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -616,6 +630,7 @@ class LogicRNNArguments(LogicGatesArguments):
         ``in_features + g`` is the state of gate g.
       candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
         `LogicGates`.
+      accumulate: as in `LogicGates`, in each step: sums over steps are of floats.
 
     Raises:
       ValueError: a size is impossible, or a wire is neither an input nor a gate.
@@ -849,7 +864,7 @@ class SoftLUTArguments(_TableArguments):
         input is 1, and 0.1 elsewhere.
       estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
-      candidates, scores_init, temperature, feature_axis, dtype, param_dtype, implementation, wires, deterministic: as in
+      candidates, scores_init, temperature, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in
         `LogicGates`.
 
     Raises:
@@ -950,7 +965,7 @@ class BinaryLUTArguments(_TableArguments):
       estimator: ``"straight_through"`` or ``"soft"``.
       temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
-      candidates, scores_init, feature_axis, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
+      candidates, scores_init, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
@@ -1011,6 +1026,7 @@ class GroupSumArguments(Arguments):
       k: groups, and outputs; it divides the features.
       tau: the sums are divided by it.
       feature_axis: -1, or 0 where features come first.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
 
     Raises:
       ValueError: a size is impossible; in a call, `k` does not divide the features.
@@ -1022,6 +1038,7 @@ class GroupSumArguments(Arguments):
     tau: float | int = 1.0
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
+    accumulate: lutjax.FixedPoint | None = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -1042,6 +1059,7 @@ class GroupSumSpec(GroupSumArguments, Spec):
         self._require_size("k", 1)
         self._require_positive("tau")
         self._require_one_of("feature_axis", (-1, 0))
+        accumulation(self.layer, self.accumulate)
 
     @names_layer
     def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
@@ -1052,7 +1070,15 @@ class GroupSumSpec(GroupSumArguments, Spec):
                 f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of "
                 f"the {self.k} groups."
             )
-        return _sums_of_groups(x, self.k, self.feature_axis) / jnp.asarray(self.tau, x.dtype)
+        sums = _sums_of_groups(x, self.k, self.feature_axis)
+        if self.accumulate is not None:
+            addends = self.accumulate.quantised(jax.lax.stop_gradient(jnp.asarray(x)))
+            totals = _sums_of_groups(addends, self.k, self.feature_axis).astype(jnp.int32)
+            fixed = self.accumulate.total(totals, x.dtype)
+            if self.accumulate.checked:
+                fixed = nan_where_apart(fixed, jax.lax.stop_gradient(sums), self.accumulate)
+            sums = with_derivative_of(fixed, sums)
+        return sums / jnp.asarray(self.tau, x.dtype)
 
 
 @dataclasses.dataclass(eq=False)

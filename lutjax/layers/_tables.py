@@ -16,14 +16,17 @@ from lutjax._arguments import require_array, shown
 from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
+from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
-from lutjax.ops import _checks
+from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets
 from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges, check_bounds, check_ids
+from lutjax.values._ids import as_int32, is_concrete
 
 TARGET_LISTS = ("row", "table", "layer")
+CACHED = ("keys", "ids", "counts")
 
 
 def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -502,7 +505,8 @@ class LUTAttentionArguments(_TableArguments):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
+        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
       in_features, out_features, n_detectors, epsilon: as in `LUT`.
@@ -518,6 +522,12 @@ class LUTAttentionArguments(_TableArguments):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
         those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes for each detector in
+        place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
+        before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
+        texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are; calls then say
+        which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
         `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
       n_targets: as in `SparseLUT`. By default rows reach all outputs.
@@ -537,6 +547,8 @@ class LUTAttentionArguments(_TableArguments):
     window: int | None = None
     causal: bool = True
     decode: bool = False
+    cached: str = "keys"
+    blocks: tuple[int, int] | None = None
     pool: int | None = None
     n_targets: int | None = None
     targets_per: str = "row"
@@ -575,6 +587,11 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
                     f"{self.layer}: pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given "
                     "all keys."
                 )
+        if self.cached not in CACHED:
+            raise ValueError(f"{self.layer}: cached is {shown(self.cached)}; expected one of {CACHED}.")
+        if self.cached == "counts":
+            self._check_counts()
+        self._check_blocks(self.cached, self.blocks)
         if not self.n_position_bits:
             return
         if not self.n_positions:
@@ -621,31 +638,89 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             )
         return capacity
 
+    def _check_counts(self) -> None:
+        """Raise ValueError if counts of keys do not say what a query sees."""
+        reasons = {
+            "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
+            "n_position_bits": (
+                self.n_position_bits > 0,
+                "counts do not say at which distance a key is; use 0",
+            ),
+            "window": (self.window is not None, "counts do not say which keys are beyond it; leave it out"),
+            "causal": (not self.causal, "a query also sees later keys; use causal=True"),
+            "pool": (self.pool is not None, "counts do not say in which block a key is; leave it out"),
+            "targets": (
+                self._targets_shape is not None and self._targets_shape[:2] != (1, 1),
+                'counted rows have one list of targets; use targets_per="layer"',
+            ),
+        }
+        for name, (wrong, rule) in reasons.items():
+            if wrong:
+                value = list(self._targets_shape or ()) if name == "targets" else shown(getattr(self, name))
+                raise ValueError(f"{self.layer}: there is no cache of counts, as {name} is {value}: {rule}.")
+
+    def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
+        """Raise ValueError if there is no cache in blocks of this number and size."""
+        if blocks is None:
+            return
+        if not (
+            isinstance(blocks, tuple | list)
+            and len(blocks) == 2
+            and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)
+        ):
+            raise ValueError(
+                f"{self.layer}: blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
+            )
+        if cached == "counts":
+            raise ValueError(
+                f"{self.layer}: blocks is {shown(blocks)}, but the cache keeps counts, which have no places; use ids."
+            )
+
     @property
     def cache_names(self) -> tuple[str, ...]:
-        """Names of the variables of the cache."""
-        return (*self._cached(jnp.float32), "cached_segments", "cache_index")
+        """Names of the variables of a cache of keys or ids, and of counts."""
+        keys = (*self._cached(jnp.float32), "cached_segments", "cache_index")
+        return (*keys, "cached_counts") if self._has_counts else keys
 
     def empty_cache(
-        self, input_shape: tuple[int, ...], dtype: DTypeLike, *, ids: bool = False
+        self,
+        input_shape: tuple[int, ...],
+        dtype: DTypeLike,
+        *,
+        cached: str | None = None,
+        blocks: tuple[int, int] | None = None,
     ) -> dict[str, jax.Array]:
         """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
 
         Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
-        says of which segment each is: -1 where there is no key.
+        says of which segment each is: -1 where there is no key. Counts have neither places nor segments. A pool of blocks has keys alone.
 
         Args:
-          ids: keep of a key the ids of its rows alone, in as few bytes as hold them, and not what its gradient needs: pairs with
-            keys of earlier calls have a gradient of the table alone. Where keys are not detected by themselves it changes nothing.
+          cached: what it keeps, as the layer's `cached`, which is the default: of ids as few bytes as hold them. Pairs with keys of earlier
+            calls then have a gradient of the table alone. Where keys are not detected by themselves ids change nothing.
+          blocks: number and size of the blocks of a pool, as the layer's `blocks`, which is the default.
+
+        Raises:
+          ValueError: it is impossible for this layer.
         """
         *batch, _, _ = input_shape
+        cached = self.cached if cached is None else cached
+        blocks = self.blocks if blocks is None else blocks
+        self._check_blocks(cached, blocks)
+        if cached == "counts":
+            self._check_counts()
+            shape = (*batch, self.n_detectors, 2**self.n_anchors)
+            return {"cached_counts": jnp.zeros(shape, jnp.int32), "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
+        places = (*batch, self.capacity) if blocks is None else tuple(blocks)
         cache = {
-            name: jnp.zeros((*batch, self.capacity, size), kept)
-            for name, (size, kept) in (self._cached_ids() if ids else self._cached(dtype)).items()
+            name: jnp.zeros((*places, size), kept)
+            for name, (size, kept) in (
+                (self._cached_ids() if cached == "ids" else {}) or self._cached(dtype)
+            ).items()
         }
-        if not cache:
-            return self.empty_cache(input_shape, dtype)
+        if blocks is not None:
+            return cache
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
         return {**cache, "cached_segments": segments, "cache_index": jnp.zeros((), jnp.int32)}
 
@@ -656,6 +731,9 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         cache: Arrays,
         x: Float[Array, "*batch length inputs"],
         segments: Int[Array, "*#batch length"] | None = None,
+        *,
+        block_tables: Int[Array, "*#batch entries"] | None = None,
+        lengths: Int[Array, "*#batch"] | None = None,
         **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
         """Attend from the positions in `x` to those before them, in `x` and in the cache.
@@ -664,6 +742,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
 
         Args:
           segments: ids of the new positions from 0 on; negative for padding, which sees nothing and is not seen. None: all 0.
+          block_tables, lengths: of a pool of blocks, as a call takes them.
 
         Returns:
           The outputs, and the cache with the latest keys.
@@ -673,23 +752,47 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             raise ValueError(
                 f"{self.layer}: {given[0]} cannot be given when decoding: the cache has the keys."
             )
+        for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
+            if (value is None) == ("cache_index" not in cache):
+                is_given, what = (
+                    ("", "each sequence has a cache of its own")
+                    if value is not None
+                    else ("not ", "the cache is a pool of blocks")
+                )
+                raise ValueError(f"{self.layer}: {name} is {is_given}given, but {what}.")
         chunk = self._keys(arrays, self._inputs(x))
+        if "cached_counts" in cache:
+            return self._attend_to_counts(arrays, cache, chunk, segments)
+        if block_tables is not None:
+            return self._attend_to_blocks(arrays, cache, chunk, segments, block_tables, lengths)
         self._check_cache(cache, chunk)
-        keys = {}
-        for name, new in chunk.items():
-            held = cache.get(name)
-            if held is None:  # the cache has ids alone
-                held = jnp.zeros((*new.shape[:-2], self.capacity, new.shape[-1]), new.dtype)
-            keys[name] = _appended(jnp.asarray(held).astype(new.dtype), new, -2)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
-        if segments is None:
-            of_queries = jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
-        else:
-            given_ids, _ = _checks.segments(
-                self.layer, segments, segments, tuple(batch), length, length, ("segments", "segments")
-            )
-            of_queries = jnp.maximum(jnp.asarray(given_ids), _PADDING)
-        of_keys = _appended(cache["cached_segments"], jnp.broadcast_to(of_queries, (*batch, length)), -1)
+        of_queries = self._segments_of(segments, tuple(batch), length)
+        y, keys, of_keys = self._attend_to_held(arrays, chunk, cache, cache["cached_segments"], of_queries)
+        latest = {
+            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
+            for name, array in keys.items()
+            if name in cache
+        }
+        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
+        return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+
+    def _attend_to_held(
+        self, arrays: Arrays, chunk: Arrays, held: Arrays, of_held: Any, of_queries: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+        """Attend to keys that are held, as many as a query can see, and to new ones; return outputs, and all keys and their segments.
+
+        Args:
+          chunk: the new keys. of_held, of_queries: segments of the held ones and of the new ones.
+        """
+        capacity, keys = self.capacity, {}
+        for name, new in chunk.items():
+            old = held.get(name)
+            if old is None:  # the cache has ids alone
+                old = jnp.zeros((*new.shape[:-2], capacity, new.shape[-1]), new.dtype)
+            keys[name] = _appended(jnp.asarray(old).astype(new.dtype), new, -2)
+        shape = next(iter(chunk.values())).shape[:-1]
+        of_keys = _appended(of_held, jnp.broadcast_to(of_queries, shape), -1)
         y = self._attend(
             arrays,
             chunk,
@@ -701,13 +804,103 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
             query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
             key_segments=of_keys,
         )
-        latest = {
-            name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
-            for name, array in keys.items()
-            if name in cache
-        }
-        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
-        return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
+        return y, keys, of_keys
+
+    def _attend_to_blocks(
+        self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Do what `attend_with_cache` does, with the keys of all sequences in blocks."""
+        *batch, length, _ = next(iter(chunk.values())).shape
+        kept = {n: jnp.dtype(kind) for n, (_, kind) in self._cached_ids().items()}
+        if set(cache) >= set(chunk):
+            kept = {name: new.dtype for name, new in chunk.items()}
+        n_blocks, size = next(iter(cache.values())).shape[:2]
+        for name, dtype in kept.items():
+            expected = (n_blocks, size, chunk[name].shape[-1])
+            if cache[name].shape != expected or cache[name].dtype != dtype:
+                raise ValueError(
+                    f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs need {dtype}{list(expected)}. "
+                    "Make the cache for this dtype."
+                )
+        places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
+        if places.held < self.capacity:
+            raise ValueError(
+                f"{self.layer}: block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.held} places, but a query sees "
+                f"{self.capacity} keys; give tables of at least {-(-self.capacity // size)} entries, -1 where there is no block."
+            )
+        self._check_one_segment(segments, "a pool of blocks")
+        of_queries = self._segments_of(segments, tuple(batch), length)
+        at, there = places.latest(self.capacity)
+        held = {name: _pages.read(cache[name], at) for name in kept}
+        of_held = jnp.where(there, 0, _PADDING).astype(jnp.int32)
+        y, _, _ = self._attend_to_held(arrays, chunk, held, of_held, jnp.minimum(of_queries, 0))
+        new = places.new(jnp.broadcast_to(of_queries > _PADDING, (*batch, length)))
+        return y, {name: _pages.written(cache[name], new, chunk[name]) for name in kept}
+
+    def _tables_of(
+        self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return tables and lengths of all sequences, checked."""
+        n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
+        found = []
+        for name, value, shape in (
+            ("block_tables", block_tables, (*batch, n_entries)),
+            ("lengths", lengths, batch),
+        ):
+            _checks.integers(self.layer, name, value, None, "")
+            fits = value.ndim <= len(shape) and all(
+                a in (1, b) for a, b in zip(reversed(value.shape), reversed(shape), strict=False)
+            )
+            if not fits or not n_entries:
+                raise ValueError(
+                    f"{self.layer}: {name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
+                    f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
+                )
+            value = as_int32(value)
+            found.append(
+                jnp.broadcast_to(value.reshape((1,) * (len(shape) - value.ndim) + value.shape), shape)
+            )
+        return found[0], found[1]
+
+    def _check_one_segment(self, segments: Any, what: str) -> None:
+        """Raise ValueError if ids of segments are known, and of several."""
+        if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
+            raise ValueError(
+                f"{self.layer}: segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
+                "negative ids for padding. Use a cache of ids of its own for each sequence."
+            )
+
+    def _segments_of(self, segments: Any, batch: tuple[int, ...], length: int) -> jax.Array:
+        """Return segments of new positions as the cache keeps them; without axes of the batch where they are not given."""
+        if segments is None:
+            return jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
+        given_ids, _ = _checks.segments(
+            self.layer, segments, segments, batch, length, length, ("segments", "segments")
+        )
+        return jnp.maximum(jnp.asarray(given_ids), _PADDING)
+
+    def _attend_to_counts(
+        self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Do what `attend_with_cache` does, with a cache of counts."""
+        index = chunk["cached_key_index"]
+        *batch, length, n_detectors = index.shape
+        counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
+        if counts.shape != expected or counts.dtype != jnp.int32:
+            raise ValueError(
+                f"{self.layer}: cached_counts is {counts.dtype}{list(counts.shape)}; these inputs need int32{list(expected)}. "
+                "Make the cache for this batch."
+            )
+        of_queries = self._segments_of(segments, tuple(batch), length)
+        self._check_one_segment(segments, "a cache of counts")
+        is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
+        weights, targets = self._cast(arrays["weights"]), arrays.get("targets")
+        _, finish = _edges.of_rows(
+            self.layer, weights, targets, None if targets is None else self.n_outputs
+        )  # one list
+        y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
+        count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
+        return finish(y), {"cached_counts": counts, "cache_index": count}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
         kept = {name: new.dtype for name, new in chunk.items() if name in cache}
@@ -735,7 +928,14 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         key_start: Integer | Int[Array, "*#batch"] | None = None,
         block_mask: Any = None,
         block_sizes: Any = None,
+        block_tables: Any = None,
+        lengths: Any = None,
     ) -> jax.Array:
+        for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
+            if value is not None:
+                raise ValueError(
+                    f"{self.layer}: {name} is given, but the call does not decode; it is of caches alone."
+                )
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if self.pool is not None and block_mask is not None:
             raise ValueError(f"{self.layer}: block_mask is given, but pool is {self.pool}; leave one out.")
@@ -868,6 +1068,11 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         """Return the same of a cache of ids; nothing where keys are not detected by themselves."""
         return {}
 
+    @property
+    def _has_counts(self) -> bool:
+        """True where keys are detected by themselves, so that they can be counted."""
+        return bool(self._cached_ids())
+
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
         raise NotImplementedError
@@ -888,6 +1093,8 @@ def attention_call(
     key_start: Integer | Int[Array, "*#batch"] | None = None,
     block_mask: Bool[Array, "_ _"] | None = None,
     block_sizes: tuple[int, int] | int | None = None,
+    block_tables: Int[Array, "*#batch entries"] | None = None,
+    lengths: Int[Array, "*#batch"] | None = None,
     decode: bool | None = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
@@ -903,6 +1110,10 @@ def attention_call(
       key_start: the same of the first key.
       block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
       block_sizes: queries and keys of a block, or one number for both.
+      block_tables: where the cache is a pool of blocks, the ids of the blocks of each sequence, ``[..., M]``, -1 for none: position ``p`` lies in
+        block ``block_tables[p // size % M]``, at ``p % size`` there. Blocks that sequences share are read by all; new positions are written
+        to the blocks of their places, which no other sequence may have. Padding comes after new positions there.
+      lengths: positions of each sequence that are in the blocks, ``[...]``; they go together.
       decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
         the layer's own `decode`.
 
@@ -916,6 +1127,8 @@ def attention_call(
         "key_start": key_start,
         "block_mask": block_mask,
         "block_sizes": block_sizes,
+        "block_tables": block_tables,
+        "lengths": lengths,
     }
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
@@ -1011,8 +1224,9 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
     Args:
       in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
         implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, pool, n_targets, targets_per, targets: as
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, blocks, pool, n_targets, targets_per, targets: as
         in `LUTAttention`.
+      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
       interleave: whether the joint vector takes one value of each part in turn, which needs
         ``n_position_bits == in_features``, or one part after the other.
 

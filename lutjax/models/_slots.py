@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,11 @@ from jaxtyping import Int
 
 from lutjax._typing import Array
 from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed, noise_of, typed_key
+from lutjax.models._pages import Pages, Text
+from lutjax.models.transformer import LUTTransformer
+
+_Places = tuple[Array, Array]
+"""Tables of blocks of texts, and how many tokens of each are in them."""
 
 
 class Slots:
@@ -22,15 +27,21 @@ class Slots:
     rounding, whatever texts are beside it: its tokens are a function of its prompt, key and temperature. Nothing is compiled again when texts join and
     leave: a step is one program, for each number of tokens, and prompts are read in parts of few lengths, powers of two up to the context.
 
-    Caches have the memory of `n_slots` texts, and of one more for each text whose prompt is being read.
+    Caches have the memory of `n_slots` texts, and of one more for each text whose prompt is being read; with `block_size` that of a pool of blocks alone.
+
+    With `block_size` the tokens of all texts are in blocks of a pool. Texts that begin alike have the blocks of their beginning in common, which are read and stored once, also if one
+    has left before the other joins; where they differ in the middle of a block, it is copied before it is written to. Where blocks run out, `begin`, `join`, `read` and
+    `step` raise an error before anything runs: let a text leave, and call again.
 
     Args:
       model: a `GPT` or `LUTTransformer`; later changes of it are not seen.
       n_slots: largest number of texts at a time.
       temperature, top_k: as in `generate`; a text may have a temperature of its own.
+      block_size: tokens of a block of the pool, for a `LUTTransformer` that remembers a window. None: each text has caches of its own.
+      n_blocks: blocks of the pool; by default as many as never run out.
 
     Raises:
-      ValueError: there is no slot, or an option is out of range.
+      ValueError: there is no slot, or an option is out of range or of another model.
 
     Source: docs/semantics.md, section 5.
 
@@ -50,7 +61,14 @@ class Slots:
     """
 
     def __init__(
-        self, model: Decoder, n_slots: int, *, temperature: float | int = 1.0, top_k: int | None = None
+        self,
+        model: Decoder,
+        n_slots: int,
+        *,
+        temperature: float | int = 1.0,
+        top_k: int | None = None,
+        block_size: int | None = None,
+        n_blocks: int | None = None,
     ):
         if not isinstance(n_slots, int) or n_slots < 1:
             raise ValueError(f"Slots: n_slots is {n_slots!r}; there must be at least 1.")
@@ -58,17 +76,19 @@ class Slots:
         self.n_slots = n_slots
         self._temperature = temperature
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
-        graphdef, cache, kept = _parts_of(model, n_slots)
+        self._pages = _pages_of(model, n_slots, block_size, n_blocks)
+        graphdef, cache, kept = _parts_of(model, n_slots, self._pages)
         # Arrays alone go in and out: states are slow to take apart for each step.
         self._cache, caches = jax.tree.flatten(cache)
         self._kept, others = jax.tree.flatten(kept)
-        self._empty = jax.tree.leaves(_parts_of(model, 1)[1])
+        self._empty = [] if self._pages else jax.tree.leaves(_parts_of(model, 1, None)[1])
         self._form = _Form(graphdef, caches, others, top_k or self._vocab_size)
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
         self._temperatures = np.zeros((n_slots,), np.float32)
         self._counts = np.zeros((n_slots,), np.int32)  # of tokens drawn of each text; 0 where there is none
         self._reading: dict[int, _Reading] = {}
+        self._texts: dict[int, Text] = {}  # with blocks of a pool
 
     @property
     def free(self) -> int:
@@ -101,6 +121,10 @@ class Slots:
             if length == 1:
                 self.step(count)
             self.leave(slot)
+            if self._pages:
+                self._pages.forget()  # each prompt is read as a whole
+        if self._pages:
+            self._cache = _copied(self._cache, self._kept, np.int32(0), np.int32(0), form=self._form)
 
     def join(
         self,
@@ -117,11 +141,15 @@ class Slots:
           temperature: of this text; by default that of all.
 
         Raises:
-          ValueError: there is no free slot, the prompt is no list of tokens, or the temperature is negative.
+          ValueError: there is no free slot, the prompt is no list of tokens, the temperature is negative, or the pool has too few free blocks.
         """
         slot = self.begin(prompt, key=key, temperature=temperature)
-        while (token := self.read(slot)) is None:
-            pass
+        try:
+            while (token := self.read(slot)) is None:
+                pass
+        except ValueError:
+            self.leave(slot)
+            raise
         return slot, token
 
     def begin(
@@ -163,7 +191,11 @@ class Slots:
             raise ValueError(f"Slots: all {self.n_slots} slots have a text; let one leave first.")
         slot = min(set(range(self.n_slots)).difference(self._taken))
         tokens = np.clip(tokens, 0, self._vocab_size - 1).astype(np.int32)
-        self._reading[slot] = _Reading(_in_parts(tokens, self._context), key, self._empty)
+        if self._pages:
+            self._pages.require(self._n_lacking(tokens), f"a prompt of {tokens.size} tokens needs")
+            self._reading[slot], self._texts[slot] = _Reading([], key, []), Text(tokens.tolist())
+        else:
+            self._reading[slot] = _Reading(_in_parts(tokens, self._context), key, self._empty)
         self._temperatures[slot] = temperature
         return slot
 
@@ -171,10 +203,12 @@ class Slots:
         """Read the next part of a prompt, at most as long as the context; return the first token that follows after the last part, else None.
 
         Raises:
-          ValueError: no prompt is being read into this slot.
+          ValueError: no prompt is being read into this slot, or the pool has too few free blocks: then it may be called again.
         """
         if slot not in self._reading:
             raise ValueError(f"Slots: slot is {slot}; prompts are being read in {self.reading}.")
+        if self._pages:
+            return self._read_pages(slot, self._pages)
         text = self._reading[slot]
         text.cache, logits = _read(text.cache, self._kept, *text.parts.pop(0), form=self._form)
         if text.parts:
@@ -202,13 +236,16 @@ class Slots:
           count: number of tokens of each text, in one program, which is compiled once for each such number.
 
         Raises:
-          ValueError: it is no number from 1 on.
+          ValueError: it is no number from 1 on, or the pool has too few free blocks: let a text leave, and call again.
         """
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"Slots: count is {count!r}; it must be at least 1.")
         there = np.flatnonzero(self._counts)
         if not there.size:
             return {}
+        if self._pages and count > self._context:  # more than a table has room for
+            first, second = self.step(self._context), self.step(count - self._context)
+            return {slot: np.concatenate([first[slot], second[slot]]) for slot in first}
         self._cache, self._last, found = _stepped(
             self._cache,
             self._kept,
@@ -216,11 +253,16 @@ class Slots:
             self._keys,
             self._counts.copy(),
             self._temperatures.copy(),
+            self._extended(there, count),
             count=count,
             form=self._form,
         )
         self._counts[there] += count
         tokens = np.asarray(found)
+        if self._pages:
+            for slot in there.tolist():
+                self._texts[slot].tokens += tokens[slot].tolist()
+                self._pages.cached(self._texts[slot], count)
         return {int(slot): tokens[slot] for slot in there}
 
     def leave(self, slot: int) -> None:
@@ -233,6 +275,76 @@ class Slots:
             raise ValueError(f"Slots: slot is {slot}; the texts are in {self._taken}.")
         self._reading.pop(slot, None)
         self._counts[slot] = 0
+        if self._pages:
+            self._pages.leave(self._texts.pop(slot))
+
+    @property
+    def blocks(self) -> Mapping[str, int]:
+        """Number of blocks of the pool: ``all`` of them, those that are ``free``, and those that are ``shared`` by several texts; none without `block_size`."""
+        pages = self._pages
+        return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
+
+    def _n_lacking(self, tokens: np.ndarray) -> int:
+        """Return the number of blocks that a text needs for a prompt, the whole of it or as much as is read and seen at a time."""
+        assert self._pages is not None
+        size = self._pages.size
+        cached = self._pages.n_cached(tokens.tolist())
+        return min(-(-tokens.size // size) - cached, -(-(2 * self._context - 1) // size) + 1)
+
+    def _extended(self, there: np.ndarray, count: int) -> _Places | None:
+        """Give texts the blocks of so many more tokens; return where those of all slots are, None without a pool."""
+        if self._pages is None:
+            return None
+        texts = [self._texts[slot] for slot in there.tolist()]
+        for text in texts:
+            self._pages.slide(text)
+        lacking = sum(self._pages.needed(text, count) for text in texts)
+        self._pages.require(lacking, f"{count} more tokens of {len(texts)} texts need")
+        for text in texts:
+            self._pages.extend(text, count)
+        return self._places(range(self.n_slots))
+
+    def _places(self, slots: Sequence[int]) -> _Places:
+        """Return tables of blocks and lengths of the texts of slots."""
+        assert self._pages is not None
+        texts = [self._texts.get(slot) for slot in slots]
+        lengths = [0 if text is None else text.length for text in texts]
+        return np.stack([self._pages.table(text) for text in texts]), np.asarray(lengths, np.int32)
+
+    def _read_pages(self, slot: int, pages: Pages) -> int | None:
+        """Do what `read` does, with blocks of a pool."""
+        text, reading = self._texts[slot], self._reading[slot]
+        if not text.length:
+            copied = pages.begin(text)
+            if copied is not None:
+                self._cache = _copied(self._cache, self._kept, *map(np.int32, copied), form=self._form)
+        n = min(len(text.tokens) - text.length, self._context)
+        pages.slide(text)
+        pages.require(pages.needed(text, n), f"{n} more tokens of a prompt need")
+        pages.extend(text, n)
+        padded = min(1 << (n - 1).bit_length(), self._context)
+        part = np.zeros((1, padded), np.int32)
+        part[0, :n] = text.tokens[text.length : text.length + n]
+        self._cache, logits = _read_blocks(
+            self._cache, self._kept, part, np.int32(n), self._places([slot]), form=self._form
+        )
+        pages.cached(text, n)
+        if text.length < len(text.tokens):
+            return None
+        self._last, self._keys = _begun(
+            self._last,
+            self._keys,
+            logits,
+            reading.key,
+            np.int32(slot),
+            self._temperatures[slot],
+            among=self._form.among,
+        )
+        del self._reading[slot]
+        self._counts[slot] = 1
+        token = int(self._last[slot])
+        text.tokens.append(token)
+        return token
 
 
 class _Form(NamedTuple):
@@ -257,11 +369,38 @@ class _Reading:
     cache: list[jax.Array]
 
 
-def _parts_of(model: Decoder, n_texts: int) -> Any:
+def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> Pages | None:
+    """Return the blocks of a pool for slots, None if it is not asked for; raise ValueError if there is none."""
+    for name, value in {"block_size": block_size, "n_blocks": n_blocks}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"Slots: {name} is {value!r}; there must be at least 1.")
+    if block_size is None:
+        if n_blocks is not None:
+            raise ValueError(f"Slots: n_blocks is {n_blocks}, but block_size is not given; they go together.")
+        return None
+    if not isinstance(model, LUTTransformer) or model.config.memory != "window":
+        what = "remembers counts" if isinstance(model, LUTTransformer) else "keeps keys and values"
+        raise ValueError(
+            f"Slots: block_size is {block_size}, but this {type(model).__name__} {what}; blocks are for a LUTTransformer with memory='window'. "
+            "Leave block_size out."
+        )
+    window = model.config.context - 1
+    width = -(-(window + model.config.context) // block_size) + 1
+    return Pages(n_slots * width if n_blocks is None else n_blocks, block_size, window, width)
+
+
+def _parts_of(model: Decoder, n_texts: int, pages: Pages | None) -> Any:
     """Return the graph of a model, empty caches of texts, and all else."""
     own: Any = nnx.merge(*nnx.split(model))
-    own.init_cache((n_texts,))
+    own.init_cache((n_texts,), **({} if pages is None else {"blocks": (pages.n_blocks, pages.size)}))
     return nnx.split(own, nnx.Cache, ...)
+
+
+def _placed(model: Any, places: Any) -> None:
+    """Say where the cached tokens of a model's texts are."""
+    tables, lengths = places
+    model.block_tables.set_value(jnp.asarray(tables))
+    model.cached_lengths.set_value(jnp.asarray(lengths))
 
 
 def _in_parts(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -288,6 +427,53 @@ def _read(
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
+def _read_blocks(
+    cache: list[jax.Array],
+    kept: list[jax.Array],
+    tokens: Array,
+    n_tokens: Array,
+    places: _Places,
+    *,
+    form: _Form,
+) -> tuple[list[jax.Array], jax.Array]:
+    """Do what `_read` does, with blocks of a pool: tokens are followed by padding."""
+    model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
+    held = model.block_tables[...], model.cached_lengths[...]
+    _placed(model, places)
+    segments = jnp.where(jnp.arange(tokens.shape[1], dtype=jnp.int32) < n_tokens, 0, -1)[None]
+    z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments)
+    logits = model.unembed(jax.lax.dynamic_index_in_dim(z, n_tokens - 1, 1, keepdims=False))
+    _placed(model, held)  # those of all slots, so that caches keep their shapes
+    return jax.tree.leaves(nnx.state(model, nnx.Cache)), logits
+
+
+@functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
+def _copied(
+    cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: _Form
+) -> list[jax.Array]:
+    """Return caches with a copy of a block."""
+    model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
+    model.copy_block(source, target)
+    return jax.tree.leaves(nnx.state(model, nnx.Cache))
+
+
+@functools.partial(jax.jit, static_argnames="among")
+def _begun(
+    last: jax.Array,
+    keys: jax.Array,
+    logits: Array,
+    key: Array,
+    slot: Array,
+    temperature: Array,
+    *,
+    among: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Return last tokens and keys with those of one more text."""
+    token = drawn(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
+    return last.at[slot].set(token[0]), keys.at[slot].set(key)
+
+
+@functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _joined(
     cache: list[jax.Array],
     kept: list[jax.Array],
@@ -304,9 +490,8 @@ def _joined(
     """Return caches, last tokens and keys with those of one more text."""
     many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
     many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
-    noise = noise_of(jax.random.fold_in(key, 0), (1,), form.among)
-    token = drawn(logits, noise, temperature)
-    return jax.tree.leaves(nnx.state(many, nnx.Cache)), last.at[slot].set(token[0]), keys.at[slot].set(key)
+    begun = _begun(last, keys, logits, key, slot, temperature, among=form.among)
+    return jax.tree.leaves(nnx.state(many, nnx.Cache)), *begun
 
 
 @functools.partial(jax.jit, static_argnames=("count", "form"), donate_argnums=0)
@@ -317,6 +502,7 @@ def _stepped(
     keys: jax.Array,
     counts: Array,
     temperatures: Array,
+    places: _Places | None,
     *,
     count: int,
     form: _Form,
@@ -326,7 +512,10 @@ def _stepped(
     segments = jnp.where(counts > 0, 0, -1)[:, None]
     numbers = counts[None] + jnp.arange(count, dtype=jnp.int32)[:, None]
     of_tokens = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(keys, numbers)
-    new, last, tokens = block(
-        form.graphdef, *form.states(cache, kept), last, of_tokens, temperatures, form.among, segments
-    )
+    states = form.states(cache, kept)
+    if places is not None:
+        model = nnx.merge(form.graphdef, *states)
+        _placed(model, places)
+        states = nnx.state(model, nnx.Cache), states[1]
+    new, last, tokens = block(form.graphdef, *states, last, of_tokens, temperatures, form.among, segments)
     return jax.tree.leaves(new), last, tokens.T

@@ -18,6 +18,7 @@ from lutjax.models._fields import check_names, one_of
 from lutjax.values._dtypes import FLOATS, accumulator
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
+MEMORY = ("window", "counts")
 
 
 class Embedding(nnx.Variable):
@@ -40,6 +41,9 @@ class LUTTransformerConfig(Config):
       shared_positions: all detectors of a layer read the same positions, or each its own.
       attention: ``"concatenated"``, ``"pair"`` or ``"pair_interleaved"`` (which needs
         ``n_position_bits == features``).
+      memory: what attention remembers of earlier tokens: those of the ``"window"`` of ``context - 1`` positions; or, without positional bits and
+        where attention is ``"concatenated"``, ``"counts"``: how many tokens had each row, of the whole text before, in the same memory
+        whatever its length.
       ffn: whether tables follow attention in each layer.
       ffn_detectors: their detectors.
       ffn_anchors: anchor pairs of each.
@@ -73,6 +77,7 @@ class LUTTransformerConfig(Config):
     n_position_bits: int = 4
     shared_positions: bool = False
     attention: str = one_of(ATTENTION, "concatenated")
+    memory: str = one_of(MEMORY, "window")
     ffn: bool = True
     ffn_detectors: int = 16
     ffn_anchors: int = 10
@@ -92,6 +97,11 @@ class LUTTransformerConfig(Config):
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
+            )
+        if self.memory == "counts" and (self.n_position_bits or self.attention != "concatenated"):
+            raise ValueError(
+                f"LUTTransformerConfig: memory is 'counts', but n_position_bits is {self.n_position_bits} and attention {self.attention!r}; counts do not say "
+                "where a token was, so they need n_position_bits=0 and attention='concatenated'."
             )
         # The specs check the rest, and know nothing of arrays.
         attention = (
@@ -115,7 +125,7 @@ class LUTTransformerConfig(Config):
             "n_positions": self.context - 1,
             "n_position_bits": self.n_position_bits,
             "shared_positions": self.shared_positions,
-            "window": self.context - 1,
+            "window": self.context - 1 if self.memory == "window" else None,
             "param_dtype": self.param_dtype,
             **interleave,
         }
@@ -147,7 +157,7 @@ class LUTTransformerConfig(Config):
           ValueError: a field is unknown or missing.
         """
         known = {f.name for f in dataclasses.fields(cls)}
-        fields = {"table_dtype": None, **fields}  # configs of version 0.1 have none
+        fields = {"table_dtype": None, "memory": "window", **fields}  # older configs have none
         for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
             if names:
                 raise ValueError(
@@ -195,8 +205,8 @@ class _Block(nnx.Module):
             tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
             self.ffn = _Branch(tables, config, rngs=rngs)
 
-    def __call__(self, z: Any, *, decode: bool | None, segments: Any, **mode: Any) -> Any:
-        z = self.attention(z, decode=decode, segments=segments, **mode)
+    def __call__(self, z: Any, *, places: Mapping[str, Any], **mode: Any) -> Any:
+        z = self.attention(z, **places, **mode)
         return z if self.ffn is None else self.ffn(z, **mode)
 
 
@@ -205,7 +215,7 @@ class LUTTransformer(Decoder):
 
     ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, each with
     dropout and, if asked for, batch normalisation on what is added; the logits are ``tables(z)``. A text
-    longer than the context is attended through a window of ``context - 1`` earlier positions.
+    longer than the context is attended through a window of ``context - 1`` earlier positions; with the memory ``"counts"`` as a whole.
 
     State: `nnx.Param` are the tables and positions of the layers (and the scales of batch
     normalisation); `Embedding`, `Anchors` and, with batch normalisation, `nnx.BatchStat` are kept with
@@ -247,6 +257,8 @@ class LUTTransformer(Decoder):
             _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
         )
         self.unembed = LUT(**config.unembed_options(), implementation=implementation, rngs=rngs)
+        self.block_tables: Any = nnx.data(None)
+        self.cached_lengths: Any = nnx.data(None)
         if config.table_dtype is not None:
             for path, part in nnx.iter_graph(self):
                 if path and path[-1] == "weights" and isinstance(part, nnx.Param):
@@ -256,8 +268,14 @@ class LUTTransformer(Decoder):
         return self.embedding[...]
 
     def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
+        places = {"decode": decode, "segments": segments}
+        if decode and self.block_tables is not None:
+            lengths = self.cached_lengths[...]
+            places |= {"block_tables": self.block_tables[...], "lengths": lengths}
+            new = z.shape[-2] if segments is None else jnp.sum(segments >= 0, -1, dtype=jnp.int32)
+            self.cached_lengths[...] = lengths + new
         for layer in self.layers:
-            z = layer(z, decode=decode, segments=segments, **mode)
+            z = layer(z, places=places, **mode)
         return z
 
     def take_in(self, one: "LUTTransformer", slot: Array) -> None:
@@ -272,12 +290,42 @@ class LUTTransformer(Decoder):
                     cache[...].at[slot].set(taken[0]) if taken.ndim else jnp.maximum(cache[...], taken)
                 )
 
-    def init_cache(self, batch_shape: tuple[int, ...]) -> None:
+    def copy_block(self, source: Array, target: Array) -> None:
+        """Copy a block of the caches of all layers, of caches in blocks."""
+        for layer in self.layers:
+            for name in layer.attention.layer.spec.cache_names:
+                cache = getattr(layer.attention.layer, name)
+                if cache is not None:
+                    cache[...] = cache[...].at[target].set(cache[...][source])
+
+    def init_cache(self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
 
-        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs.
+        Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs. With
+        the memory ``"counts"`` they keep how many tokens had each row.
+
+        Args:
+          blocks: number and size of the blocks of a pool, in which the tokens of all texts are. ``block_tables``, ``[*batch_shape, entries]``, -1 at
+            first, then says which blocks a text has, and ``cached_lengths`` how many tokens of it are in them; see `lutjax.layers.nnx.LUTAttention`.
+            `Slots` does all of this.
         """
+        kept = {"counts": True} if self.config.memory == "counts" else {"ids": True}
         for layer in self.layers:
             layer.attention.layer.init_cache(
-                (*batch_shape, 1, self.config.features), jnp.dtype(self.config.param_dtype), ids=True
+                (*batch_shape, 1, self.config.features),
+                jnp.dtype(self.config.param_dtype),
+                blocks=blocks,
+                **kept,
             )
+        tables: Any = {"block_tables": None, "cached_lengths": None}
+        if blocks is not None:
+            entries = (
+                -(-(2 * self.config.context - 1) // blocks[1]) + 1
+            )  # of a window, and as many tokens beside it
+            tables = {
+                "block_tables": nnx.Cache(jnp.full((*batch_shape, entries), -1, jnp.int32)),
+                "cached_lengths": nnx.Cache(jnp.zeros(batch_shape, jnp.int32)),
+            }
+        for name, value in tables.items():
+            delattr(self, name)
+            setattr(self, name, nnx.data(None) if value is None else value)

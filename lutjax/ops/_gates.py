@@ -1,13 +1,15 @@
 """Fields of calls that the ops on tables over bits share."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax.dispatch.contract import Call, batched, shared
+from lutjax.dispatch.contract import Call, batched, shared, static
+from lutjax.values._fixed_point import FixedPoint
 
 
 def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
@@ -44,3 +46,27 @@ class TableGates(Call, op="", features_first=True, output="t"):
         if self.readers is None:
             return self
         return self.replace(readers=readers_of_part(self.readers, self.wires.size, index))
+
+
+@functools.cache
+def in_integers(kind: type[Call]) -> Any:
+    """Return the class of the calls of an op on gates in fixed point: those of a kind, and `accumulate`.
+
+    It is a class of its own, so that kernels which add floats alone know nothing of it.
+    """
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class InIntegers(kind, op=kind.op, features_first=kind.features_first, output=kind.output):  # type: ignore[valid-type, misc, call-arg]
+        """The call of an op on gates in fixed point.
+
+        Attributes:
+          accumulate: as the op takes it.
+        """
+
+        accumulate: FixedPoint | None = static(default=None)
+
+        @property
+        def plain(self) -> str | None:
+            return "adds floats: gates and tables over bits in fixed point are for plain JAX"
+
+    return InIntegers

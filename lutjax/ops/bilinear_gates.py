@@ -12,7 +12,8 @@ from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._gates import readers_of_part
+from lutjax.ops._gates import in_integers, readers_of_part
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
@@ -49,6 +50,7 @@ def bilinear_gates(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
     """Gates of two inputs: ``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``.
@@ -74,6 +76,8 @@ def bilinear_gates(
         not belong to `wires` give wrong gradients.
       feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of
         the kernels, which costs no transposition.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`: then addends are the products of the definition, term by
+        term, in outputs as in cotangents (docs/logic.md, section 11). Plain JAX runs it.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -95,7 +99,11 @@ def bilinear_gates(
     op = "bilinear_gates"
     _checks.wired(op, x, wires, readers, feature_axis)
     _checks.gates(op, coefficients, wires)
-    call = BilinearGates(
-        as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
+    arrays = as_jax(x), as_jax(coefficients), as_int32(wires), None if readers is None else as_int32(readers)
+    accumulate = _checks.accumulation(op, accumulate)
+    call = (
+        BilinearGates(*arrays)
+        if accumulate is None
+        else in_integers(BilinearGates)(*arrays, accumulate=accumulate)
     )
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

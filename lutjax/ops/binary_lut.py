@@ -10,7 +10,8 @@ from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _nan
-from lutjax.ops._gates import TableGates
+from lutjax.ops._gates import TableGates, in_integers
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
@@ -26,6 +27,7 @@ def binary_lut(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
     """Tables addressed by the signs of inputs: ``y[g] = table[g, address]``, bit l of it ``x[wires[g, l]] > 0``.
@@ -55,7 +57,7 @@ def binary_lut(
         bit 0.
       table: ``[G, 2**n]``, with n from 1 to 8.
       wires: int32 ``[G, n]``. Ids beyond the inputs are clamped. A table may read one input several times.
-      readers, feature_axis, implementation: see `lutjax.bilinear_gates`.
+      readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`.
 
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
@@ -72,8 +74,10 @@ def binary_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("binary_lut", x, table, wires, readers, feature_axis)
-    call = BinaryLut(
-        as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    accumulate = _checks.accumulation("binary_lut", accumulate)
+    call = (
+        BinaryLut(*arrays) if accumulate is None else in_integers(BinaryLut)(*arrays, accumulate=accumulate)
     )
     y = jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
     return _nan.shown(y, x)

@@ -9,6 +9,7 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.kernels._xla import mixtures_of_gates
 from lutjax.ops import _checks
 from lutjax.ops.bilinear_gates import bilinear_gates
+from lutjax.values._fixed_point import FixedPoint
 
 
 def gate_coefficients(
@@ -65,6 +66,7 @@ def logic_gates(
     hard: bool = False,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
     """Differentiable logic gates: `lutjax.gate_coefficients`, then `lutjax.bilinear_gates`.
@@ -77,7 +79,8 @@ def logic_gates(
       x: ``[..., I]``, bits or numbers from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
       logits: ``[G, 16]``. wires: int32 ``[G, 2]``.
       hard: each gate is the one with the largest logit: bits in, bits out; no gradient of `logits`.
-      readers, feature_axis, implementation: see `lutjax.bilinear_gates`.
+      readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`. Mixtures and their gradient are not sums of `accumulate`:
+        each is of one gate.
 
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
@@ -102,5 +105,6 @@ def logic_gates(
         wires,
         readers=readers,
         feature_axis=feature_axis,
+        accumulate=accumulate,
         implementation=implementation,
     )

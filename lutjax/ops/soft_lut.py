@@ -10,7 +10,8 @@ from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks
-from lutjax.ops._gates import TableGates
+from lutjax.ops._gates import TableGates, in_integers
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
@@ -27,6 +28,7 @@ def soft_lut(
     *,
     readers: Int[Array, "inputs fan_out"] | None = None,
     feature_axis: int = -1,
+    accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
     """Tables over bits that may lie between 0 and 1: the multilinear interpolation of their slots.
@@ -52,7 +54,7 @@ def soft_lut(
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       table: ``[G, 2**n]``, with n from 1 to 8.
       wires: int32 ``[G, n]``. Ids beyond the inputs are clamped. A table may read one input several times.
-      readers, feature_axis, implementation: see `lutjax.bilinear_gates`.
+      readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`.
 
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `table`, at least
@@ -70,5 +72,7 @@ def soft_lut(
       Array([20.], dtype=float32)
     """
     _checks.tables_of_bits("soft_lut", x, table, wires, readers, feature_axis)
-    call = SoftLut(as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers))
+    arrays = as_jax(x), as_jax(table), as_int32(wires), None if readers is None else as_int32(readers)
+    accumulate = _checks.accumulation("soft_lut", accumulate)
+    call = SoftLut(*arrays) if accumulate is None else in_integers(SoftLut)(*arrays, accumulate=accumulate)
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))

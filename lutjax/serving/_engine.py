@@ -50,7 +50,7 @@ class Engine:
 
     Args:
       model: of bytes.
-      limits: number of slots, and of texts that wait.
+      limits: number of slots, and of texts that wait; size of blocks.
 
     Attributes:
       slots: what the texts are in.
@@ -64,7 +64,7 @@ class Engine:
             raise ValueError(
                 f"the model has {model.config.vocab_size} tokens; text models of bytes have 256."
             )
-        self.slots = Slots(model, limits.slots)
+        self.slots = Slots(model, limits.slots, block_size=limits.block_size)
         self._limits = limits
         self._jobs: dict[int, Job] = {}  # by slot
         self._waiting: deque[Job] = deque()

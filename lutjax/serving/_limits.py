@@ -14,6 +14,8 @@ class Limits:
       tokens: bytes of the longest answer.
       rows: samples of a call of a classifier.
       body: bytes of the longest body of a request.
+      block_size: bytes of a block in which the cached bytes of all texts are, so that what prompts begin with in common is read and stored once; for models
+        of ``--model lut``. None: each text has a cache of its own.
 
     Raises:
       ValueError: one is below 1.
@@ -25,8 +27,10 @@ class Limits:
     tokens: int = 4096
     rows: int = 1024
     body: int = 1 << 20
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}; it must be at least 1.")
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ValueError(f"{field.name} is {value}; it must be at least 1.")

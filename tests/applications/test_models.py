@@ -395,6 +395,8 @@ def test_config_as_json():
     config = dataclasses.replace(SMALL, attention="pair", unembed_anchors=2)
     fields = json.loads(json.dumps(config.to_dict()))
     assert LUTTransformerConfig.from_dict(fields) == config
+    older = {name: value for name, value in fields.items() if name not in ("memory", "table_dtype")}
+    assert LUTTransformerConfig.from_dict(older) == config
     with pytest.raises(ValueError, match=r"unknown fields \['heads'\]; the fields are \['attention'"):
         LUTTransformerConfig.from_dict({**fields, "heads": 3})
     fields.pop("context")
@@ -415,6 +417,10 @@ def test_config_as_json():
         ),
         ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
         ({"attention": "soft"}, "attention is 'soft'; expected one of"),
+        (
+            {"memory": "counts"},
+            "memory is 'counts', but n_position_bits is [1-9].*they need n_position_bits=0",
+        ),
         ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"param_dtype": "int8"}, "param_dtype is 'int8'"),

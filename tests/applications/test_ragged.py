@@ -23,6 +23,7 @@ SOFTMAX = GPTConfig(
 CONFIGS = {
     "tables": TABLES,
     "pair": dataclasses.replace(TABLES, attention="pair", n_layers=1),
+    "counts": dataclasses.replace(TABLES, memory="counts", n_position_bits=0),
     "no ffn, bfloat16 tables": dataclasses.replace(TABLES, ffn=False, table_dtype="bfloat16", n_layers=1),
     "gpt": SOFTMAX,
     "gpt, bfloat16": dataclasses.replace(SOFTMAX, dtype="bfloat16", n_layers=1),
@@ -119,7 +120,7 @@ def programs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tables", "pair", "gpt"])
+@pytest.mark.parametrize("name", ["tables", "pair", "gpt", "counts"])
 def test_slots(name):
     """Texts join and leave a running batch, and each is continued as alone; after `compile` nothing is compiled again."""
     model, prompts, key = model_of(name), prompts_of((5, 17, 6, 30, 1, 12)), jax.random.key(0)
@@ -276,6 +277,23 @@ def test_caches_of_tables_hold_ids():
     }
     held = sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim)
     assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
+
+
+@pytest.mark.thorough
+def test_counts_remember_the_whole_text():
+    """Show that what was said long before the context counts, in memory that is the same for any text."""
+    model, key = model_of("counts"), jax.random.key(0)
+    prompts = np.stack(prompts_of((40, 40)))
+    prompts[1, 8:] = prompts[0, 8:]
+    model.init_cache((2,))
+    caches = nnx.state(model, nnx.Cache)
+    assert sum(a.nbytes for a in jax.tree.leaves(caches) if a.ndim) == 2 * TABLES.n_layers * 4 * 4 * 2**3
+    logits = nnx.jit(lambda m, tokens: m(tokens, decode=True, deterministic=True))(model, prompts)
+    whole = model(prompts, deterministic=True)
+    np.testing.assert_allclose(logits, whole, atol=1e-4 * np.abs(whole).max())
+    assert np.abs(whole[0, -1] - whole[1, -1]).max() > 1e-2
+    alone = [model.generate(p, 5, key=key, temperature=0) for p in prompts]
+    np.testing.assert_array_equal(model.generate(prompts, 5, key=key, temperature=0), alone)
 
 
 @pytest.mark.slow

@@ -195,6 +195,17 @@ def test_how_it_is(client: TestClient) -> None:
 
 
 @pytest.mark.thorough
+def test_blocks_change_no_answer(client: TestClient, model: LUTTransformer) -> None:
+    """Prompts that begin alike share blocks, and are answered as without."""
+    app = application(model, "texts", Limits(slots=2, block_size=4))
+    with TestClient(app) as other:
+        for prompt in ("The quick brown fox", "The quick brown dog", "The quick brown fox"):
+            fields: dict[str, Any] = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
+            assert text_of(complete(other, **fields)) == text_of(complete(client, **fields))
+        assert _engine(app).slots.blocks == {"all": 8, "free": 8, "shared": 0}
+
+
+@pytest.mark.thorough
 def test_too_many(model: LUTTransformer) -> None:
     """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
     app = application(model, "texts", Limits(slots=1, queue=1))

@@ -88,7 +88,12 @@ def along(arrays, axes, axis, change):
 def permuted(op, accumulate, axis):
     """The result for a permuted batch or permuted detectors, in the old order."""
     case, ct = case_of(op)
-    n = MANY[{"batch": "batch", "detector": "detectors"}[axis]]
+    arrays = {**case.fixed, **case.differentiable}
+    (n,) = {
+        a.shape[at]
+        for a, at in ((a, getattr(case.axes[n], axis)) for n, a in arrays.items())
+        if at is not None
+    }
     order = np.random.default_rng(1).permutation(n)
     there, back = (functools.partial(jnp.take, indices=jnp.asarray(i)) for i in (order, np.argsort(order)))
     there, back = (lambda a, at, f=f: f(a, axis=at) for f in (there, back))

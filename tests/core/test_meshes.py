@@ -328,10 +328,13 @@ def test_what_models_produce(name, kind):
 
 
 @pytest.mark.slow("LUTAttention")
-@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
+@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention"), slow("counts")])
 def test_decoding(layer):
     """Caches lie where they were put, so that a loop may carry them."""
-    case = CASES[f"{layer}, window"]
+    case = CASES["LUTAttention, window" if layer == "counts" else f"{layer}, window"]
+    if layer == "counts":
+        without = {"window": None, "n_position_bits": 0, "n_targets": None, "cached": "counts"}
+        case = case._replace(options={**case.options, **without})
     attention = nnx_layer(case, variables_of(case))
     x = array(*case.shape)
     expected = attention(x)

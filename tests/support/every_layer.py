@@ -136,6 +136,7 @@ CASES = {
             "features first": {"wiring": "learnable", "candidates": 4, "feature_axis": 0},
             "windows": {"wiring": wiring.Windows((3, 2), 2)},
             "groups": {"wiring": wiring.Groups(2)},
+            "fixed point": EXACT,
             "deterministic": {"wires": WIRES, "deterministic": True},
             "deterministic, learnt": {"wiring": "top-k", "candidates": 4, "deterministic": True},
         }.items()
@@ -146,6 +147,7 @@ CASES = {
         for name, estimator in zip(wiring.LEARNED, ("soft", "gumbel", "straight_through"), strict=True)
     },
     "LogicRNN, features first": recurrent(feature_axis=0),
+    "LogicRNN, fixed point": recurrent(**EXACT),
     "LogicRNN, deterministic": recurrent(wires=WIRES, deterministic=True),
     **{
         f"SoftLUT, {name}": gates("SoftLUT", n_inputs=3, parametrisation=name) for name in ("light", "walsh", "raw")
@@ -164,6 +166,7 @@ CASES = {
     },
     "LogicConv, deterministic": trees(kernel=2, depth=1, wires=WIRES[:2] % 4, deterministic=True),
     "GroupSum": Case("GroupSum", {}, (4, 6), (3,)),
+    "GroupSum, fixed point": Case("GroupSum", EXACT, (4, 6), (3,)),
     "GroupSum, features first": Case("GroupSum", {"tau": 2.0, "feature_axis": 0}, (6, 4), (3,)),
     "Thermometer": thermometer(),
     "Thermometer, features first": thermometer(thresholds=np.linspace(-1, 1, 18).reshape(6, 3), feature_axis=0),

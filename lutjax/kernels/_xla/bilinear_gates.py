@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _wire_gathers
+from lutjax.kernels._xla import _integer_gates, _wire_gathers
 from lutjax.kernels._xla._row_gathers import in_sequence, read
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.values._dtypes import accumulator
@@ -19,6 +19,8 @@ _SMALL = 2**19
 
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:
+    if _integer_gates.are_in(call):
+        return _integer_gates.forward_of_gates(call, device=device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     a, b = _wire_gathers.rows(call.x, call.wires, dtype)
     c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
@@ -28,6 +30,8 @@ def forward(call: BilinearGates, *, device: Device) -> jax.Array:
 def backward(
     call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    if _integer_gates.are_in(call):
+        return _integer_gates.backward_of_gates(call, cotangent, needs, device=device)
     x, wires, readers = call.x, call.wires, call.readers
     dtype = accumulator(x.dtype, call.coefficients.dtype)
     coefficients, dy = call.coefficients.astype(dtype), cotangent.astype(dtype)

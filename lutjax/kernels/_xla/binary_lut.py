@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
+from lutjax.kernels._xla import _integer_gates, _slot_polynomials, _wire_gathers
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.values._dtypes import accumulator
 
@@ -20,6 +20,8 @@ def forward(call: BinaryLut, *, device: Device) -> jax.Array:
 def backward(
     call: BinaryLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    if _integer_gates.are_in(call):
+        return _integer_gates.backward_of_binary_lut(call, cotangent, needs, device=device)
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, x.dtype)

@@ -3,12 +3,14 @@
 import jax
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._xla import _slot_polynomials, _wire_gathers
+from lutjax.kernels._xla import _integer_gates, _slot_polynomials, _wire_gathers
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.values._dtypes import accumulator
 
 
 def forward(call: SoftLut, *, device: Device) -> jax.Array:
+    if _integer_gates.are_in(call):
+        return _integer_gates.forward_of_soft_lut(call, device=device)
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
     return _slot_polynomials.value(table.astype(dtype), _wire_gathers.rows(x, wires, dtype)).astype(x.dtype)
@@ -17,6 +19,8 @@ def forward(call: SoftLut, *, device: Device) -> jax.Array:
 def backward(
     call: SoftLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    if _integer_gates.are_in(call):
+        return _integer_gates.backward_of_soft_lut(call, cotangent, needs, device=device)
     x, table, wires = call.x, call.table, call.wires
     dtype = accumulator(x.dtype, table.dtype)
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, dtype)

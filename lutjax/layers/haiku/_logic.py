@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped, UInt32
 
+import lutjax
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
@@ -93,6 +94,8 @@ class LogicGates(_Wired):
       temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
         another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -138,6 +141,7 @@ class LogicGates(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         logits_init: Initializer = RESIDUAL,
         name: str | None = None,
     ) -> None:
@@ -164,6 +168,8 @@ class LogicGates(_Wired):
           temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
             another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
           feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+            drawn.
           dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
           param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
           implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -217,6 +223,8 @@ class LogicRNN(_Wired):
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
       deterministic: whether calls run the hard network.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn. In each step: sums over steps are of floats.
       name: of the module.
 
     Raises:
@@ -257,6 +265,7 @@ class LogicRNN(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         logits_init: Initializer = RESIDUAL,
         name: str | None = None,
     ) -> None:
@@ -289,6 +298,8 @@ class LogicRNN(_Wired):
           param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
           implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
           deterministic: whether calls run the hard network.
+          accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+            drawn. In each step: sums over steps are of floats.
           name: of the module.
 
         Raises:
@@ -368,6 +379,8 @@ class SoftLUT(_Wired):
       temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
         another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -412,6 +425,7 @@ class SoftLUT(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         n_inputs: int = 4,
         parametrisation: str = "light",
         table_init: Initializer | None = None,
@@ -445,6 +459,8 @@ class SoftLUT(_Wired):
           temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
             another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
           feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+            drawn.
           dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
           param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
           implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -492,6 +508,8 @@ class BinaryLUT(_Wired):
       candidates: number of candidates of each input of a gate; even for ``"learnable"``.
       scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -536,6 +554,7 @@ class BinaryLUT(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         n_inputs: int = 4,
         table_init: Initializer = uniform_table,
         name: str | None = None,
@@ -559,6 +578,8 @@ class BinaryLUT(_Wired):
           candidates: number of candidates of each input of a gate; even for ``"learnable"``.
           scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
           feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+          accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+            drawn.
           dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
           param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
           implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -725,6 +746,7 @@ class GroupSum(Layer):
       k: groups, and outputs; it divides the features.
       tau: the sums are divided by it.
       feature_axis: -1, or 0 where features come first.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
       name: of the module.
 
     Raises:
@@ -753,6 +775,7 @@ class GroupSum(Layer):
         tau: float | int = 1.0,
         *,
         feature_axis: int = -1,
+        accumulate: lutjax.FixedPoint | None = None,
         name: str | None = None,
     ) -> None:
         """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
@@ -761,6 +784,7 @@ class GroupSum(Layer):
           k: groups, and outputs; it divides the features.
           tau: the sums are divided by it.
           feature_axis: -1, or 0 where features come first.
+          accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
           name: of the module.
 
         Raises:

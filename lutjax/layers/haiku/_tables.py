@@ -234,7 +234,8 @@ class LUTAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
+        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
       in_features: inputs.
@@ -257,6 +258,13 @@ class LUTAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes
+        for each detector in place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same
+        memory, and every query sees all keys before it. Counts need a layer without positions, window and pool, whose rows
+        reach all outputs or have one list of targets, and texts of one segment. With ids and counts gradients of earlier keys
+        and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -311,6 +319,8 @@ class LUTAttention(_Attention):
         window: int | None = None,
         causal: bool = True,
         decode: bool = False,
+        cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",
@@ -340,6 +350,13 @@ class LUTAttention(_Attention):
           causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
             after it; then there is no `window`, `decode`, `query_start` or `key_start`.
           decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+          cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes
+            for each detector in place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same
+            memory, and every query sees all keys before it. Counts need a layer without positions, window and pool, whose rows
+            reach all outputs or have one list of targets, and texts of one segment. With ids and counts gradients of earlier keys
+            and of their queries are left out; tables have theirs.
+          blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+            calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
           pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
             a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
             keys.
@@ -392,6 +409,8 @@ class LUTPairAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -400,6 +419,7 @@ class LUTPairAttention(_Attention):
         whole ``"layer"``.
       targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
         for each row.
+      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
       interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
         in_features``, or one part after the other.
       name: of the module.
@@ -445,6 +465,8 @@ class LUTPairAttention(_Attention):
         window: int | None = None,
         causal: bool = True,
         decode: bool = False,
+        cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",
@@ -474,6 +496,8 @@ class LUTPairAttention(_Attention):
           causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
             after it; then there is no `window`, `decode`, `query_start` or `key_start`.
           decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+          blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+            calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
           pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
             a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
             keys.
@@ -482,6 +506,7 @@ class LUTPairAttention(_Attention):
             whole ``"layer"``.
           targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
             for each row.
+          cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
           interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
             in_features``, or one part after the other.
           name: of the module.

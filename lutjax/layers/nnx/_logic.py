@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float, Shaped, UInt32
 
+import lutjax
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
@@ -106,6 +107,8 @@ class LogicGates(_Wired):
       temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
         another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -156,6 +159,7 @@ class LogicGates(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         logits_init: Initializer = RESIDUAL,
         rngs: nnx.Rngs,
     ) -> None:
@@ -200,6 +204,8 @@ class LogicRNN(_Wired):
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
       deterministic: whether calls run the hard network.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn. In each step: sums over steps are of floats.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -239,6 +245,7 @@ class LogicRNN(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         logits_init: Initializer = RESIDUAL,
         rngs: nnx.Rngs,
     ) -> None:
@@ -317,6 +324,8 @@ class SoftLUT(_Wired):
       temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
         another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -360,6 +369,7 @@ class SoftLUT(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         n_inputs: int = 4,
         parametrisation: str = "light",
         table_init: Initializer | None = None,
@@ -400,6 +410,8 @@ class BinaryLUT(_Wired):
       candidates: number of candidates of each input of a gate; even for ``"learnable"``.
       scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
       feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
+      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
+        drawn.
       dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
@@ -443,6 +455,7 @@ class BinaryLUT(_Wired):
         wiring: str | Wiring = "balanced",
         candidates: int = 8,
         scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None,
         n_inputs: int = 4,
         table_init: Initializer = uniform_table,
         rngs: nnx.Rngs,
@@ -575,6 +588,7 @@ class GroupSum(Layer):
       k: groups, and outputs; it divides the features.
       tau: the sums are divided by it.
       feature_axis: -1, or 0 where features come first.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
 
     Raises:
       ValueError: a size is impossible; in a call, `k` does not divide the features.
@@ -599,6 +613,7 @@ class GroupSum(Layer):
         tau: float | int = 1.0,
         *,
         feature_axis: int = -1,
+        accumulate: lutjax.FixedPoint | None = None,
     ) -> None:
         self._make(locals())
 

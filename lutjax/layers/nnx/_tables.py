@@ -172,7 +172,7 @@ class _Attention(Layer):
         if not (spec.decode if decode is None else decode):
             return spec(self._held(), x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
-        if cache["cache_index"] is None:
+        if all(array is None for array in cache.values()):
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
         held = {name: c[...] for name, c in cache.items() if c is not None}
         y, latest = spec.attend_with_cache(self._held(), held, x, **others)
@@ -181,7 +181,13 @@ class _Attention(Layer):
         return y
 
     def init_cache(
-        self, input_shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, *, ids: bool = False
+        self,
+        input_shape: tuple[int, ...],
+        dtype: DTypeLike = jnp.float32,
+        *,
+        ids: bool = False,
+        counts: bool = False,
+        blocks: tuple[int, int] | None = None,
     ) -> None:
         """Make an empty cache (`nnx.Cache`) for decoding inputs of this shape and dtype.
 
@@ -191,9 +197,22 @@ class _Attention(Layer):
         Args:
           ids: of `LUTAttention`, keep of a key the ids of its rows alone: one or two bytes for each detector in place of twelve. Then no gradient
             flows to inputs of other calls, nor to queries from keys of earlier calls.
+          counts: of `LUTAttention` without positions, window and pool, keep how many keys had each row: constant memory for texts of any
+            length, of one segment, and each query sees all keys before it. No gradient flows to inputs.
+
+          blocks: number and size of the blocks of a pool, in which the keys of all sequences are; a call then takes ``block_tables``.
+
+        Without `ids` and `counts` it is a cache of what the layer's `cached` says, and without `blocks` of what `blocks` does.
+
+        Raises:
+          ValueError: both are asked for, or the layer has no such cache.
         """
-        cache = self.spec.empty_cache(input_shape, dtype, ids=ids)
+        if ids and counts:
+            raise ValueError(f"{self.spec.layer}: a cache keeps either ids or counts; give one of them.")
+        cached = "ids" if ids else "counts" if counts else None
+        cache = self.spec.empty_cache(input_shape, dtype, cached=cached, blocks=blocks)
         for name in self.spec.cache_names:
+            delattr(self, name)  # a cache of another kind has other variables
             setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(
@@ -229,7 +248,8 @@ class LUTAttention(_Attention):
       positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
         ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
+        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
       in_features: inputs.
@@ -252,6 +272,13 @@ class LUTAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes
+        for each detector in place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same
+        memory, and every query sees all keys before it. Counts need a layer without positions, window and pool, whose rows
+        reach all outputs or have one list of targets, and texts of one segment. With ids and counts gradients of earlier keys
+        and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -314,6 +341,8 @@ class LUTAttention(_Attention):
         window: int | None = None,
         causal: bool = True,
         decode: bool = False,
+        cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",
@@ -358,6 +387,8 @@ class LUTPairAttention(_Attention):
       causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and those
         after it; then there is no `window`, `decode`, `query_start` or `key_start`.
       decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are;
+        calls then say which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
       pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that
         a query sees in each. With `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all
         keys.
@@ -366,6 +397,7 @@ class LUTPairAttention(_Attention):
         whole ``"layer"``.
       targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them
         for each row.
+      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
       interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits ==
         in_features``, or one part after the other.
       rngs: draws the variables, from its stream ``params``.
@@ -410,6 +442,8 @@ class LUTPairAttention(_Attention):
         window: int | None = None,
         causal: bool = True,
         decode: bool = False,
+        cached: str = "keys",
+        blocks: tuple[int, int] | None = None,
         pool: int | None = None,
         n_targets: int | None = None,
         targets_per: str = "row",

@@ -273,8 +273,9 @@ def _gates(call: Call, name: str) -> Any:
         return np.moveaxis(array, 0, -1) if first else array
 
     args = last(a["x"]), a[name], a["wires"], *((call.options["sizes"],) if "sizes" in call.options else ())
-    y = getattr(D, call.op)(*args, **hard)
-    of = getattr(D, f"{call.op}_vjp")(*args, last(call.dy), **hard)
+    how = {**hard, **({"accumulate": call.options["accumulate"]} if "accumulate" in call.options else {})}
+    y = getattr(D, call.op)(*args, **how)
+    of = getattr(D, f"{call.op}_vjp")(*args, last(call.dy), **how)
     if first:
         y, of["x"] = (s.map(lambda array: np.moveaxis(array, -1, 0)) for s in (y, of["x"]))
     return y, of

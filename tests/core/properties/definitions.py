@@ -11,8 +11,10 @@ output. What is a sum is returned as a `Sum`: its value, and what is needed to s
 within ``numpy.errstate(all="ignore")``.
 """
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -1438,15 +1440,93 @@ def _rounded(value: np.ndarray, size: np.ndarray, depth: float) -> Sum:
     return Sum(value, size, np.full(value.shape, float(depth)), np.zeros(value.shape))
 
 
-def bilinear_gates(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray) -> Sum:
+class InIntegers:
+    """Gates in fixed point: products as the dtype rounds them, from the left, each of which is an addend.
+
+    Args:
+      arrays: the wider dtype of these is that of products.
+    """
+
+    def __init__(self, x: np.ndarray, parameter: np.ndarray, wires: np.ndarray, accumulate: float):
+        self.dtype = np.result_type(accumulator(x.dtype), accumulator(parameter.dtype))
+        self.shape, self.ids, self.scale = np.shape(x), clamped(wires, np.shape(x)[-1]), accumulate
+        self.parameter = np.asarray(parameter).astype(self.dtype)
+        n_read = (*self.shape[:-1], *np.shape(wires))
+        self.read = (
+            np.asarray(x).astype(self.dtype)[..., self.ids]
+            if np.size(wires)
+            else np.zeros(n_read, self.dtype)
+        )
+
+    def product(self, *factors: Any) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return functools.reduce(operator.mul, (np.asarray(f).astype(self.dtype) for f in factors))
+
+    def share(self, inputs: np.ndarray, slot: int, without: int | None = None) -> np.ndarray:
+        of_wires = np.moveaxis(inputs, -1, 0)
+        factors = [a if slot >> i & 1 else 1 - a for i, a in enumerate(of_wires) if i != without]
+        return self.product(*factors) if factors else np.ones(inputs.shape[:-1], self.dtype)
+
+    def outputs(self, products: Sequence[np.ndarray]) -> Sum:
+        shape = self.read.shape[:-1]
+        totals = Totals(shape, self.scale, self.dtype)
+        for product in products:
+            totals.add(tuple(np.indices(shape, sparse=True)), product)
+        return totals.sum()
+
+    def inputs(self, by_wire: Sequence[Sequence[np.ndarray]]) -> Sum:
+        totals = Totals(self.shape, self.scale, self.dtype)
+        *batch, _ = np.indices(self.read.shape[:-1], sparse=True)
+        for place, products in enumerate(by_wire):
+            for product in products if self.ids.size else ():
+                totals.add((*batch, self.ids[:, place]), product)
+        return totals.sum()
+
+    def parameters(self, products: Sequence[np.ndarray], axis: int) -> Sum:
+        n_gates = len(self.ids)
+        found = []
+        for product in products:
+            totals = Totals((n_gates,), self.scale, self.dtype)
+            totals.add((np.arange(n_gates),), product)
+            found.append(totals.sum())
+        return Sum(*(np.stack(parts, axis) for parts in zip(*found, strict=True)))
+
+    def slopes(self, dy: np.ndarray, inputs: np.ndarray) -> Sum:
+        """Cotangents of inputs, of which each slot of a table has an addend."""
+        n, t = self.ids.shape[1], self.parameter
+        each = [
+            [
+                self.product(dy, self.product(t[:, k] if k >> i & 1 else -t[:, k], self.share(inputs, k, i)))
+                for k in range(2**n)
+            ]
+            for i in range(n)
+        ]
+        return self.inputs(each)
+
+
+def bilinear_gates(
+    x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, accumulate: float | None = None
+) -> Sum:
     """``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``."""
+    if accumulate is not None:
+        of = InIntegers(x, coefficients, wires, accumulate)
+        (a, b), (c0, c1, c2, c3) = np.moveaxis(of.read, -1, 0), of.parameter
+        return of.outputs([c0, of.product(c1, a), of.product(c2, b), of.product(c3, a, b)])
     c, (a, b) = wide(coefficients), np.moveaxis(read(x, wires), -1, 0)
     terms = [c[0] + 0 * a, c[1] * a, c[2] * b, c[3] * a * b]
     return _rounded(c[0] + c[1] * a + c[2] * b + c[3] * a * b, sum(np.abs(t) for t in terms), 8)
 
 
-def bilinear_gates_vjp(x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+def bilinear_gates_vjp(
+    x: np.ndarray, coefficients: np.ndarray, wires: np.ndarray, dy: Any, accumulate: float | None = None
+) -> dict[str, Sum]:
     """``d a = g (c1 + c3 b)``, ``d b = g (c2 + c3 a)``; ``d c`` = sums over samples of ``g, g a, g b, g a b``."""
+    if accumulate is not None:
+        of = InIntegers(x, coefficients, wires, accumulate)
+        (a, b), (_, c1, c2, c3) = np.moveaxis(of.read, -1, 0), of.parameter
+        ends = [[of.product(dy, c1), of.product(dy, c3, b)], [of.product(dy, c2), of.product(dy, c3, a)]]
+        sums = [of.product(dy), of.product(dy, a), of.product(dy, b), of.product(dy, a, b)]
+        return {"x": of.inputs(ends), "coefficients": of.parameters(sums, 0)}
     c, g, (a, b) = wide(coefficients), wide(dy), np.moveaxis(read(x, wires), -1, 0)
     ends = np.stack([g * (c[1] + c[3] * b), g * (c[2] + c[3] * a)], -1)
     size = np.stack(
@@ -1650,8 +1730,12 @@ def logic_gates_vjp(
     }
 
 
-def soft_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray) -> Sum:
+def soft_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray, accumulate: float | None = None) -> Sum:
     """``y[g] = sum_k table[g, k] prod_l (x_l if bit l of k else 1 - x_l)`` with ``x_l = x[wires[g, l]]``."""
+    if accumulate is not None:
+        of = InIntegers(x, table, wires, accumulate)
+        slots = range(table.shape[1])
+        return of.outputs([of.product(of.parameter[:, k], of.share(of.read, k)) for k in slots])
     inputs, t = read(x, wires), wide(table)
     n = np.shape(wires)[1]
     value = sum(t[:, k] * share(inputs, k) for k in range(2**n))
@@ -1666,12 +1750,18 @@ def share(inputs: np.ndarray, k: int, without: int | None = None) -> np.ndarray:
     return np.prod(np.stack(factors, -1), -1) if factors else np.ones(inputs.shape[:-1])
 
 
-def soft_lut_vjp(x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+def soft_lut_vjp(
+    x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any, accumulate: float | None = None
+) -> dict[str, Sum]:
     """The derivatives of the formula:
 
     d table[g, k] = sum over samples of dy * prod_l (...)
     d x_l        += dy * sum_k table[g, k] * (+1 if bit l of k else -1) * prod over the others (...)
     """
+    if accumulate is not None:
+        of = InIntegers(x, table, wires, accumulate)
+        sums = [of.product(dy, of.share(of.read, k)) for k in range(table.shape[1])]
+        return {"x": of.slopes(dy, of.read), "table": of.parameters(sums, 1)}
     inputs, t, g = read(x, wires), wide(table), wide(dy)
     n = np.shape(wires)[1]
     shares = np.stack([g * share(inputs, k) for k in range(2**n)], -1)
@@ -1693,18 +1783,25 @@ def address(x: np.ndarray, wires: np.ndarray) -> np.ndarray:
     return np.sum(bits.astype(np.int64) << np.arange(np.shape(wires)[1]), -1)
 
 
-def binary_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray) -> Sum:
-    """``y[g] = table[g, address]``."""
+def binary_lut(x: np.ndarray, table: np.ndarray, wires: np.ndarray, accumulate: float | None = None) -> Sum:
+    """``y[g] = table[g, address]``: no sum."""
     return exactly(wide(table)[np.arange(len(table)), address(x, wires)])
 
 
-def binary_lut_vjp(x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any) -> dict[str, Sum]:
+def binary_lut_vjp(
+    x: np.ndarray, table: np.ndarray, wires: np.ndarray, dy: Any, accumulate: float | None = None
+) -> dict[str, Sum]:
     """The extended finite difference:
 
     d table[g, address] += dy
     d x_l += dy * alpha * sum_k beta**H(k, address; not counting l) * (+1 if bit l of k else -1) * table[g, k]
     with alpha = 0.5 * 0.75**(n - 1), beta = 1/3, H the number of bits that differ
     """
+    if accumulate is not None:
+        of, at = InIntegers(x, table, wires, accumulate), address(x, wires)
+        sums = [np.where(at == k, of.product(dy), 0) for k in range(table.shape[1])]
+        softened = np.where(of.read > 0, 0.75, 0.25).astype(of.dtype)
+        return {"x": of.slopes(of.product(0.5, dy), softened), "table": of.parameters(sums, 1)}
     g, t, at = wide(dy), wide(table), address(x, wires)
     n = np.shape(wires)[1]
     hit = at[..., None] == np.arange(2**n)

@@ -267,12 +267,11 @@ def _gates(name: str, parameter: str) -> Op:
 
     def call(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
         op = getattr(module, name)
-        options = given(o, "feature_axis", "hard")
+        options = given(o, "feature_axis", "hard", "accumulate")
         return {"y": op(a["x"], a[parameter], a["wires"], readers=a.get("readers"), **options)}
 
     options: dict[str, tuple[Any, ...]] = {"feature_axis": (-1, 0), "readers": (False, True)}
-    if parameter == "logits":
-        options["hard"] = (False, True)
+    options |= {"hard": (False, True)} if parameter == "logits" else _ACCUMULATE
     return Op(
         arrays,
         call,
@@ -677,6 +676,8 @@ def _of_gates(name: str, parameter: str) -> Callable[..., tuple[Arrays, Pullback
     def define(a: Arrays, o: Mapping[str, Any]) -> tuple[Arrays, Pullback]:
         x = np.moveaxis(a["x"], o.get("feature_axis", -1), -1)
         options = given(o, "hard")
+        if _scale(o) is not None:
+            options["accumulate"] = _scale(o)
 
         def placed(y: np.ndarray) -> np.ndarray:
             return np.moveaxis(y, -1, o.get("feature_axis", -1))

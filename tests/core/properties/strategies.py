@@ -847,7 +847,7 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "interleaved": {**_ATTENTION, "bits": 3, "interleave": True, "position_bits": 5},
         "dead zone": {**_ATTENTION, "bits": 3, "epsilon": 0.75},
     },
-    "bilinear_gates": _LOGIC,
+    "bilinear_gates": {**_LOGIC, "fixed point": {**_GATES, "readers": True, "accumulate": 2.0**10}},
     "logic_gates": {
         **_with(_LOGIC, "primes; features first, readers; float64"),
         "hard": {**_GATES, "hard": True},
@@ -919,12 +919,14 @@ POOLS: dict[str, dict[str, Sizes]] = {
         "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
         "five bits, readers": {**_TABLES, "bits": 5, "gates": 3, "readers": True},
+        "fixed point": {**_TABLES, "bits": 3, "accumulate": 2.0**10},
     },
     "binary_lut": {
         **_with(_LOGIC, bits=3),
         "one bit": {**_TABLES, "bits": 1},
         "no gates, six bits": {**_TABLES, "bits": 6, "gates": 0},
         "eight bits": {**_TABLES, "bits": 8, "gates": 3},
+        "fixed point": {**_TABLES, "bits": 3, "accumulate": 2.0**10},
     },
     "gate_coefficients": {
         "soft": {"gates": 7, "spread": 4},

@@ -1,0 +1,160 @@
+"""Gates and tables over bits in fixed point: every product is an addend, and every sum is one of integers.
+
+Products are made from the left, ``(c3 a) b``: nothing is added to them as a float, so that no program can round them otherwise.
+"""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._compat import zeros_varying
+from lutjax.dispatch.registry import Device
+from lutjax.kernels._xla import _wire_gathers
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
+
+Call = Any
+"""A call of an op on gates with `accumulate`, of `lutjax.ops._gates.in_integers`."""
+
+
+def are_in(call: Any) -> bool:
+    """Return whether a call is in fixed point."""
+    return getattr(call, "accumulate", None) is not None
+
+
+def forward_of_gates(call: Call, *, device: Device) -> jax.Array:
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    a, b = _wire_gathers.rows(call.x, call.wires, dtype)
+    c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
+    return _output(call, [jnp.broadcast_to(c0, a.shape), c1 * a, c2 * b, c3 * a * b])
+
+
+def backward_of_gates(
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    dtype = accumulator(call.x.dtype, call.coefficients.dtype)
+    dy, (a, b) = cotangent.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
+    found = {}
+    if "coefficients" in needs:
+        found["coefficients"] = jnp.stack([_over_samples(call, v) for v in (dy, dy * a, dy * b, dy * a * b)])
+    if "x" in needs:
+        _, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
+        by_wire = [[dy * c1, dy * c3 * b], [dy * c2, dy * c3 * a]]
+        found["x"] = _to_inputs(call, [_sum(call, products) for products in by_wire])
+    return found
+
+
+def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
+    table, read = _table_and_reads(call)
+
+    def add(total: jax.Array, of: Slot) -> tuple[jax.Array, None]:
+        values, bits = of
+        return total + _scale(call).quantised(values[:, None] * _share(read, bits)), None
+
+    zeros = zeros_varying(read[0], read[0].shape, jnp.int32)
+    total, _ = jax.lax.scan(add, zeros, _slots(table, len(read)))
+    return FixedPoint.total(_scale(call), total, call.x.dtype)
+
+
+def backward_of_soft_lut(
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    table, read = _table_and_reads(call)
+    dy = cotangent.astype(table.dtype)
+
+    def of_slot(bits: jax.Array) -> jax.Array:
+        return _over_samples(call, dy * _share(read, bits))
+
+    found = {}
+    if "table" in needs:
+        found["table"] = jax.lax.map(of_slot, _slots(table, len(read))[1]).T
+    if "x" in needs:
+        found["x"] = _slopes_to_inputs(call, table, dy, read)
+    return found
+
+
+def backward_of_binary_lut(
+    call: Call, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    table, read = _table_and_reads(call)
+    dy, is_set = cotangent.astype(table.dtype), [a > 0 for a in read]
+
+    def of_slot(bits: jax.Array) -> jax.Array:
+        addressed = functools.reduce(operator.and_, (a == bits[n] for n, a in enumerate(is_set)))
+        return _over_samples(call, jnp.where(addressed, dy, 0))
+
+    found = {}
+    if "table" in needs:
+        found["table"] = jax.lax.map(of_slot, _slots(table, len(read))[1]).T
+    if "x" in needs:
+        softened = [jnp.where(a, 0.75, 0.25).astype(table.dtype) for a in is_set]
+        found["x"] = _slopes_to_inputs(call, table, 0.5 * dy, softened)
+    return found
+
+
+Slot = tuple[jax.Array, jax.Array]
+"""Values of a slot of all tables ``[G]``, and its bits ``[n]``."""
+
+
+def _table_and_reads(call: Call) -> tuple[jax.Array, list[jax.Array]]:
+    dtype = accumulator(call.x.dtype, call.table.dtype)
+    return call.table.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
+
+
+def _slots(table: jax.Array, n: int) -> Slot:
+    """Return the values and bits of each slot, ``[2**n, ...]``."""
+    slot = jnp.arange(2**n, dtype=jnp.int32)[:, None]
+    return table.T, (slot >> jnp.arange(n, dtype=jnp.int32)[None] & 1) == 1
+
+
+def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = None) -> jax.Array:
+    """The product over wires, but one, of what they read or what it lacks to 1, as the bits of a slot say."""
+    factors = [jnp.where(bits[n], a, 1 - a) for n, a in enumerate(read) if n != without]
+    return functools.reduce(operator.mul, factors) if factors else jnp.ones_like(read[0])
+
+
+def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
+    """Cotangents of inputs, of which the addends are those of each slot."""
+
+    def add(totals: list[jax.Array], of: Slot) -> tuple[list[jax.Array], None]:
+        values, bits = of
+        by_wire = (
+            jnp.where(bits[n], values, -values)[:, None] * _share(read, bits, n) for n in range(len(read))
+        )
+        new = [
+            total + _scale(call).quantised(dy * slope) for total, slope in zip(totals, by_wire, strict=True)
+        ]
+        return new, None
+
+    zeros = [zeros_varying(dy, dy.shape, jnp.int32)] * len(read)
+    return _to_inputs(call, jax.lax.scan(add, zeros, _slots(table, len(read)))[0])
+
+
+def _scale(call: Call) -> FixedPoint:
+    accumulate: FixedPoint = call.accumulate
+    return accumulate
+
+
+def _sum(call: Call, products: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, map(_scale(call).quantised, products))
+
+
+def _output(call: Call, products: Sequence[jax.Array]) -> jax.Array:
+    """The sum of products as a float: no device has a part of it."""
+    return FixedPoint.total(_scale(call), _sum(call, products), call.x.dtype)
+
+
+def _over_samples(call: Call, products: jax.Array) -> jax.Array:
+    return jnp.sum(_scale(call).quantised(products), -1, dtype=jnp.int32)
+
+
+def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:
+    """Totals of what wires read, added up for each input; always by a scatter or gather, which add integers."""
+    wires, n_inputs = _wire_gathers.clamped(call.wires, call.x.shape[0]), call.x.shape[0]
+    flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
+    zeros = jnp.zeros_like(flat, shape=(n_inputs, flat.shape[1]))
+    return zeros.at[wires.reshape(-1)].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)

@@ -1,0 +1,143 @@
+"""Attention that remembers of its keys how many had each row, and not which: for `LUTAttention` without positions."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Bool, Float, Int
+
+import lutjax
+from lutjax._typing import Array
+from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
+from lutjax.values._derivatives import with_derivative_of
+from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint, nan_where_apart
+
+_MOST_NUMBERS = 2**20
+"""Counts that are in memory at a time, of the positions of a call beside each other; it bounds the memory and changes no result beyond rounding."""
+
+
+def attended(
+    weights: Float[Array, "detectors rows outputs"],
+    counts: Int[Array, "*batch detectors codes"],
+    index: Int[Array, "*batch length detectors"],
+    is_key: Bool[Array, "*batch length"],
+    *,
+    accumulate: FixedPoint | None,
+    implementation: Implementation,
+) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:
+    """Attend from new positions to those before them, of which counts say how many had each code; return outputs and new counts.
+
+    ``y[j] = sum over detectors t and codes c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where ``counts_j`` counts the keys
+    before ``j``. In fixed point the addends of a row are multiplied by its count as integers, so a sum is that of all keys, bit for bit.
+
+    Args:
+      counts: of earlier keys. index: codes of the new positions, as queries and as keys.
+      is_key: False of padding, which sees nothing and is not counted.
+
+    Source: docs/semantics.md, section 5.
+    """
+    length = index.shape[-2]
+    sums: Any = {"accumulate": accumulate, "implementation": implementation}
+    size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(counts.shape), 1))
+    if size >= length:
+        return _attended_block(weights, counts, index, is_key, **sums)
+    n_blocks = -(-length // size)
+    blocks = _meshes.divided_by_compiler(
+        lambda a, of_key: (_in_blocks(a, n_blocks, size, -2), _in_blocks(of_key, n_blocks, size, -1)),
+        lambda a, of_key: (_with_axis(a), _with_axis(of_key)),
+    )(index, is_key)
+
+    def step(counts: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y, counts = _attended_block(weights, counts, *block, **sums)
+        return counts, y
+
+    after, y = jax.lax.scan(step, jnp.asarray(counts), blocks)
+    y = jnp.moveaxis(y, 0, -3)  # [..., blocks, size, outputs]
+    return y.reshape(*y.shape[:-3], n_blocks * size, y.shape[-1])[..., :length, :], after
+
+
+def _attended_block(
+    weights: Array, counts: Any, index: Array, is_key: Array, **sums: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Do what `attended` does, with counts for each position at once."""
+    n_codes = counts.shape[-1]
+
+    def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
+        codes = _codes(index, n_codes)
+        new = ((index[..., None] == codes) & is_key[..., None, None]).astype(
+            jnp.int32
+        )  # [..., length, T, codes]
+        before = counts[..., None, :, :] + jnp.cumsum(new, -3, dtype=jnp.int32) - new
+        after = before[..., -1, :, :] + new[..., -1, :, :]
+        return jnp.where(is_key[..., None, None], before, 0), after
+
+    count = _meshes.divided_by_compiler(
+        counted,
+        lambda counts, index, _: (PartitionSpec(*_meshes.spec_of(index), None), _meshes.spec_of(counts)),
+    )
+    before, after = count(counts, index, is_key)
+    return _summed(weights, index, before, **sums), after
+
+
+def _summed(
+    weights: Array,
+    index: Array,
+    counts: Array,
+    *,
+    accumulate: FixedPoint | None,
+    implementation: Implementation,
+) -> jax.Array:
+    """Return the sum of the rows of queries, each as often as its count says."""
+    n_codes = counts.shape[-1]
+    rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
+    # Counts beyond 2**24 are rounded here, as so many floats would be when they are added.
+    in_floats = jnp.asarray(counts).astype(accumulator(weights.dtype))
+    y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, implementation=implementation)
+    if accumulate is None:
+        return y
+    fixed = _meshes.divided_by_compiler(
+        functools.partial(_sum_of_integers, accumulate=accumulate), lambda *_: _meshes.spec_of(y)
+    )(jax.lax.stop_gradient(weights), index, counts)
+    if accumulate.checked:
+        floats = lutjax.weighted_lookup(weights, rows, in_floats, implementation=implementation)
+        fixed = nan_where_apart(fixed, jax.lax.stop_gradient(floats), accumulate)
+    return with_derivative_of(fixed, y)
+
+
+def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint) -> jax.Array:
+    """Return the same sum of integers: the addends of rows times their counts."""
+    *batch, n_detectors, n_codes = counts.shape
+    n_outputs = weights.shape[-1]
+    by_table = jnp.moveaxis(index, -1, 0).reshape(n_detectors, -1)
+    of_tables = jnp.moveaxis(counts, -2, 0).reshape(n_detectors, -1, n_codes)
+
+    def add(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
+        table, index, counts = of
+        rows = accumulate.quantised(table.reshape(-1, n_codes, n_outputs)[index])
+        return total + jnp.sum(counts[..., None] * rows, 1, dtype=jnp.int32), None
+
+    zeros = jnp.zeros((by_table.shape[1], n_outputs), jnp.int32)
+    total, _ = jax.lax.scan(add, zeros, (weights, by_table, of_tables))
+    return accumulate.total(total.reshape(*batch, n_outputs), weights.dtype)
+
+
+def _codes(index: Array, n: int) -> jax.Array:
+    """Return the codes from 0 on along a last axis of their own, as all numbers of `index` have them."""
+    return jnp.arange(n, dtype=jnp.int32).reshape((1,) * index.ndim + (n,))
+
+
+def _in_blocks(a: Array, n: int, size: int, axis: int) -> jax.Array:
+    """Return parts of so many places along an axis, first; the last is filled up with zeros."""
+    axis %= a.ndim
+    widths = [(0, n * size - a.shape[axis]) if i == axis else (0, 0) for i in range(a.ndim)]
+    parts = jnp.pad(a, widths).reshape(*a.shape[:axis], n, size, *a.shape[axis + 1 :])
+    return jnp.moveaxis(parts, axis, 0)
+
+
+def _with_axis(a: Array) -> PartitionSpec:
+    return PartitionSpec(None, *_meshes.spec_of(a))

@@ -1,0 +1,224 @@
+"""Blocks of a pool of cached tokens: who has which, which are shared, and what lies in those that nobody has."""
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+_ROOT = b""
+"""Name of the tokens before the first block."""
+
+
+@dataclasses.dataclass
+class Text:
+    """A text with blocks.
+
+    Attributes:
+      tokens: all that are known: those that are cached come first.
+      length: number of tokens that are cached.
+      blocks: ids of blocks by their number in the text.
+      names: of the tokens up to the end of each block that is full; equal for equal beginnings.
+    """
+
+    tokens: list[int]
+    length: int = 0
+    blocks: dict[int, int] = dataclasses.field(default_factory=dict)
+    names: list[bytes] = dataclasses.field(default_factory=list)
+
+
+class Pages:
+    """Blocks that texts have, of a pool that the device holds.
+
+    A block that several texts begin with is there once; it is full, and nobody writes to it. A text that begins as another up to the
+    middle of a block gets a copy of that block before it writes. Blocks that nobody has keep their tokens until they are needed, those longest
+    unused first, so that a text that comes later finds its beginning.
+
+    Args:
+      n_blocks, size: of the pool.
+      window: tokens that the next one sees. width: entries of the table of a text.
+    """
+
+    def __init__(self, n_blocks: int, size: int, window: int, width: int):
+        self.n_blocks, self.size, self._window, self._width = n_blocks, size, window, width
+        self._n_holders = np.zeros((n_blocks,), np.int32)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
+        self._block_of: dict[bytes, int] = {}  # full blocks by their name
+        self._after: dict[
+            bytes, dict[int, tuple[int, ...]]
+        ] = {}  # blocks by the name of what is before them, with their tokens
+        self._parent: dict[int, bytes] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Number of blocks that no text has."""
+        return len(self._free)
+
+    @property
+    def n_shared(self) -> int:
+        """Number of blocks that several texts have."""
+        return int(np.sum(self._n_holders > 1))
+
+    def require(self, n: int, what: str) -> None:
+        """Raise ValueError if so many blocks are not free."""
+        if n > self.n_free:
+            raise ValueError(
+                f"Slots: {what} {n} more blocks of {self.size} tokens, but only {self.n_free} of the {self.n_blocks} blocks of the pool are free; let a text "
+                "leave, or use a larger n_blocks."
+            )
+
+    def slide(self, text: Text) -> None:
+        """Take the blocks from a text that no further token of it sees."""
+        for number in [n for n in text.blocks if (n + 1) * self.size <= text.length - self._window]:
+            self._release(text.blocks.pop(number))
+
+    def needed(self, text: Text, n: int) -> int:
+        """Return the number of blocks that a text lacks for so many more tokens."""
+        return sum(number not in text.blocks for number in self._numbers(text, n))
+
+    def begin(self, text: Text) -> tuple[int, int] | None:
+        """Give a text the cached blocks that it begins with; return the blocks from and to which tokens have to be copied, if any.
+
+        At least one token of it is left.
+        """
+        full, rest = self._beginning(text.tokens)
+        for number in range(self._first_seen(len(full)), len(full)):
+            self._hold(text, number, self._block_of[full[number]])
+        text.names, text.length = full, len(full) * self.size
+        if rest is None or not self.n_free:
+            return None
+        source, n = rest
+        if self._n_holders[source] == 0 and self.n_free == 1:
+            return None  # it is the only block to which it could be copied
+        if self._n_holders[source] == 0:
+            self._free.move_to_end(source)  # not the next that is taken
+        self._hold(text, len(full), self._taken())
+        text.length += n
+        return source, text.blocks[len(full)]
+
+    def n_cached(self, tokens: Sequence[int]) -> int:
+        """Return the number of blocks that a text with these tokens would begin with."""
+        return len(self._beginning(tokens)[0])
+
+    def extend(self, text: Text, n: int) -> None:
+        """Give a text the blocks of so many more tokens, of which enough are free."""
+        for number in self._numbers(text, n):
+            if number not in text.blocks:
+                self._hold(text, number, self._taken())
+
+    def cached(self, text: Text, n: int) -> None:
+        """Note that so many more tokens of a text are cached, so that others find them."""
+        text.length += n
+        for number in range(len(text.names), text.length // self.size):
+            parent, own = self._tokens_of(text, number)
+            text.names.append(_name(parent, own))
+            if number in text.blocks:
+                self._note(text.blocks[number], parent, own, text.names[-1])
+        number = text.length // self.size
+        if text.length % self.size and number in text.blocks:
+            self._note(text.blocks[number], *self._tokens_of(text, number), None)
+
+    def leave(self, text: Text) -> None:
+        """Take all blocks from a text."""
+        for block in reversed(text.blocks.values()):  # what is nearer to the beginning is kept for longer
+            self._release(block)
+        text.blocks = {}
+
+    def forget(self) -> None:
+        """Forget the tokens of all blocks."""
+        for block in [*self._parent]:
+            self._drop(block)
+
+    def table(self, text: Text | None) -> np.ndarray:
+        """Return the ids of the blocks of a text, ``[width]``, -1 for none."""
+        found = np.full((self._width,), -1, np.int32)
+        for number, block in ({} if text is None else text.blocks).items():
+            found[number % self._width] = block
+        return found
+
+    def _numbers(self, text: Text, n: int) -> range:
+        """Return the numbers of the blocks of so many more tokens."""
+        return range(text.length // self.size, -(-(text.length + n) // self.size))
+
+    def _beginning(self, tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, int] | None]:
+        """Return the names of the blocks that tokens begin with, and a block that begins with the next ones, with how many they are."""
+        names, name = [], _ROOT
+        for end in range(self.size, len(tokens), self.size):
+            name = _name(name, tuple(tokens[end - self.size : end]))
+            names.append(name)
+        n = next((n for n in range(len(names), 0, -1) if self._is_seen_cached(names, n)), 0)
+        left = tuple(tokens[n * self.size : len(tokens) - 1][: self.size])
+        best = max(
+            (
+                (_alike(left, own), block)
+                for block, own in self._after.get(names[n - 1] if n else _ROOT, {}).items()
+            ),
+            default=(0, 0),
+        )
+        return names[:n], (best[1], best[0]) if best[0] else None
+
+    def _is_seen_cached(self, names: list[bytes], n: int) -> bool:
+        """Return whether all blocks that the token after so many blocks sees are cached."""
+        return all(name in self._block_of for name in names[self._first_seen(n) : n])
+
+    def _first_seen(self, n: int) -> int:
+        """Return the number of the first block that the token after so many blocks sees."""
+        return max(0, n * self.size - self._window) // self.size
+
+    def _tokens_of(self, text: Text, number: int) -> tuple[bytes, tuple[int, ...]]:
+        """Return the name of what is before a block of a text, and its cached tokens."""
+        first = number * self.size
+        own = tuple(text.tokens[first : min(first + self.size, text.length)])
+        return text.names[number - 1] if number else _ROOT, own
+
+    def _note(self, block: int, parent: bytes, tokens: tuple[int, ...], name: bytes | None) -> None:
+        if name is not None and self._block_of.get(name, block) != block:
+            return  # another block has these tokens
+        self._parent[block] = parent
+        self._after.setdefault(parent, {})[block] = tokens
+        if name is not None:
+            self._block_of[name] = block
+
+    def _drop(self, block: int) -> None:
+        """Forget the tokens of a block."""
+        parent = self._parent.pop(block, None)
+        if parent is None:
+            return
+        tokens = self._after[parent].pop(block)
+        if not self._after[parent]:
+            del self._after[parent]
+        name = _name(parent, tokens)
+        if self._block_of.get(name) == block:
+            del self._block_of[name]
+
+    def _taken(self) -> int:
+        """Return a block that nobody has, the longest unused."""
+        block, _ = self._free.popitem(last=False)
+        self._drop(block)
+        return block
+
+    def _hold(self, text: Text, number: int, block: int) -> None:
+        self._free.pop(block, None)
+        self._n_holders[block] += 1
+        text.blocks[number] = block
+
+    def _release(self, block: int) -> None:
+        self._n_holders[block] -= 1
+        if not self._n_holders[block]:
+            self._free[block] = None
+
+
+def _name(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+    """Return the name of tokens after those of another name, as good as unique."""
+    return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=24).digest()
+
+
+def _alike(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Return with how many equal tokens both begin."""
+    n = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
