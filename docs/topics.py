@@ -36,6 +36,7 @@ class Topic:
 
 LAYERS = (
     ("Tables", "LUT SparseLUT LUTAttention LUTPairAttention ProjectionLUT"),
+    ("Memory", "NgramMemory"),
     ("Images", "ConvLUT WindowLUT SpatialLUT LogicConv"),
     ("Logic", "LogicGates LogicRNN SoftLUT BinaryLUT GroupSum Thermometer"),
 )
@@ -49,6 +50,7 @@ TOPICS: dict[str, Topic] = {
             ("Look-ups", "lutjax", "lookup lut sparse_lookup sparse_lut conv_lut"),
             ("Weighted and scored look-ups", "lutjax", "weighted_lookup scored_lut"),
             ("Attention", "lutjax", "lookup_attention lut_attention lut_pair_attention"),
+            ("Rows of n-grams", "lutjax", "ngram_rows"),
             ("Integers", "lutjax", "quantise_tables QuantisedTables FixedPoint"),
             (
                 "Training",

@@ -255,7 +255,7 @@ class LUTTransformer(Decoder):
     def _vectors(self) -> Any:
         return self.embedding[...]
 
-    def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
+    def _hidden(self, z: jax.Array, _: Any, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
         for layer in self.layers:
             z = layer(z, decode=decode, segments=segments, **mode)
         return z
