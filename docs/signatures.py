@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from lutjax.layers import _images, _logic, _logic_images, _memory, _projection, _tables
+from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 124
@@ -87,7 +87,7 @@ FILES = [
     for library in LIBRARIES
     for name in ("_tables", "_images", "_projection", "_logic", "_memory")
 ]
-MODULES = (_tables, _images, _projection, _logic, _logic_images, _memory)
+MODULES = (_tables, _images, _projection, _logic, _logic_images, _memory, _product_keys)
 UNDRAWN = ("GroupSum", "Thermometer")
 
 

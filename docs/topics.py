@@ -36,7 +36,7 @@ class Topic:
 
 LAYERS = (
     ("Tables", "LUT SparseLUT LUTAttention LUTPairAttention ProjectionLUT"),
-    ("Memory", "NgramMemory"),
+    ("Memory", "NgramMemory ProductKeyMemory ProductKeyExperts"),
     ("Images", "ConvLUT WindowLUT SpatialLUT LogicConv"),
     ("Logic", "LogicGates LogicRNN SoftLUT BinaryLUT GroupSum Thermometer"),
 )
