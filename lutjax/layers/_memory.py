@@ -304,13 +304,13 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         if before is None:
             before = jnp.zeros((*values.shape[:-2], self.reach, self.features), values.dtype)
         every = jnp.concatenate([before.astype(values.dtype), values], -2)
-        total = values * _row(kernel, self.kernel - 1, values.ndim)
+        total = values * lead_axes(kernel[self.kernel - 1], values.ndim)
         for i in range(1, self.kernel):
             first = self.reach - i * step
             earlier = jax.lax.slice_in_dim(every, first, first + length, axis=every.ndim - 2)
             there = (place >= i * step)[..., None]
             earlier = jnp.where(there, earlier, jnp.zeros_like(earlier))
-            total = total + earlier * _row(kernel, self.kernel - 1 - i, values.ndim)
+            total = total + earlier * lead_axes(kernel[self.kernel - 1 - i], values.ndim)
         return total
 
     def _after(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
@@ -336,13 +336,12 @@ def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)
     square = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return (
-        x * jax.lax.rsqrt(square + jnp.asarray(_EPSILON, dtype)) * _row(scale.astype(dtype)[None], 0, x.ndim)
-    )
+    return x * jax.lax.rsqrt(square + jnp.asarray(_EPSILON, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
 
 
-def _row(kernel: jax.Array, i: int, rank: int) -> jax.Array:
-    return kernel[i].reshape((1,) * (rank - 1) + (-1,))
+def lead_axes(a: jax.Array, rank: int) -> jax.Array:
+    """Return an array with axes of size 1 in front, up to so many axes."""
+    return a.reshape((1,) * (rank - a.ndim) + a.shape)
 
 
 def memory_call(

@@ -67,7 +67,7 @@ class ProductKeyMemoryArguments(_KeyArguments):
     Variables:
       query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
       query_scale: trained, ``[heads, 2, key_size]``, ones.
-      keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
+      half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
       weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
@@ -100,7 +100,7 @@ class ProductKeyExpertsArguments(_KeyArguments):
     weight: two rows are read for it.
 
     Variables:
-      query_kernel, query_scale, keys: as in `ProductKeyMemory`.
+      query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
       down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
@@ -158,7 +158,7 @@ class _KeySpec(_KeyArguments, Spec):
         return (
             self._trained("query_kernel", (self.in_features, queries), self.kernel_init),
             self._trained("query_scale", (self.heads, 2, self.key_size), ones),
-            self._trained("keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
+            self._trained("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
             *self._tables(),
         )
 
@@ -175,7 +175,7 @@ class _KeySpec(_KeyArguments, Spec):
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return the ids of the rows that are read, those of each head one after the other, and their weights."""
-        names = ("query_kernel", "query_scale", "keys")
+        names = ("query_kernel", "query_scale", "half_keys")
         choose = _meshes.divided_by_compiler(
             self._chosen, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
         )

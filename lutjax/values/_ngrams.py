@@ -102,6 +102,7 @@ def rows_at(
       place: number of tokens before each that an n-gram may have, int32 ``[..., length]``.
     """
     length, unsigned = tokens.shape[-1], tokens.astype(np.uint32) + np.uint32(1)
+    place = xp.broadcast_to(place, tokens.shape)
     found = []
     for order in orders:
         earlier = []
@@ -114,9 +115,10 @@ def rows_at(
             earlier.append(moved[..., None])
         # One array for all heads of an order, so that programs are as long for many heads as for one.
         each = np.array([[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)])
-        h = earlier[0] * each[0].astype(np.uint32)
+        each = each.astype(np.uint32).reshape(order, *(1,) * tokens.ndim, heads)
+        h = earlier[0] * each[0]
         for j in range(1, order):
-            h = h ^ (earlier[j] * each[j].astype(np.uint32))
+            h = h ^ (earlier[j] * each[j])
         found.append(xp.remainder(_mixed(h), np.uint32(rows)).astype(np.int32))
     return xp.concatenate(found, -1)
 
@@ -126,6 +128,7 @@ def places(xp: Any, segments: Any, length: int) -> Any:
     at = np.arange(length, dtype=np.int32)
     if segments is None:
         return xp.asarray(at)
+    at = np.broadcast_to(at, segments.shape)
     if not length:
         return segments.astype(np.int32)
     lead = [(0, 0)] * (segments.ndim - 1)

@@ -129,7 +129,7 @@ class ProductKeyMemory(Layer):
     Variables:
       query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
       query_scale: trained, ``[heads, 2, key_size]``, ones.
-      keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
+      half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
       weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
@@ -195,7 +195,7 @@ class ProductKeyExperts(Layer):
     weight: two rows are read for it.
 
     Variables:
-      query_kernel, query_scale, keys: as in `ProductKeyMemory`.
+      query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
       down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
