@@ -72,8 +72,7 @@ class GPTConfig(Config):
       memory_rows: rows of each table of the memory.
       memory_heads: tables for each length.
       memory_width: numbers of a row of the memory; by default all rows of a token together have as many as its vector.
-      memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own; by default it is the second
-        layer, or the only one.
+      memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
 
     Raises:
       ValueError: a size is impossible.
@@ -104,7 +103,7 @@ class GPTConfig(Config):
     memory_rows: int = 1 << 14
     memory_heads: int = 4
     memory_width: int | None = None
-    memory_layers: tuple[int, ...] = ()
+    memory_layers: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +125,9 @@ class GPTConfig(Config):
         names = {name: f"memory_{name}" for name in ("orders", "rows", "heads", "width")}
         self._check_spec(NgramMemorySpec, self.memory_options(0), **names)
         places = self.memory_layers
-        if len(set(places)) != len(places) or any(not 0 <= place < self.n_layers for place in places):
+        if (self.memory and (not places or len(set(places)) != len(places))) or any(
+            not 0 <= place < self.n_layers for place in places
+        ):
             raise ValueError(
                 f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; expected different numbers of layers, from 0 to "
                 f"{self.n_layers - 1}."
@@ -157,9 +158,7 @@ class GPTConfig(Config):
     @property
     def memory_places(self) -> tuple[int, ...]:
         """Numbers of the layers before which there is a memory."""
-        if not self.memory:
-            return ()
-        return self.memory_layers or (min(1, self.n_layers - 1),)
+        return self.memory_layers if self.memory else ()
 
     def memory_options(self, place: int) -> dict[str, Any]:
         """Options of the memory before a layer."""

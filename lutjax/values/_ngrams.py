@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
@@ -18,13 +18,13 @@ _MASK = 0xFFFFFFFF
 
 
 def ngram_rows(
-    tokens: Int[Array, "*batch length"],
+    tokens: Integer[Array, "*batch length"],
     *,
     rows: int,
     orders: Sequence[int] = (2, 3),
     heads: int = 4,
     seed: int = 0,
-    segments: Int[Array, "*#batch length"] | None = None,
+    segments: Integer[Array, "*#batch length"] | None = None,
 ) -> Int[Array, "*batch length tables"]:
     """Return the rows that the n-grams which end at each token address, several for each order.
 

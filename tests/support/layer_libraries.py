@@ -186,7 +186,7 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
         f = hk.transform_with_state(
             lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x, **case.call)
         )
-        params, state = f.init(jax.random.key(0), x, **case.call)
+        params, state = f.init(jax.random.key(0), x)
         found = {"params": next(iter(params.values()), {}), "": next(iter(state.values()), {})}
     return {name: (kind, array) for kind, part in found.items() for name, array in part.items()}
 

@@ -1,7 +1,7 @@
 """Memory layers for Flax Linen; `lutjax.layers._memory` has the arguments of the layers."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -117,6 +117,14 @@ class _Keyed(Layer):
         spec, arrays = self._bound()
         y: jax.Array = spec(arrays, x)
         return y
+
+    def reads(
+        self, variables: Mapping[str, Any], x: Float[Array, "*batch inputs"]
+    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
+        """Return the ids of the rows that inputs read, ``[..., heads * k]``, those of each head one after the other, and their weights."""
+        spec, arrays = self._spec_and_arrays(variables)
+        found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
+        return found
 
 
 class ProductKeyMemory(_Keyed):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 import lutjax
 from lutjax._typing import Array
@@ -118,7 +118,18 @@ class NgramMemory(Layer):
         return found
 
 
-class ProductKeyMemory(Layer):
+class _Keyed(Layer):
+    """Base of layers whose rows are addressed by products of keys."""
+
+    def reads(
+        self, x: Float[Array, "*batch inputs"]
+    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
+        """Return the ids of the rows that inputs read, ``[..., heads * k]``, those of each head one after the other, and their weights."""
+        found: tuple[jax.Array, jax.Array] = self.spec.reads(self._held(), x)
+        return found
+
+
+class ProductKeyMemory(_Keyed):
     """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
 
     A projection makes two queries for each head, each divided by the root of its mean square and scaled. Each is compared with a set of
@@ -188,7 +199,7 @@ class ProductKeyMemory(Layer):
         self._make(locals())
 
 
-class ProductKeyExperts(Layer):
+class ProductKeyExperts(_Keyed):
     """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
 
     Experts are chosen and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its
