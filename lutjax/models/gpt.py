@@ -71,7 +71,7 @@ class GPTConfig(Config):
       memory_orders: lengths of the n-grams whose rows are read.
       memory_rows: rows of each table of the memory.
       memory_heads: tables for each length.
-      memory_width: numbers of a row of the memory; by default all rows of a token together have as many as its vector.
+      memory_width: numbers of a row of the memory.
       memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
 
     Raises:
@@ -99,10 +99,10 @@ class GPTConfig(Config):
     dtype: str = one_of(FLOATS, "float32")
     remat: bool = False
     memory: bool = False
-    memory_orders: tuple[int, ...] = (2, 3)
+    memory_orders: tuple[int, ...] = (2, 3, 4)
     memory_rows: int = 1 << 14
-    memory_heads: int = 4
-    memory_width: int | None = None
+    memory_heads: int = 2
+    memory_width: int = 8
     memory_layers: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:

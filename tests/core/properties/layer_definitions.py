@@ -135,7 +135,7 @@ def ngram_memory(
         dvalue = dgated * gate
         of_query, of_keys = pull_query(dscore * key), pull_key(dscore * query)
         drows = of_keys["x"] @ of_key.T + dvalue @ of_value.T
-        flat = rows.reshape(-1, rows.shape[-1])
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
         found["key_kernel"] = flat.T @ of_keys["x"].reshape(-1, x.shape[-1])
         found["value_kernel"] = flat.T @ dvalue.reshape(-1, x.shape[-1])
         found |= {"query_scale": _of_all(of_query["scale"], 1), "key_scale": _of_all(of_keys["scale"], 1)}
@@ -169,7 +169,7 @@ def _product_keys(a: Arrays, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndar
         np.add.at(dscores, (b, h, 0, ids // n_keys), dsums)
         np.add.at(dscores, (b, h, 1, ids % n_keys), dsums)
         of = pull_queries(np.einsum("bhsn,hsnc->bhsc", dscores, keys))
-        dplain = of["x"].reshape(len(x), -1)
+        dplain = of["x"].reshape(len(x), kernel.shape[1])
         return {
             "half_keys": np.einsum("bhsn,bhsc->hsnc", dscores, queries),
             "query_scale": of["scale"].sum(0),
@@ -183,7 +183,7 @@ def _product_keys(a: Arrays, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndar
 def product_key_memory(a: Arrays, x: np.ndarray, k: int, scale: float | None = None) -> Defined:
     """Rows of a table with the largest sums of scores of keys, weighted by their softmax."""
     ids, share, pull_share = _product_keys(a, x, k)
-    index, shape = ids.reshape(len(x), 1, -1), share.shape
+    index, shape = ids.reshape(len(x), 1, math.prod(ids.shape[1:])), share.shape
     inner = D.accumulator(x.dtype, a["query_kernel"].dtype)
     coefficients = share.reshape(index.shape).astype(inner)
     y = value_of(D.weighted_lookup(a["weights"], index, coefficients, 1, scale))[..., 0, :]

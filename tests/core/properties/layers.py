@@ -474,7 +474,8 @@ def _keys(z: Sizes, o: Options) -> dict[str, Any]:
         "n_keys": 3,
         "heads": z["groups"],
         "k": 2,
-        "key_size": z["bits"],
+        "key_size": z["bits"]
+        + 1,  # one number would be 1 or -1 when it is normalised, and its gradient rounding alone
     }
 
 
