@@ -182,7 +182,7 @@ TOPICS: dict[str, Topic] = {
                 "lutjax.training.parameters",
                 "kind_of kinds decayed cell_total_variation",
             ),
-            ("Several devices", "lutjax.sharding", "specs DETECTORS"),
+            ("Several devices", "lutjax.sharding", "specs lookup_in_blocks DETECTORS"),
         ),
     ),
     "training-runs": Topic(

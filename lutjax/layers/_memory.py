@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 import lutjax
+from lutjax import _compat, sharding
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
@@ -74,6 +75,8 @@ class NgramMemoryArguments(Arguments):
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Rows keep their own.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
       weights_init, kernel_init: draw tables and projections, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the tables are divided, and the samples of a call: inside of a `jax.shard_map` whose
+        `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
 
@@ -96,6 +99,7 @@ class NgramMemoryArguments(Arguments):
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = NORMAL_ROWS
     kernel_init: Initializer = MATRIX
+    row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
 
@@ -139,7 +143,7 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
     def variables(self) -> tuple[Variable, ...]:
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         projection, vector = (self.row_size, self.features), (self.features,)
-        tables = (self.n_tables, self.rows, self.width)
+        tables = (self.n_tables, rows_here(self, self.rows), self.width)
         found = [
             self._trained("weights", tables, self.weights_init, "tables"),  # type: ignore[arg-type]
             self._trained("key_kernel", projection, self.kernel_init),
@@ -151,10 +155,6 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
             found.append(self._trained("conv_scale", vector, ones))
             found.append(self._trained("conv_kernel", (self.kernel, self.features), zeros))
         return tuple(found)
-
-    def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        shape = np.shape(arrays["weights"])
-        return {"rows": shape[1]} if len(shape) == 3 else {}
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
         """Return what the layer keeps before the first token of texts of this batch shape.
@@ -245,14 +245,8 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         )
         index, place = address(jnp.asarray(tokens), segments, history)
         weights = arrays["weights"]  # the array itself: see lutjax.training.tables
-        rows = lutjax.weighted_lookup(
-            weights,
-            index[..., None],
-            jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype))),
-            groups=self.n_tables,
-            accumulate=self.accumulate,
-            implementation=self.implementation,
-        )
+        ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
+        rows = read_rows(self, weights, index[..., None], ones, groups=self.n_tables)
         rest = {name: array for name, array in arrays.items() if name != "weights"}
         fuse = _meshes.divided_by_compiler(
             functools.partial(self._fused, dtype=dtype),
@@ -329,6 +323,30 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
             latest(history.segments, of_tokens, -1),
             latest(history.values, values, -2),
         )
+
+
+def rows_here(spec: Any, n_rows: int) -> int:
+    """Return the rows of a table that a device has: inside of a `jax.shard_map` over the axis of rows a block, else all."""
+    if spec.row_axis not in jax.sharding.get_abstract_mesh().manual_axes:
+        return n_rows
+    n_devices = jax.lax.axis_size(spec.row_axis)
+    if n_rows % n_devices:
+        raise ValueError(
+            f"{spec.layer}: a table has {n_rows} rows, which the {n_devices} devices of the mesh axis {spec.row_axis!r} cannot share evenly; choose a "
+            "multiple."
+        )
+    return n_rows // n_devices
+
+
+def read_rows(
+    spec: Any, weights: Array, index: jax.Array, coefficients: jax.Array, groups: int | None = None
+) -> jax.Array:
+    """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
+    options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
+    if spec.row_axis is None:
+        return lutjax.weighted_lookup(weights, index, coefficients, **options)
+    coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))
+    return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 
 
 def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._memory import MATRIX, normalised
+from lutjax.layers._memory import MATRIX, normalised, read_rows, rows_here
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
 
@@ -51,6 +51,7 @@ class _KeyArguments(Arguments):
     weights_init: Initializer = unit_rows
     keys_init: Initializer = uniform_keys
     kernel_init: Initializer = MATRIX
+    row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
 
@@ -81,6 +82,8 @@ class ProductKeyMemoryArguments(_KeyArguments):
         are at least float32.
       param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
       weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first axis: inside of a
+        `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
 
@@ -105,7 +108,7 @@ class ProductKeyExpertsArguments(_KeyArguments):
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, accumulate, implementation: as in `ProductKeyMemory`.
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation: as in `ProductKeyMemory`.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -197,10 +200,6 @@ class _KeySpec(_KeyArguments, Spec):
         shape = (*batch, self.heads * self.k)
         return rows.reshape(shape), jax.nn.softmax(best).reshape(shape)
 
-    @property
-    def _sums(self) -> dict[str, Any]:
-        return {"accumulate": self.accumulate, "implementation": self.implementation}
-
 
 @functools.cache
 def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +222,7 @@ class ProductKeyMemorySpec(ProductKeyMemoryArguments, _KeySpec):
     example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
 
     def _tables(self) -> tuple[Variable, ...]:
-        shape = (1, self.n_rows, self.out_features)
+        shape = (1, rows_here(self, self.n_rows), self.out_features)
         return (self._trained("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
@@ -231,9 +230,7 @@ class ProductKeyMemorySpec(ProductKeyMemoryArguments, _KeySpec):
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
         rows, coefficients = self.reads(arrays, x)
-        y = lutjax.weighted_lookup(
-            arrays["weights"], rows[..., None, :], coefficients[..., None, :], **self._sums
-        )
+        y = read_rows(self, arrays["weights"], rows[..., None, :], coefficients[..., None, :])
         return y.astype(self._inputs(x).dtype)
 
 
@@ -249,7 +246,7 @@ class ProductKeyExpertsSpec(ProductKeyExpertsArguments, _KeySpec):
     def _tables(self) -> tuple[Variable, ...]:
         sizes = {"down": self.in_features, "up": self.out_features}
         return tuple(
-            self._trained(name, (1, self.n_rows, size), self.weights_init, "tables")
+            self._trained(name, (1, rows_here(self, self.n_rows), size), self.weights_init, "tables")
             for name, size in sizes.items()
         )
 
@@ -260,8 +257,8 @@ class ProductKeyExpertsSpec(ProductKeyExpertsArguments, _KeySpec):
         rows, coefficients = self.reads(arrays, x)
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)
-        down = lutjax.weighted_lookup(arrays["down"], rows[..., None, None], ones, **self._sums)
+        down = read_rows(self, arrays["down"], rows[..., None, None], ones)
         products = jnp.sum(down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1)
         coefficients = coefficients * self.activation(products)
-        y = lutjax.weighted_lookup(arrays["up"], rows[..., None, :], coefficients[..., None, :], **self._sums)
+        y = read_rows(self, arrays["up"], rows[..., None, :], coefficients[..., None, :])
         return y.astype(z.dtype)

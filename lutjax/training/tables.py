@@ -194,6 +194,7 @@ class Optimizer:
         *,
         axis: str | None = None,
         tables: Collection[str] | None = None,
+        by_rows: Collection[str] = (),
     ) -> OptimizerState:
         """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
 
@@ -203,6 +204,7 @@ class Optimizer:
         Args:
           params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
           tables: names of the tables, also of those that `rest` moves; by default those of the optimiser.
+          by_rows: names of the tables that are divided by blocks of rows.
 
         Raises:
           ValueError: as `init`, or as `lutjax.sharding.specs`.
@@ -219,7 +221,11 @@ class Optimizer:
         """
         state = jax.eval_shape(self.init, params)
         specs = functools.partial(
-            sharding.specs, mesh=mesh, axis=axis, tables=state.rows if tables is None else tables
+            sharding.specs,
+            mesh=mesh,
+            axis=axis,
+            tables=state.rows if tables is None else tables,
+            by_rows=by_rows,
         )
         named = jax.tree_util.tree_leaves_with_path(params)
         every = zip(named, jax.tree.leaves(specs(params)), strict=True)

@@ -45,6 +45,8 @@ class NgramMemory(Layer):
         own.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
       weights_init, kernel_init: draw tables and projections, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the tables are divided, and the samples of a call: inside of a
+        `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
       name: of the module.
@@ -84,6 +86,7 @@ class NgramMemory(Layer):
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = NORMAL_ROWS,
         kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
         name: str | None = None,
@@ -102,6 +105,8 @@ class NgramMemory(Layer):
             own.
           param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
           weights_init, kernel_init: draw tables and projections, as in `jax.nn.initializers`.
+          row_axis: name of a mesh axis over which the rows of the tables are divided, and the samples of a call: inside of a
+            `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
           name: of the module.
@@ -167,6 +172,9 @@ class ProductKeyMemory(_Keyed):
         own, and scores are at least float32.
       param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
       weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first
+        axis: inside of a `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is
+        whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
       name: of the module.
@@ -206,6 +214,7 @@ class ProductKeyMemory(_Keyed):
         weights_init: Initializer = unit_rows,
         keys_init: Initializer = uniform_keys,
         kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
         name: str | None = None,
@@ -223,6 +232,9 @@ class ProductKeyMemory(_Keyed):
             own, and scores are at least float32.
           param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
           weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+          row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first
+            axis: inside of a `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is
+            whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
           name: of the module.
@@ -255,6 +267,9 @@ class ProductKeyExperts(_Keyed):
       param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
       keys_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
       kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first
+        axis: inside of a `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is
+        whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
@@ -298,6 +313,7 @@ class ProductKeyExperts(_Keyed):
         weights_init: Initializer = unit_rows,
         keys_init: Initializer = uniform_keys,
         kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
         name: str | None = None,
@@ -314,6 +330,9 @@ class ProductKeyExperts(_Keyed):
           param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
           keys_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
           kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+          row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first
+            axis: inside of a `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is
+            whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
           n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.

@@ -36,6 +36,7 @@ LEFT_OUT = {
     "implementation": "contexts of calls choose it, and tests/core/test_parity.py tries each",
     "sequence_axis": "an axis of a mesh over sequences: tests/core/test_sharding.py",
     "param_dtype": "that of a call",
+    "row_axis": "an axis of a mesh over rows: tests/core/test_row_blocks.py",
 }
 """Arguments of ops and layers that members do not give."""
 OF_CONSTRUCTION = (
