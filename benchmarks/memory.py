@@ -12,6 +12,7 @@ with the memory as many steps as take the same time.
 
 import argparse
 import json
+import os
 import platform
 import resource
 import time
@@ -165,7 +166,7 @@ def keys(
         nnx.update(layer, moved)
         return total, value
 
-    def seconds(call: Callable[[], Any], n: int = 5) -> tuple[float, float]:
+    def seconds(call: Callable[[], Any], n: int = 15) -> tuple[float, float]:
         jax.block_until_ready(call())
         wall, used = [], []
         for _ in range(n):
@@ -215,10 +216,16 @@ def table(found: list[dict[str, Any]]) -> str:
             )
     of_keys = [r for r in found if r["what"] == "keys"]
     if of_keys:
-        lines += ["", "| a million rows, top 32 of 4 heads | lutjax | simple |", "| --- | --- | --- |"]
+        lines += [
+            "",
+            "| a million rows, top 32 of 4 heads: time of the processor | lutjax | simple |",
+            "| --- | --- | --- |",
+        ]
         for direction in ("forward", "step"):
             each = {r["name"]: r for r in of_keys if r["direction"] == direction}
-            times = " | ".join(f"{1e3 * each[name]['seconds']:.0f} ms" for name in ("lutjax", "simple"))
+            times = " | ".join(
+                f"{1e3 * each[name]['seconds_of_processor']:.0f} ms" for name in ("lutjax", "simple")
+            )
             lines.append(f"| {direction}, batch {each['lutjax']['batch']} | {times} |")
     return "\n".join(lines)
 
@@ -257,7 +264,7 @@ def main() -> None:
     def keep(result: dict[str, Any]) -> None:
         machine = {
             "machine": platform.machine(),
-            "cores": jax.devices()[0].platform,
+            "cores": os.cpu_count(),
             "jax": jax.__version__,
             "lutjax": lutjax.__version__,
         }

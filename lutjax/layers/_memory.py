@@ -35,7 +35,7 @@ _EPSILON = 1e-6
 
 
 class History(NamedTuple):
-    """What a memory of n-grams keeps of earlier tokens while it decodes: a pytree, which `NgramMemory.history` makes.
+    """State of earlier tokens that a memory of n-grams keeps while it decodes: a pytree, which `NgramMemory.history` makes.
 
     Attributes:
       tokens: the latest, as many as the longest n-gram has before its last token.

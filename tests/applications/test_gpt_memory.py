@@ -71,7 +71,7 @@ def test_decoding_in_chunks_equals_full_pass() -> None:
 
 
 def test_generate_slots_and_stream_draw_the_same() -> None:
-    """Of texts of several lengths, each as alone: the likeliest tokens of full passes."""
+    """Texts of several lengths, each as alone: the likeliest tokens of full passes."""
     model, lengths, n = model_of(), (9, 3), 6
     texts = [TOKENS[i, :length] for i, length in enumerate(lengths)]
     want = []

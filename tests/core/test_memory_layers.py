@@ -67,7 +67,7 @@ def test_numpy_and_jax_agree(dtype):
 
 @pytest.mark.parametrize("n_rows", [1 << 12, 4093, 3000])
 def test_rows_are_hit_evenly(n_rows):
-    """As often as drawn ones, by n-grams of bytes, for powers of two as for primes; hashes of an order collide at different n-grams."""
+    """Rows are hit as often as drawn ones are, by n-grams of bytes, for powers of two as for primes; hashes of an order collide at different n-grams."""
     pairs = np.stack(np.indices((256, 256)), -1).reshape(-1, 2)
     rows = lutjax.ngram_rows(pairs, rows=n_rows, orders=(2,), heads=2)[:, 1]
     for of_head in rows.T:
@@ -191,7 +191,7 @@ def test_rows_are_known_before_the_layer_runs():
 
 @pytest.mark.parametrize("kernel", [0, 1, 4])
 def test_texts_that_go_on(kernel):
-    """In parts of any lengths, with segments, also inside of jit and scan."""
+    """Parts of any lengths, with segments, also inside of jit and scan."""
     layer = NgramMemory(6, (2, 4), rows=50, kernel=kernel, rngs=nnx.Rngs(0))
     if kernel:
         layer.conv_kernel = jax.random.normal(jax.random.key(1), (kernel, 6))

@@ -29,7 +29,7 @@ def over_rows():
 
 @pytest.mark.parametrize("groups", [None, 2])
 def test_look_ups_are_those_of_one_device(groups):
-    """With the gradients of the blocks and of coefficients."""
+    """Values, and the gradients of the blocks and of coefficients."""
 
     def value_and_gradients(table, coefficients, look_up):
         def loss(table, coefficients):

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def call(self) -> dict[str, Any]:
-        """What a call takes beside its input."""
+        """Arguments that a call takes beside its input."""
         if self.layer != "NgramMemory":
             return {}
         return {"tokens": np.arange(np.prod(self.shape[:-1]), dtype=np.int32).reshape(self.shape[:-1]) % 5}
