@@ -172,7 +172,9 @@ class _KeySpec(_KeyArguments, Spec):
                 f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."
             )
         x = jnp.asarray(x)
-        return x.astype(jnp.promote_types(x.dtype, self.param_dtype) if self.dtype is None else self.dtype)
+        dtype = jnp.promote_types(x.dtype, self.param_dtype) if self.dtype is None else self.dtype
+        cast: jax.Array = x.astype(dtype)
+        return cast
 
     def reads(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]

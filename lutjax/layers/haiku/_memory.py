@@ -117,7 +117,7 @@ class NgramMemory(Layer):
         super().__init__(name)
         self._make(locals())
 
-    __call__ = _memory.memory_call
+    __call__ = _memory.memory_call  # type: ignore[assignment]
 
     def _remember(self, x: Any, tokens: Any, **others: Any) -> Any:
         return self.spec(self._held(), x, tokens, **others)
