@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from lutjax.layers import _images, _logic, _logic_images, _projection, _tables
+from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 124
@@ -85,9 +85,9 @@ LIBRARIES = {
 FILES = [
     ROOT / "lutjax" / "layers" / library / f"{name}.py"
     for library in LIBRARIES
-    for name in ("_tables", "_images", "_projection", "_logic")
+    for name in ("_tables", "_images", "_projection", "_logic", "_memory")
 ]
-MODULES = (_tables, _images, _projection, _logic, _logic_images)
+MODULES = (_tables, _images, _projection, _logic, _logic_images, _memory, _product_keys)
 UNDRAWN = ("GroupSum", "Thermometer")
 
 

@@ -36,6 +36,7 @@ class Topic:
 
 LAYERS = (
     ("Tables", "LUT SparseLUT LUTAttention LUTPairAttention ProjectionLUT"),
+    ("Memory", "NgramMemory ProductKeyMemory ProductKeyExperts"),
     ("Images", "ConvLUT WindowLUT SpatialLUT LogicConv"),
     ("Logic", "LogicGates LogicRNN SoftLUT BinaryLUT GroupSum Thermometer"),
 )
@@ -49,6 +50,7 @@ TOPICS: dict[str, Topic] = {
             ("Look-ups", "lutjax", "lookup lut sparse_lookup sparse_lut conv_lut"),
             ("Weighted and scored look-ups", "lutjax", "weighted_lookup scored_lut"),
             ("Attention", "lutjax", "lookup_attention lut_attention lut_pair_attention"),
+            ("Rows of n-grams", "lutjax", "ngram_rows"),
             ("Integers", "lutjax", "quantise_tables QuantisedTables FixedPoint"),
             (
                 "Training",
@@ -180,7 +182,7 @@ TOPICS: dict[str, Topic] = {
                 "lutjax.training.parameters",
                 "kind_of kinds decayed cell_total_variation",
             ),
-            ("Several devices", "lutjax.sharding", "specs DETECTORS"),
+            ("Several devices", "lutjax.sharding", "specs lookup_in_blocks DETECTORS"),
         ),
     ),
     "training-runs": Topic(

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from lutjax.values._anchors import sample_anchors
     from lutjax.values._detection import Detection
     from lutjax.values._fixed_point import FixedPoint
+    from lutjax.values._ngrams import ngram_rows
     from lutjax.values._quantised import QuantisedTables
     from lutjax.values._thermometer import thermometer_thresholds
     from lutjax.values._wires import readers
@@ -95,6 +96,7 @@ __all__ = [
     "lut_pair_attention",
     "margins",
     "models",
+    "ngram_rows",
     "pack_bits",
     "packed_lut",
     "quantise_tables",
@@ -127,6 +129,7 @@ _HOMES = {
     "values._anchors": ("sample_anchors",),
     "values._detection": ("Detection",),
     "values._fixed_point": ("FixedPoint",),
+    "values._ngrams": ("ngram_rows",),
     "training._load": ("load",),
     "values._quantised": ("QuantisedTables",),
     "values._thermometer": ("thermometer_thresholds",),

@@ -2,17 +2,26 @@
 
 Tables are divided by detector: each device owns some of the tables of every layer, looks up the whole batch in them, and the outputs are
 summed. Devices then exchange outputs, never tables, and a model may be larger than the memory of one device.
+
+Memories have few tables of many rows: these are divided by blocks of rows. Devices then exchange the ids of the rows that their samples ask for, and what
+is read of them.
 """
 
 from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Float, Int
 
 from lutjax._arguments import shown
+from lutjax._typing import Array
+from lutjax.dispatch.registry import Implementation
+from lutjax.ops.weighted_lookup import weighted_lookup
+from lutjax.values._fixed_point import FixedPoint
 
-__all__ = ["DETECTORS", "specs"]
+__all__ = ["DETECTORS", "lookup_in_blocks", "specs"]
 
 DETECTORS = "detectors"
 """Name of the mesh axis over which tables are divided, if nothing else is said."""
@@ -27,6 +36,7 @@ def specs(
     *,
     axis: str | None = None,
     tables: Collection[str] | None = None,
+    by_rows: Collection[str] = (),
 ) -> Any:
     """Return for each array of a model how it is divided over a mesh: a pytree of `jax.sharding.PartitionSpec`.
 
@@ -45,9 +55,10 @@ def specs(
         everything on all of its devices.
       tables: names of the tables, as `lutjax.layers.linen.tables_of` finds them. An array is a table's if its own name has that of a
         table in it, as in the state of an optimiser. By default all that is called ``weights``, with three axes or more, is taken for one.
+      by_rows: names of the tables that are divided by blocks of rows in place of detectors, as `lookup_in_blocks` reads them.
 
     Raises:
-      ValueError: the mesh has no axis of the given name, or a layer's detectors cannot be divided evenly by its size.
+      ValueError: the mesh has no axis of the given name, or a layer's detectors, or rows, cannot be divided evenly by its size.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -71,6 +82,9 @@ def specs(
         found = [_DIVIDED[word] for word in name.split("/") if word in divided]
         if tables is not None and any(f"/{table}/" in f"/{name}/" for table in tables):
             found = [_DIVIDED["weights"]]
+        rows = any(f"/{table}/" in f"/{name}/" for table in by_rows)
+        if rows:
+            found = [(3, 1)]
         if n_devices is None or not found:
             return PartitionSpec()
         rank, place = found[-1]
@@ -81,12 +95,72 @@ def specs(
         if n == 1 and found[-1] == _DIVIDED["positions"]:  # all detectors share it
             return PartitionSpec()
         if n % n_devices:
-            fitting = [d for d in range(1, n_devices) if n % d == 0]
+            fitting, what = [d for d in range(1, n_devices) if n % d == 0], "rows" if rows else "detectors"
             raise ValueError(
-                f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} detectors cannot be divided evenly by the {n_devices} "
+                f"sharding.specs: {name} has shape {list(array.shape)}, and its {n} {what} cannot be divided evenly by the {n_devices} "
                 f"devices of the mesh axis {axis!r}. Give that axis {' or '.join(map(str, fitting[-3:]))} devices and the rest to the "
-                "batch, or choose a number of detectors that is a multiple."
+                f"batch, or choose a number of {what} that is a multiple."
             )
         return PartitionSpec(*(axis if i == place else None for i in range(len(array.shape))))
 
     return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def lookup_in_blocks(
+    block: Float[Array, "detectors rows outputs"],
+    index: Int[Array, "batch *rest detectors ways"],
+    coefficients: Float[Array, "batch *rest detectors ways"],
+    *,
+    axis: str,
+    groups: int | None = None,
+    accumulate: FixedPoint | None = None,
+    implementation: Implementation = None,
+) -> Float[jax.Array, "batch *any outputs"]:
+    """Return `lutjax.weighted_lookup` of samples that are divided over an axis of a mesh, as the rows of the tables are. For `jax.shard_map`.
+
+    Each device sends the ids and coefficients of its samples to all others, reads the rows of its block for all samples, and gets
+    the sums of its own ones. A device adds what it has of a sum, and nothing for rows of others. The gradient of a block is that of
+    all samples: `lutjax.training.tables` moves it as a table of this device alone.
+
+    Per device and step it receives ``samples * T * K`` ids and coefficients and ``samples * G * O`` sums, with the samples of all devices. Tables that are
+    divided by detector send ``T / n`` of the groups alone where each table is a group of its own, so divide these so as long as there are as
+    many tables as devices.
+
+    Args:
+      block: this device's rows of each table, ``[T, R / n, O]``: the first device of the axis has the first rows.
+      index: ids in whole tables of this device's samples, ``[B / n, ..., T, K]``. Ids out of range read nothing.
+      coefficients: ``[B / n, ..., T, K]``.
+      axis: name of the mesh axis.
+      groups, accumulate, implementation: as in `lutjax.weighted_lookup`.
+
+    Returns:
+      ``[B / n, ..., O]``, or ``[B / n, ..., G, O]`` with `groups`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> from lutjax import sharding
+      >>> table, index = jnp.arange(8.0).reshape(1, 8, 1), jnp.array([[[7]], [[2]]])
+      >>> mesh = jax.make_mesh((1,), ("rows",), (AxisType.Auto,))
+      >>> read = jax.shard_map(
+      ...     lambda *given: sharding.lookup_in_blocks(*given, axis="rows"),
+      ...     mesh=mesh, in_specs=(P(None, "rows"), P("rows"), P("rows")), out_specs=P("rows"),
+      ... )
+      >>> jax.jit(read)(table, index, jnp.ones((2, 1, 1)))
+      Array([[7.],
+             [2.]], dtype=float32)
+    """
+    every, weights = (jax.lax.all_gather(a, axis, tiled=True) for a in (index, coefficients))
+    n_rows = block.shape[1]
+    own = every - jax.lax.axis_index(axis).astype(every.dtype) * n_rows
+    there = (own >= 0) & (own < n_rows)
+    sums = weighted_lookup(
+        block,
+        jnp.where(there, own, 0),
+        jnp.where(there, weights, jnp.zeros_like(weights)),
+        groups=groups,
+        accumulate=accumulate,
+        implementation=implementation,
+    )
+    result: jax.Array = jax.lax.psum_scatter(sums, axis, tiled=True)
+    return result

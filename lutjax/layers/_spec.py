@@ -1,6 +1,6 @@
 """Layers without a library: arguments, variables, checks and casts.
 
-A layer is two classes, side by side in `_tables.py`, `_images.py`, `_projection.py`, `_logic.py` or `_logic_images.py`. ``LUTArguments`` is a dataclass: its fields are the
+A layer is two classes, side by side in `_tables.py`, `_images.py`, `_projection.py`, `_memory.py`, `_product_keys.py`, `_logic.py` or `_logic_images.py`. ``LUTArguments`` is a dataclass: its fields are the
 constructor's arguments and its docstring is the documentation, which ``python docs/signatures.py`` writes into the ``LUT`` of every library. ``LUTSpec`` adds the variables and the
 forward pass, and holds no arrays. A library's ``LUT`` has a spec: it stores the variables
 that the spec names in the library's own way, and hands them back as a mapping from name to array.

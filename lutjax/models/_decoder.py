@@ -20,7 +20,7 @@ from lutjax.values._ids import as_int32, is_concrete
 class Decoder(nnx.Module):
     """Base of causal language models, with what they generate.
 
-    A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, decode, segments, deterministic=, rngs=)``,
+    A decoder has the methods ``_vectors()``, the vectors of all tokens, ``_hidden(z, tokens, decode, segments, deterministic=, rngs=)``,
     ``unembed(hidden)``, ``init_cache(batch_shape)`` and ``take_in(one, slot)``, which is for `Slots`, and a ``config`` with ``vocab_size``
     and ``context``.
     """
@@ -58,7 +58,7 @@ class Decoder(nnx.Module):
           ValueError: `tokens` is not an array of integers with at least one axis.
         """
         mode: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs, "decode": decode}
-        return self.from_embedded(self.embed(tokens), segments=segments, **mode)
+        return self.from_embedded(self.embed(tokens), segments=segments, tokens=tokens, **mode)
 
     def from_embedded(
         self,
@@ -68,9 +68,12 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs | Array | None = None,
         decode: bool | None = None,
         segments: Int[Array, "*#batch length"] | None = None,
+        tokens: Int[Array, "*batch length"] | None = None,
     ) -> Float[jax.Array, "*batch length vocab"]:
-        """Logits for vectors in place of tokens; the rest as in a call."""
-        hidden = self.hidden(z, deterministic=deterministic, rngs=rngs, decode=decode, segments=segments)
+        """Logits for vectors in place of tokens; the rest as in a call. A model with a memory reads it by the `tokens` of the vectors."""
+        hidden = self.hidden(
+            z, deterministic=deterministic, rngs=rngs, decode=decode, segments=segments, tokens=tokens
+        )
         return self.unembed(hidden).astype(hidden.dtype)
 
     def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
@@ -86,8 +89,9 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs | Array | None = None,
         decode: bool | None = None,
         segments: Int[Array, "*#batch length"] | None = None,
+        tokens: Int[Array, "*batch length"] | None = None,
     ) -> Float[jax.Array, "*batch length features"]:
-        """Return the output of the layers for vectors in place of tokens: the input of `unembed`; the rest as in a call."""
+        """Return the output of the layers for vectors in place of tokens: the input of `unembed`; the rest as in `from_embedded`."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
             rngs = nnx.Rngs(dropout=jnp.asarray(rngs))  # a stream, so that each layer draws another mask
         z = jnp.asarray(z)
@@ -96,7 +100,7 @@ class Decoder(nnx.Module):
             segments, _ = _checks.segments(
                 type(self).__name__, segments, segments, *lengths, ("segments",) * 2
             )
-        y: jax.Array = self._hidden(z, decode, segments, deterministic=deterministic, rngs=rngs)
+        y: jax.Array = self._hidden(z, tokens, decode, segments, deterministic=deterministic, rngs=rngs)
         return y
 
     def generate(
@@ -335,7 +339,7 @@ def fed(
       segments: of tokens, as a call of the model takes them.
     """
     model = nnx.merge(graphdef, cache, kept)
-    z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments)
+    z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens)
     return nnx.state(model, nnx.Cache), model.unembed(z[..., -1, :])
 
 

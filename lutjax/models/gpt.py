@@ -14,9 +14,10 @@ from lutjax import reads
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
+from lutjax.layers._memory import History, NgramMemorySpec
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
-from lutjax.layers.nnx import LUT, ProjectionLUT
+from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
@@ -66,6 +67,12 @@ class GPTConfig(Config):
       dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
         Parameters, sums of layers, normalisation and logits are float32 (or float64).
       remat: whether the backward pass computes each layer again instead of keeping what its forward pass made.
+      memory: whether tables of n-grams are read beside attention (`lutjax.layers.nnx.NgramMemory`).
+      memory_orders: lengths of the n-grams whose rows are read.
+      memory_rows: rows of each table of the memory.
+      memory_heads: tables for each length.
+      memory_width: numbers of a row of the memory.
+      memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
 
     Raises:
       ValueError: a size is impossible.
@@ -91,6 +98,12 @@ class GPTConfig(Config):
     dropout: float | int = 0.0
     dtype: str = one_of(FLOATS, "float32")
     remat: bool = False
+    memory: bool = False
+    memory_orders: tuple[int, ...] = (2, 3, 4)
+    memory_rows: int = 1 << 14
+    memory_heads: int = 2
+    memory_width: int = 8
+    memory_layers: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +122,16 @@ class GPTConfig(Config):
         scored = self.projection_lut_options()
         self._check_spec(ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads")
         self._check_spec(LUTSpec, self.lut_options(), n_anchors="lut_bits", n_detectors="lut_tables")
+        names = {name: f"memory_{name}" for name in ("orders", "rows", "heads", "width")}
+        self._check_spec(NgramMemorySpec, self.memory_options(0), **names)
+        places = self.memory_layers
+        if (self.memory and (not places or len(set(places)) != len(places))) or any(
+            not 0 <= place < self.n_layers for place in places
+        ):
+            raise ValueError(
+                f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; expected different numbers of layers, from 0 to "
+                f"{self.n_layers - 1}."
+            )
 
     @property
     def param_dtype(self) -> str:
@@ -128,6 +151,24 @@ class GPTConfig(Config):
             "bits": self.lut_bits,
             "read": READS[self.read],
             "table_dropout": self.table_dropout,
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+        }
+
+    @property
+    def memory_places(self) -> tuple[int, ...]:
+        """Numbers of the layers before which there is a memory."""
+        return self.memory_layers if self.memory else ()
+
+    def memory_options(self, place: int) -> dict[str, Any]:
+        """Options of the memory before a layer."""
+        return {
+            "features": self.features,
+            "orders": self.memory_orders,
+            "rows": self.memory_rows,
+            "heads": self.memory_heads,
+            "width": self.memory_width,
+            "seed": place,
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
         }
@@ -161,8 +202,8 @@ class GPT(Decoder):
     ``z = embedding[token]``, then in each layer ``z += attention(norm(z))`` and ``z += feed_forward(norm(z))``; the logits
     are ``norm(z)`` times a matrix. Norms divide by the root of the mean square. Queries and keys are turned by angles
     that grow with their positions (rotary positions), so attention sees distances, and a text longer than the
-    context is attended through a window of ``context - 1`` earlier positions. Dropout is on the vectors and on
-    what each layer adds.
+    context is attended through a window of ``context - 1`` earlier positions. A memory adds to `z` before a layer what it reads
+    by the n-grams that end at each token. Dropout is on the vectors and on what each layer and a memory adds.
 
     All variables are `nnx.Param`, but for the anchors of tables. Matrices start normally distributed with a deviation of
     0.02, those whose product is added to `z` with ``0.02 / sqrt(2 * n_layers)``, or with zeros after tables.
@@ -203,7 +244,8 @@ class GPT(Decoder):
         )
         self.dropout = nnx.Dropout(config.dropout)
         self.layers = nnx.List(
-            _Block(config, implementation=implementation, rngs=rngs) for _ in range(config.n_layers)
+            _Block(config, place, implementation=implementation, rngs=rngs)
+            for place in range(config.n_layers)
         )
         self.norm = _norm(config, rngs)
         self.unembed = _linear(config, config.features, config.vocab_size, use_bias=False, rngs=rngs)
@@ -218,6 +260,7 @@ class GPT(Decoder):
     def _hidden(
         self,
         z: Array,
+        tokens: Array | None,
         decode: bool | None,
         segments: Array | None,
         *,
@@ -225,6 +268,12 @@ class GPT(Decoder):
         rngs: nnx.Rngs | None,
     ) -> Any:
         *batch, length, _ = z.shape
+        if self.config.memory:
+            if tokens is None:
+                raise ValueError(
+                    "GPT: vectors alone do not say which rows of the memory to read; give their tokens."
+                )
+            tokens = jnp.clip(jnp.asarray(tokens), 0, self.config.vocab_size - 1)
         if decode and self.cache_index is None:
             raise ValueError("GPT: there is no cache to decode with; call init_cache first.")
         if decode and segments is None:
@@ -248,6 +297,11 @@ class GPT(Decoder):
             run = nnx.remat(run)
         z = self.dropout(z, deterministic=deterministic, rngs=rngs)
         for layer in self.layers:
+            if layer.memory is not None:
+                assert tokens is not None
+                # Not inside of `run`: tables that are read in a checkpoint have no factored gradient.
+                y = layer.memory.read(z, tokens, segments, decode)
+                z = z + self.dropout(y.astype(z.dtype), deterministic=deterministic, rngs=rngs)
             z = run(layer, z, rngs)
         return self.norm(z)
 
@@ -288,6 +342,9 @@ class GPT(Decoder):
         for own, other in zip(self.layers, one.layers, strict=True):
             take("cached_key", own.attention, other.attention, along=2)
             take("cached_value", own.attention, other.attention, along=1)
+            if own.memory is not None:
+                for name in own.memory.cache_names:
+                    take(name, own.memory, other.memory)
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
         """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
@@ -299,12 +356,17 @@ class GPT(Decoder):
         self.cached_turns = nnx.Cache(_turns(self.config, jnp.zeros((n, 1), jnp.int32)))
         for layer in self.layers:
             layer.attention.init_cache(batch_shape)
+            if layer.memory is not None:
+                layer.memory.init_cache(n)
 
 
 class _Block(nnx.Module):
-    """Attention, then feed-forward, each of its normalised input and added to it."""
+    """Attention, then feed-forward, each of its normalised input and added to it; perhaps with a memory that is read before."""
 
-    def __init__(self, config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs):
+    def __init__(self, config: GPTConfig, place: int, *, implementation: Any, rngs: nnx.Rngs):
+        self.memory = nnx.data(None)
+        if place in config.memory_places:
+            self.memory = _Memory(**config.memory_options(place), implementation=implementation, rngs=rngs)
         self.attention_norm = _norm(config, rngs)
         self.attention = _Attention(config, rngs=rngs)
         self.feed_forward_norm = _norm(config, rngs)
@@ -372,6 +434,42 @@ class _Attention(nnx.Module):
         heads, size = config.n_heads, config.features // config.n_heads
         self.cached_key = nnx.Cache(jnp.zeros((n * heads, size, config.context), config.dtype))
         self.cached_value = nnx.Cache(jnp.zeros((n * heads, config.context, size), config.dtype))
+
+
+class _Memory(NgramMemory):
+    """Memory of n-grams with caches of the latest tokens."""
+
+    cache_names = ("cached_tokens", "cached_segments", "cached_values")
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        for name in self.cache_names:
+            setattr(self, name, nnx.data(None))
+
+    def read(self, z: Array, tokens: Array, segments: Array | None, decode: bool | None) -> jax.Array:
+        """Return what is read for vectors of tokens ``[..., length]``; while decoding for those that go on.
+
+        Args:
+          segments: ``[n, length]``, of all texts one after the other.
+        """
+        y: jax.Array
+        if not decode:
+            y = self(z, tokens, segments=None if segments is None else segments.reshape(tokens.shape))
+            return y
+        length, features = z.shape[-2:]
+        caches = [getattr(self, name) for name in self.cache_names]
+        history = History(*(cache[...] for cache in caches))
+        y, history = self(
+            z.reshape(-1, length, features), tokens.reshape(-1, length), segments=segments, history=history
+        )
+        for cache, value in zip(caches, history, strict=True):
+            cache[...] = value
+        return y.reshape(z.shape)
+
+    def init_cache(self, n: int) -> None:
+        """Make empty caches for texts."""
+        for name, value in zip(self.cache_names, self.history((n,)), strict=True):
+            setattr(self, name, nnx.Cache(value))
 
 
 class _Dense(nnx.Module):

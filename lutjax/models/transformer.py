@@ -267,7 +267,7 @@ class LUTTransformer(Decoder):
     def _vectors(self) -> Any:
         return self.embedding[...]
 
-    def _hidden(self, z: jax.Array, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
+    def _hidden(self, z: jax.Array, _: Any, decode: bool | None, segments: Any, **mode: Any) -> jax.Array:
         places = {"decode": decode, "segments": segments}
         if decode and self.block_tables is not None:
             lengths = self.cached_lengths[...]

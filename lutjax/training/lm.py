@@ -61,6 +61,9 @@ class TrainingConfig(Training):
       table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam; or same, as all other
         parameters do, by dense gradients.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
+      memory_optimizer: how rows of a memory of n-grams move: sgd, row_adagrad, row_momentum or row_adam, always by factored gradients.
+      memory_rate: factor of the learning rate for rows of a memory.
+      memory_weight_decay: as table_weight_decay, of rows of a memory.
       optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
       weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
         none.
@@ -82,6 +85,9 @@ class TrainingConfig(Training):
     table_gradient: str = one_of(TABLE_GRADIENTS, "factored")
     table_optimizer: str = one_of((*optimizers.TABLE_OPTIMIZERS, SAME), "row_adagrad")
     table_weight_decay: float = 0.0
+    memory_optimizer: str = one_of(optimizers.TABLE_OPTIMIZERS, "row_adam")
+    memory_rate: float = 5.0
+    memory_weight_decay: float = 0.0
     optimizer: str = one_of(optimizers.OPTIMIZERS, "row_adagrad")
     microbatches: int = 1
     schedule: str = one_of(optimizers.SCHEDULES, "constant")
@@ -102,7 +108,9 @@ class TrainingConfig(Training):
             raise ValueError(
                 f"microbatches is {self.microbatches}; it must divide the batch size, {self.batch_size}."
             )
-        for name in ("table_weight_decay", "weight_decay", "total_variation"):
+        for name in (
+            "table_weight_decay", "memory_weight_decay", "memory_rate", "weight_decay", "total_variation"
+        ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative.")
         if self.clip is not None and not 0 < self.clip < float("inf"):
@@ -140,6 +148,12 @@ def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[L
         return Structure(lambda rngs: GPT(config, rngs=rngs))
     assert not quantised
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
+
+
+def memory_tables(config: ModelConfig) -> frozenset[str]:
+    """Return the names of the tables of n-grams of a model, whose rows lie in no order."""
+    places = config.memory_places if isinstance(config, GPTConfig) else ()
+    return frozenset(f"layers/{place}/memory/weights" for place in places)
 
 
 class Selected(NamedTuple):
@@ -181,13 +195,22 @@ class Run(ModelRun[LanguageModel]):
         rate = training.rate()
         rest = optimizers.optimizer(training.optimizer, rate, weight_decay=training.weight_decay)
         structure = structure_of(model)
-        if training.table_optimizer == SAME:
-            self._optimizer = tables.Optimizer(tables.SGD(), rate, rest=rest, tables=())
-        else:
-            rule = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
-            self._optimizer = tables.Optimizer(
-                rule(weight_decay=training.table_weight_decay), rate, rest=rest, tables=structure.tables
-            )
+        memory = memory_tables(model)
+        self._detector_tables = structure.tables - memory
+        rule: tables.RowRule = tables.SGD()
+        if training.table_optimizer != SAME:
+            of_name = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
+            rule = of_name(weight_decay=training.table_weight_decay)
+        of_memory = optimizers.TABLE_OPTIMIZERS[training.memory_optimizer]
+        self._optimizer = tables.Optimizer(
+            rule,
+            rate,
+            rest=rest,
+            rules=dict.fromkeys(memory, of_memory(weight_decay=training.memory_weight_decay)),
+            rates=dict.fromkeys(memory, training.memory_rate),
+            tables=memory if training.table_optimizer == SAME else structure.tables,
+        )
+        self._factored = memory if training.table_gradient == "dense" else structure.tables
         samples = training.batch_size // training.microbatches
         super().__init__(structure, self._optimizer.init, training.seed, samples)
         if training.select_every and validation is None:
@@ -277,14 +300,14 @@ class Run(ModelRun[LanguageModel]):
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
                 objective += training.total_variation * parameters.cell_total_variation(
-                    params, self.structure.tables
+                    params, self._detector_tables
                 )
             return objective, (mean, arrays(model)[1])
 
-        if training.table_gradient == "dense":
-            value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+        if self._factored or training.table_gradient != "dense":
+            value_and_grad = tables.value_and_grad(loss_of, tables=self._factored, has_aux=True)
         else:
-            value_and_grad = tables.value_and_grad(loss_of, tables=self.structure.tables, has_aux=True)
+            value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
         if training.microbatches > 1:
             value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)

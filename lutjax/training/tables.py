@@ -85,6 +85,7 @@ class Optimizer:
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
       rest: any optax optimiser, for all that is no table; by default SGD with the same rate. What it clips is theirs
         alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
+      rules: rules of some tables, by name, in place of `rule`: those of a memory, for example, beside tables of detectors.
       rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
         ``[T or 1, R or 1, O or 1]`` (of `lutjax.sparse_lookup` ``[T or 1, R or 1, K or 1]``).
       tables: which parameters are tables: their names, as `lutjax.layers.linen.tables_of` finds them, or a function of name and
@@ -115,14 +116,16 @@ class Optimizer:
     rate: float | Callable[[Any], Any]
     _: dataclasses.KW_ONLY
     rest: optax.GradientTransformation | None = None
+    rules: Mapping[str, RowRule] = dataclasses.field(default_factory=dict, hash=False)
     rates: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     tables: Chosen | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, RowRule):
-            raise TypeError(
-                f"Optimizer: rule is {shown(self.rule)}; expected a rule of rows, such as tables.RowAdagrad()."
-            )
+        for name, rule in {"rule": self.rule, **{f"rules[{n!r}]": r for n, r in self.rules.items()}}.items():
+            if not isinstance(rule, RowRule):
+                raise TypeError(
+                    f"Optimizer: {name} is {shown(rule)}; expected a rule of rows, such as tables.RowAdagrad()."
+                )
         number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
         if not number and not callable(self.rate):
             raise TypeError(f"Optimizer: rate is {shown(self.rate)}; expected a number or a schedule.")
@@ -166,15 +169,19 @@ class Optimizer:
             factors of a wrong shape.
         """
         split = self._split(params)
-        unknown = sorted(set(self.rates) - set(split.tables))
-        if unknown:
-            raise ValueError(
-                f"Optimizer: rates names {unknown}; the tables are {sorted(split.tables) or 'none'}."
-            )
+        for what, names in (("rates", self.rates), ("rules", self.rules)):
+            unknown = sorted(set(names) - set(split.tables))
+            if unknown:
+                raise ValueError(
+                    f"Optimizer: {what} names {unknown}; the tables are {sorted(split.tables) or 'none'}."
+                )
         for name in self.rates:
             self._rates_of(name, split.tables[name])
-        rows = {name: self.rule.init(table) for name, table in split.tables.items()}
+        rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
         return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(split.others))
+
+    def _rule_of(self, name: str) -> RowRule:
+        return self.rules.get(name, self.rule)
 
     def _rates_of(self, name: str, table: Any) -> Any:
         dtype = accumulator(table.dtype)
@@ -187,6 +194,7 @@ class Optimizer:
         *,
         axis: str | None = None,
         tables: Collection[str] | None = None,
+        by_rows: Collection[str] = (),
     ) -> OptimizerState:
         """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
 
@@ -196,6 +204,7 @@ class Optimizer:
         Args:
           params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
           tables: names of the tables, also of those that `rest` moves; by default those of the optimiser.
+          by_rows: names of the tables that are divided by blocks of rows.
 
         Raises:
           ValueError: as `init`, or as `lutjax.sharding.specs`.
@@ -212,7 +221,11 @@ class Optimizer:
         """
         state = jax.eval_shape(self.init, params)
         specs = functools.partial(
-            sharding.specs, mesh=mesh, axis=axis, tables=state.rows if tables is None else tables
+            sharding.specs,
+            mesh=mesh,
+            axis=axis,
+            tables=state.rows if tables is None else tables,
+            by_rows=by_rows,
         )
         named = jax.tree_util.tree_leaves_with_path(params)
         every = zip(named, jax.tree.leaves(specs(params)), strict=True)
@@ -267,7 +280,7 @@ class Optimizer:
                 f"{sorted(split.tables)}. Make it with init(params)."
             )
         for name, table in split.tables.items():
-            check_state(self.rule, table, state.rows[name])
+            check_state(self._rule_of(name), table, state.rows[name])
             if is_factored(of_tables[name]):
                 check_devices(name, table, of_tables[name])
         rate = self.rate(state.step) if callable(self.rate) else self.rate
@@ -278,7 +291,7 @@ class Optimizer:
             if np.ndim(factor):
                 factor, rates = 1.0, self._rates_of(name, table)
             moved[name] = update(
-                table, of_tables[name], rate * factor, self.rule, state.rows[name], rates=rates
+                table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
             )
         updates, rest = self._rest.update(others, state.rest, split.others)
         params = split.join(

@@ -9,8 +9,8 @@ from layer_libraries import spec_type_of
 from lutjax import reads, wiring
 from lutjax.layers import _logic, _tables, haiku, linen, nnx
 
-NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks"}
-"""Arguments that say how or when, and not what, is computed; and those that draw variables."""
+NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis"}
+"""Arguments that say how, where or when, and not what, is computed; and those that draw variables."""
 
 
 def layers_of(library):

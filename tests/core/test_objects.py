@@ -152,7 +152,7 @@ def test_wrong_arguments_of_every_layer(layer, without_typechecking):
     made = nnx_layer(case)
     for x in ([[0.5] * 300] * 30, "abc" * 1000, None, 3):
         with pytest.raises(TypeError, match=r"x is .*; expected a JAX or numpy array") as error:
-            made(x)
+            made(x, **case.call)
         assert len(str(error.value)) < 400
 
 

@@ -3,6 +3,7 @@
 A layer or an argument that is not here fails tests/core/test_every_layer.py.
 """
 
+import jax.numpy as jnp
 import numpy as np
 from layer_libraries import Case
 
@@ -97,6 +98,20 @@ CASES = {
         "ProjectionLUT", heads=2, tables=2, bits=2, anchors=PAIRS, table_dropout=0.5, deterministic=True
     ),
     "ProjectionLUT, integers": vectors("ProjectionLUT", **HEADS, **INTEGERS),
+    "NgramMemory": Case("NgramMemory", {"rows": 7}, (4, 5, 6), (6,)),
+    "NgramMemory, given": Case(
+        "NgramMemory", {"rows": 5, "heads": 2, "width": 3, "kernel": 2, "seed": 3, **EXACT}, (4, 5, 6), (6, (1, 3))
+    ),
+    "NgramMemory, gate alone": Case("NgramMemory", {"rows": 5, "heads": 1, "kernel": 0}, (4, 5, 6), (6,)),
+    **{
+        layer + name: vectors(layer, n_keys=4, **options)
+        for layer in ("ProductKeyMemory", "ProductKeyExperts")
+        for name, options in {
+            "": {"k": 2},
+            ", given": {"heads": 1, "k": 3, "key_size": 2, **EXACT},
+        }.items()
+    },
+    "ProductKeyExperts, sines": vectors("ProductKeyExperts", n_keys=4, k=2, activation=jnp.sin),
     **{
         layer + name: images(layer, **options)
         for layer in IMAGES

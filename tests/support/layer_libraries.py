@@ -15,6 +15,8 @@ from lutjax.layers import (
     _images,
     _logic,
     _logic_images,
+    _memory,
+    _product_keys,
     _projection,
     _tables,
     haiku as lutjax_haiku,
@@ -38,7 +40,7 @@ KINDS = {
 
 def spec_type_of(layer: str) -> Any:
     name = f"{layer}Spec"
-    modules = (_tables, _images, _projection, _logic, _logic_images)
+    modules = (_tables, _images, _projection, _logic, _logic_images, _memory, _product_keys)
     return next(getattr(m, name) for m in modules if hasattr(m, name))
 
 
@@ -51,6 +53,13 @@ class Case(NamedTuple):
     @property
     def sizes(self) -> tuple[Any, ...]:
         return (self.shape[-1], 6) if self.other_sizes is None else self.other_sizes
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments that a call takes beside its input."""
+        if self.layer != "NgramMemory":
+            return {}
+        return {"tokens": np.arange(np.prod(self.shape[:-1]), dtype=np.int32).reshape(self.shape[:-1]) % 5}
 
     @property
     def spec_type(self) -> Any:
@@ -109,7 +118,7 @@ def function(
 
     Layers that draw random numbers draw the same in each call.
     """
-    kinds, key = by_kind(case, arrays), jax.random.key(0)
+    kinds, key, arguments = by_kind(case, arrays), jax.random.key(0), {**case.call, **arguments}
     if library == "nnx":
         graphdef, _, kept = nnx.split(nnx_layer(case, arrays), nnx.Param, ...)
 
@@ -143,7 +152,7 @@ def assert_libraries_agree(
 ) -> None:
     """Outputs and gradients of the libraries are those of the spec, bit for bit."""
     layers = {library: function(library, case, arrays, **arguments) for library in LIBRARIES}
-    layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x, **arguments)
+    layers["spec"] = lambda params, x: case.spec({**arrays, **params}, x, **case.call, **arguments)
 
     @jax.jit
     def all_of_them(params: Any, x: Any) -> Any:
@@ -167,13 +176,15 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
     """The variables of a new layer: name to kind and array. Haiku knows no kinds other than ``"params"``."""
     if library == "nnx":
         layer = nnx_layer(case)
-        layer(x)
+        layer(x, **case.call)
         found = {kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()}
     elif library == "linen":
-        found = getattr(linen, case.layer)(*case.sizes, **case.options).init(jax.random.key(0), x)
+        found = getattr(linen, case.layer)(*case.sizes, **case.options).init(
+            jax.random.key(0), x, **case.call
+        )
     else:
         f = hk.transform_with_state(
-            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x)
+            lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x, **case.call)
         )
         params, state = f.init(jax.random.key(0), x)
         found = {"params": next(iter(params.values()), {}), "": next(iter(state.values()), {})}

@@ -46,10 +46,11 @@ with needed_by("lutjax.layers.linen"):
         SoftLUT,
         Thermometer,
     )
+    from lutjax.layers.linen._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
     from lutjax.layers.linen._projection import ProjectionLUT
     from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "ProjectionLUT",
+    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip

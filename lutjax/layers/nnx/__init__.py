@@ -30,11 +30,12 @@ with needed_by("lutjax.layers.nnx"):
         SoftLUT,
         Thermometer,
     )
+    from lutjax.layers.nnx._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
     from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "ProjectionLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
     "Wires", "check", "quantised", "tables_of",
 ]  # fmt: skip

@@ -36,6 +36,186 @@ Pull = Callable[[np.ndarray], Arrays]
 Defined = tuple[np.ndarray, Pull]
 
 
+# ------------------------------------------------------------------------------------- memories
+def root_mean_square(x: np.ndarray, scale: np.ndarray) -> Defined:
+    """Vectors divided by the root of their mean square, and scaled; the cotangent of the scale is one of each vector."""
+    x, scale = wide(x), wide(scale)
+    inverse = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    def pull(dy: np.ndarray) -> Arrays:
+        g = dy * scale
+        dx = inverse * g - x * inverse**3 * (g * x).mean(-1, keepdims=True)
+        return {"x": dx, "scale": dy * x * inverse}
+
+    return x * inverse * scale, pull
+
+
+def _of_all(a: np.ndarray, rank: int) -> np.ndarray:
+    """A sum over all axes but the last `rank`."""
+    return a.sum(tuple(range(a.ndim - rank)))
+
+
+def hashes(
+    tokens: np.ndarray, place: np.ndarray, orders: Any, heads: int, rows: int, seed: int
+) -> np.ndarray:
+    """Rows of the n-grams that end at each token of texts ``[batch, length]``; `place`: earlier tokens that are there."""
+
+    def mix(h: int) -> int:
+        h = ((h ^ (h >> 16)) * 0x85EBCA6B) % 2**32
+        h = ((h ^ (h >> 13)) * 0xC2B2AE35) % 2**32
+        return h ^ (h >> 16)
+
+    index = np.zeros((*tokens.shape, len(orders) * heads), np.int64)
+    for b, t in np.ndindex(*tokens.shape):
+        for i, order in enumerate(orders):
+            for head in range(heads):
+                h = 0
+                for j in range(min(order, place[b, t] + 1)):
+                    number = ((order * 2**12 + head) * 2**8 + j) * 0x9E3779B9
+                    times = mix((mix((seed + 0x9E3779B9) % 2**32) + number) % 2**32) | 1
+                    h ^= ((int(tokens[b, t - j]) + 1) * times) % 2**32
+                index[b, t, i * heads + head] = mix(h) % rows
+    return index
+
+
+def ngram_memory(
+    a: Arrays,
+    x: np.ndarray,
+    tokens: np.ndarray,
+    segments: np.ndarray | None,
+    *,
+    orders: Any,
+    heads: int,
+    kernel: int,
+    seed: int,
+    scale: float | None = None,
+) -> Defined:
+    """Rows of n-grams, read by a gate, and a convolution over those of a text."""
+    n_tables, n_rows, width = a["weights"].shape
+    place = np.zeros(tokens.shape, int)
+    for t in range(1, tokens.shape[1]):
+        same = np.ones(len(tokens), bool) if segments is None else segments[:, t] == segments[:, t - 1]
+        place[:, t] = np.where(same, place[:, t - 1] + 1, 0)
+    index = hashes(tokens, place, orders, heads, n_rows, seed)[..., None]
+    ones = np.ones(index.shape, D.accumulator(a["weights"].dtype))
+    read = value_of(D.weighted_lookup(a["weights"], index, ones, n_tables, scale))
+    rows = read.reshape(*x.shape[:-1], n_tables * width)
+    of_key, of_value = wide(a["key_kernel"]), wide(a["value_kernel"])
+    query, pull_query = root_mean_square(x, a["query_scale"])
+    key, pull_key = root_mean_square(rows @ of_key, a["key_scale"])
+    root, value = np.sqrt(x.shape[-1]), rows @ of_value
+    gate = 1 / (1 + np.exp(-(query * key).sum(-1, keepdims=True) / root))
+    gated = gate * value
+    step = max(orders)
+    y, pull_conv = gated, None
+    if kernel:
+        normed, pull_conv = root_mean_square(gated, a["conv_scale"])
+        weights, earlier = wide(a["conv_kernel"]), np.zeros((kernel, *normed.shape))
+        for i in range(min(kernel, (tokens.shape[1] - 1) // step + 1)):
+            earlier[i, :, i * step :] = normed[:, : tokens.shape[1] - i * step]
+            earlier[i] *= (place >= i * step)[..., None]
+        total = np.einsum("ibtf,if->btf", earlier, weights[::-1])
+        sigmoid = 1 / (1 + np.exp(-total))
+        y = gated + total * sigmoid
+
+    def pull(dy: np.ndarray) -> Arrays:
+        found: Arrays = {}
+        dgated = wide(dy).copy()
+        if pull_conv is not None:
+            dtotal = dy * sigmoid * (1 + total * (1 - sigmoid))
+            found["conv_kernel"] = np.einsum("ibtf,btf->if", earlier, dtotal)[::-1]
+            dnormed = np.zeros(normed.shape)
+            for i in range(min(kernel, (tokens.shape[1] - 1) // step + 1)):
+                back = dtotal * weights[kernel - 1 - i] * (place >= i * step)[..., None]
+                dnormed[:, : tokens.shape[1] - i * step] += back[:, i * step :]
+            of = pull_conv(dnormed)
+            dgated += of["x"]
+            found["conv_scale"] = _of_all(of["scale"], 1)
+        dscore = (dgated * value).sum(-1, keepdims=True) * gate * (1 - gate) / root
+        dvalue = dgated * gate
+        of_query, of_keys = pull_query(dscore * key), pull_key(dscore * query)
+        drows = of_keys["x"] @ of_key.T + dvalue @ of_value.T
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+        found["key_kernel"] = flat.T @ of_keys["x"].reshape(-1, x.shape[-1])
+        found["value_kernel"] = flat.T @ dvalue.reshape(-1, x.shape[-1])
+        found |= {"query_scale": _of_all(of_query["scale"], 1), "key_scale": _of_all(of_keys["scale"], 1)}
+        dtables = D.weighted_lookup_vjp(a["weights"], index, ones, drows.reshape(read.shape), n_tables, scale)
+        return {**found, "x": of_query["x"], "weights": value_of(dtables["weights"])}
+
+    return y, pull
+
+
+def _product_keys(a: Arrays, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, Pull]:
+    """Rows that products of keys choose, ``[batch, heads, k]``, their weights, and the pullback of these."""
+    heads, _, n_keys, size = a["half_keys"].shape
+    kernel, keys = wide(a["query_kernel"]), wide(a["half_keys"])
+    plain = (wide(x) @ kernel).reshape(*x.shape[:-1], heads, 2, size)
+    queries, pull_queries = root_mean_square(plain, a["query_scale"])
+    scores = np.einsum("bhsc,hsnc->bhsn", queries, keys)
+    sums = (scores[:, :, 0, :, None] + scores[:, :, 1, None, :]).reshape(*scores.shape[:2], n_keys**2)
+    order = np.argsort(-sums, -1, kind="stable")
+    ids = order[..., :k]
+    best = np.take_along_axis(sums, order[..., : k + 1], -1)
+    eps = max(float(ml_dtypes.finfo(v.dtype).eps) for v in (x, a["query_kernel"]))
+    if best.size and np.min(-np.diff(best, axis=-1), initial=np.inf) < 64 * eps * (1 + np.abs(scores).max()):
+        raise Undecided
+    share = np.exp(best[..., :k] - best[..., :1])
+    share /= share.sum(-1, keepdims=True)
+
+    def pull(dshare: np.ndarray) -> Arrays:
+        dsums = share * (dshare - (dshare * share).sum(-1, keepdims=True))
+        dscores = np.zeros(scores.shape)
+        b, h, _ = np.indices(ids.shape)
+        np.add.at(dscores, (b, h, 0, ids // n_keys), dsums)
+        np.add.at(dscores, (b, h, 1, ids % n_keys), dsums)
+        of = pull_queries(np.einsum("bhsn,hsnc->bhsc", dscores, keys))
+        dplain = of["x"].reshape(len(x), kernel.shape[1])
+        return {
+            "half_keys": np.einsum("bhsn,bhsc->hsnc", dscores, queries),
+            "query_scale": of["scale"].sum(0),
+            "query_kernel": wide(x).T @ dplain,
+            "x": dplain @ kernel.T,
+        }
+
+    return ids, share, pull
+
+
+def product_key_memory(a: Arrays, x: np.ndarray, k: int, scale: float | None = None) -> Defined:
+    """Rows of a table with the largest sums of scores of keys, weighted by their softmax."""
+    ids, share, pull_share = _product_keys(a, x, k)
+    index, shape = ids.reshape(len(x), 1, math.prod(ids.shape[1:])), share.shape
+    inner = D.accumulator(x.dtype, a["query_kernel"].dtype)
+    coefficients = share.reshape(index.shape).astype(inner)
+    y = value_of(D.weighted_lookup(a["weights"], index, coefficients, 1, scale))[..., 0, :]
+
+    def pull(dy: np.ndarray) -> Arrays:
+        of = values_of(D.weighted_lookup_vjp(a["weights"], index, coefficients, dy[..., None, :], 1, scale))
+        found = pull_share(of.pop("coefficients").reshape(shape))
+        return {**found, "weights": of["weights"]}
+
+    return y, pull
+
+
+def product_key_experts(a: Arrays, x: np.ndarray, k: int) -> Defined:
+    """Experts of one neuron, whose activation is the sine."""
+    ids, share, pull_share = _product_keys(a, x, k)
+    down, up = wide(a["down"])[0][ids], wide(a["up"])[0][ids]  # [batch, heads, k, features]
+    products = np.einsum("bhkf,bf->bhk", down, wide(x))
+    y = np.einsum("bhk,bhko->bo", share * np.sin(products), up)
+
+    def pull(dy: np.ndarray) -> Arrays:
+        of_each = np.einsum("bhko,bo->bhk", up, dy)
+        dproducts = of_each * share * np.cos(products)
+        found = pull_share(of_each * np.sin(products))
+        tables = {name: np.zeros(a[name].shape) for name in ("down", "up")}
+        np.add.at(tables["down"][0], ids, dproducts[..., None] * wide(x)[:, None, None, :])
+        np.add.at(tables["up"][0], ids, (share * np.sin(products))[..., None] * dy[:, None, None, :])
+        dx = found["x"] + np.einsum("bhk,bhkf->bf", dproducts, down)
+        return {**found, **tables, "x": dx}
+
+    return y, pull
+
+
 # ------------------------------------------------------------------------------------- tables over vectors
 def lut(
     a: Arrays, x: np.ndarray, *, groups: int | None = None, epsilon: float = 0.0, scale: float | None = None

@@ -371,12 +371,24 @@ def _attended(o: Options, a: Arrays, x: np.ndarray, define: Callable[..., L.Defi
 
 
 def decoded(layer: str, options: Options, a: Arrays) -> Any:
-    """Call a layer of attention on one position after the other, and then on those that are left."""
+    """Call a layer of attention or a memory on one position after the other, and then on those that are left."""
     spec = spec_type_of(layer)(**options)
+    if hasattr(spec, "history"):
+        return _remembered(spec, a)
     x, cache = a["x"], spec.empty_cache(a["x"].shape, a["x"].dtype)
     found = []
     for part in (x[..., :1, :], x[..., 1:2, :], x[..., 2:, :]):
         y, cache = spec.attend_with_cache({v.name: a[v.name] for v in spec.variables()}, cache, part)
+        found.append(y)
+    return jnp.concatenate(found, -2)
+
+
+def _remembered(spec: Any, a: Arrays) -> Any:
+    arrays = {v.name: a[v.name] for v in spec.variables()}
+    history, found = spec.history(a["x"].shape[:1], a["x"].dtype), []
+    for part in (slice(0, 1), slice(1, 2), slice(2, None)):
+        ids = {n: a[n][:, part] for n in ("tokens", "segments") if n in a}
+        y, history = spec(arrays, a["x"][:, part], **ids, history=history)
         found.append(y)
     return jnp.concatenate(found, -2)
 
@@ -421,6 +433,68 @@ PAIR_ATTENTION = Layer(
     how=_blocks,
     fitted=_fits_decoding,
 )
+
+
+# ------------------------------------------------------------------------------------- memories
+def _ngrams(z: Sizes, o: Options) -> dict[str, Any]:
+    return {
+        "features": z["inputs"],
+        "orders": o.get("orders", (2, 3)),
+        "rows": 5,
+        "heads": z["groups"],
+        "width": z["slots"],
+        "kernel": o.get("kernel", 2),
+        **given(o, "seed"),
+    }
+
+
+def _texts(s: Source, z: Sizes, o: Options) -> Arrays:
+    shape = z["batch"], z["length"]
+    ids = {"segments": s.numbers(0, 2, *shape)} if o.get("segments") else {}
+    return {"x": s.grid(*shape, z["inputs"]), "tokens": s.numbers(0, 4, *shape), **ids}
+
+
+def _ngram_memory(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
+    sizes = {n: v for n, v in _ngrams(z, o).items() if n in ("orders", "heads", "kernel")}
+    return L.ngram_memory(
+        a, x, a["tokens"], a.get("segments"), seed=o.get("seed", 0), scale=_scale(o), **sizes
+    )
+
+
+NGRAMS = Layer("NgramMemory", _ngrams, _texts, _ngram_memory, ("tokens", "segments"), cast=())
+NGRAM_PARAMETERS = (
+    "weights", "key_kernel", "value_kernel", "query_scale", "key_scale", "conv_scale", "conv_kernel"
+)  # fmt: skip
+
+
+def _keys(z: Sizes, o: Options) -> dict[str, Any]:
+    return {
+        "in_features": z["inputs"],
+        "out_features": z["outputs"],
+        "n_keys": 3,
+        "heads": z["groups"],
+        "k": 2,
+        "key_size": z["bits"]
+        + 1,  # one number would be 1 or -1 when it is normalised, and its gradient rounding alone
+    }
+
+
+PRODUCT_KEYS = Layer(
+    "ProductKeyMemory",
+    _keys,
+    _vectors,
+    lambda z, o, a, x: L.product_key_memory(a, x, 2, _scale(o)),
+    cast=(),
+)
+EXPERTS = Layer(
+    "ProductKeyExperts",
+    lambda z, o: {**_keys(z, o), "activation": jnp.sin},
+    _vectors,
+    lambda z, o, a, x: L.product_key_experts(a, x, 2),
+    cast=(),
+)
+KEY_PARAMETERS = ("query_kernel", "query_scale", "half_keys")
+DECIDED = ("general",)  # among others there are ties of sums
 
 
 # ------------------------------------------------------------------------------------- scored tables
@@ -875,6 +949,36 @@ LAYERS: dict[str, Op] = {
         values=("grid", "ties"),  # rounding in the first projection would decide comparisons
         factored=True,
         constant=_integers,
+    ),
+    "NgramMemory": NGRAMS.member(
+        NGRAM_PARAMETERS,
+        {
+            "segments": (False, True),
+            "decode": (False, True),
+            "orders": ((2, 3), (1,), (3, 2)),
+            "kernel": (2, 0, 3),
+            "seed": (0, 7),
+            **FIXED_POINT,
+            **DTYPE,
+            **LIBRARY,
+        },
+        chain=6,
+        values=FINITE,
+        factored=True,
+        batch=lambda o: {"x": 0, "tokens": 0, "segments": 0},
+    ),
+    "ProductKeyMemory": PRODUCT_KEYS.member(
+        ("weights", *KEY_PARAMETERS),
+        {**FIXED_POINT, **DTYPE, **LIBRARY},
+        chain=6,
+        values=DECIDED,
+        factored=True,
+    ),
+    "ProductKeyExperts": EXPERTS.member(
+        ("down", "up", *KEY_PARAMETERS),
+        {**FIXED_POINT, **DTYPE, **LIBRARY},
+        chain=6,
+        values=DECIDED,
     ),
     "SpatialLUT": SPATIAL.member(
         ("weights", *SCALARS),

@@ -1,0 +1,387 @@
+"""Memory of n-grams: arguments, variables, forward pass and what it keeps while decoding, for all libraries."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import lutjax
+from lutjax import _compat, sharding
+from lutjax._arguments import require_array, shown
+from lutjax._typing import Array
+from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.ops._checks import accumulation
+from lutjax.values._dtypes import accumulator
+from lutjax.values._ngrams import check_hashes, places, rows_at
+
+NORMAL_ROWS = jax.nn.initializers.normal(0.02)
+"""First values of rows of a memory."""
+
+MATRIX = jax.nn.initializers.lecun_normal()
+"""First values of projections of a memory."""
+
+_NOT_THERE = np.iinfo(np.int32).min
+"""Segment of what is before the first token."""
+
+_EPSILON = 1e-6
+
+
+class History(NamedTuple):
+    """State of earlier tokens that a memory of n-grams keeps while it decodes: a pytree, which `NgramMemory.history` makes.
+
+    Attributes:
+      tokens: the latest, as many as the longest n-gram has before its last token.
+      segments: those of the latest tokens, as many as the convolution reaches back.
+      values: gated rows of as many tokens, as the convolution reads them, ``[..., reach, features]``.
+    """
+
+    tokens: Int[Array, "*batch _"]
+    segments: Int[Array, "*batch _"]
+    values: Float[Array, "*batch _ features"]
+
+
+@dataclasses.dataclass(eq=False)
+class NgramMemoryArguments(Arguments):
+    """Layer of hashed n-gram tables beside attention: the last tokens address rows, and a gate reads them.
+
+    ``y = memory(x, tokens)`` is to be added to `x`, the vectors of the tokens at some depth of a model. Each n-gram that ends at a token has a row in
+    `heads` tables for each of the `orders`: `row_ids` of the layer says which, from token ids alone, so they are known before the model runs. The
+    rows, one after the other, are projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))``, where the query is `x`; both are
+    divided by the root of their mean square, and scaled. To the gated value is added what a short causal convolution makes of
+    it and earlier ones, each channel by itself, with SiLU. At first the convolution adds nothing.
+
+    Variables:
+      weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02) at first.
+      key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, normal with a variance of one over the inputs.
+      query_scale, key_scale, conv_scale: trained, ``[features]``, ones.
+      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is of the token itself. Only with a `kernel`.
+
+    Args:
+      features: size of a token's vector, and of the output.
+      orders: lengths of the n-grams; 2 is a token and the one before it.
+      rows: rows of each table; any number.
+      heads: tables for each order, each with a hash of its own.
+      width: numbers of a row; by default all rows of a token together have as many as `features`, rounded up.
+      kernel: tokens that the convolution reads, each as far from the next as the longest n-gram; 0: there is none.
+      seed: of the hashes; layers of a model with other seeds have other collisions.
+      dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Rows keep their own.
+      param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
+      weights_init, kernel_init: draw tables and projections, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the tables are divided, and the samples of a call: inside of a `jax.shard_map` whose
+        `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
+      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/semantics.md, section 14; Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
+    tokens of equal meaning and with one branch.
+    """
+
+    features: int
+    orders: tuple[int, ...] = (2, 3)
+    _: dataclasses.KW_ONLY
+    rows: int
+    heads: int = 4
+    width: int | None = None
+    kernel: int = 4
+    seed: int = 0
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    weights_init: Initializer = NORMAL_ROWS
+    kernel_init: Initializer = MATRIX
+    row_axis: str | None = None
+    accumulate: lutjax.FixedPoint | None = None
+    implementation: Implementation = None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class NgramMemorySpec(NgramMemoryArguments, Spec):
+    """Spec of `NgramMemory`.
+
+    Source: docs/semantics.md, section 14.
+    """
+
+    example: ClassVar[Example] = ("16, rows=1000", (4, 32, 16), (4, 32, 16))
+
+    def __post_init__(self) -> None:
+        self.orders = tuple(self.orders)
+        for name, least in (("features", 1), ("kernel", 0)):
+            self._require_size(name, least)
+        check_hashes(self.layer, rows=self.rows, orders=self.orders, heads=self.heads, seed=self.seed)
+        if self.width is None:
+            self.width = -(-self.features // self.n_tables)
+        self._require_size("width", 1)
+        accumulation(self.layer, self.accumulate)
+        self._normalise_dtypes()
+
+    @property
+    def n_tables(self) -> int:
+        """Number of tables of all orders."""
+        return len(self.orders) * self.heads
+
+    @property
+    def reach(self) -> int:
+        """Number of earlier tokens whose values the convolution reads, from the nearest on."""
+        return max(self.kernel - 1, 0) * max(self.orders)
+
+    @property
+    def row_size(self) -> int:
+        """Numbers that are read of tables for one token."""
+        assert self.width is not None
+        return self.n_tables * self.width
+
+    def variables(self) -> tuple[Variable, ...]:
+        ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
+        projection, vector = (self.row_size, self.features), (self.features,)
+        tables = (self.n_tables, rows_here(self, self.rows), self.width)
+        found = [
+            self._trained("weights", tables, self.weights_init, "tables"),  # type: ignore[arg-type]
+            self._trained("key_kernel", projection, self.kernel_init),
+            self._trained("value_kernel", projection, self.kernel_init),
+            self._trained("query_scale", vector, ones),
+            self._trained("key_scale", vector, ones),
+        ]
+        if self.kernel:
+            found.append(self._trained("conv_scale", vector, ones))
+            found.append(self._trained("conv_kernel", (self.kernel, self.features), zeros))
+        return tuple(found)
+
+    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
+        """Return what the layer keeps before the first token of texts of this batch shape.
+
+        Args:
+          dtype: of the inputs, where the layer has no `dtype`; by default that of the parameters.
+        """
+        kept = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
+        before = max(self.orders) - 1
+        return History(
+            jnp.zeros((*batch_shape, before), jnp.int32),
+            jnp.full((*batch_shape, max(before, self.reach)), _NOT_THERE, jnp.int32),
+            jnp.zeros((*batch_shape, self.reach, self.features), self.dtype or kept),
+        )
+
+    @names_layer
+    def row_ids(self, tokens: Any, segments: Any = None, history: History | None = None) -> Any:
+        """Return the rows that tokens read, ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
+        if history is None:
+            return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
+        self._check_tokens(tokens, segments)
+        return self._found(jnp.asarray(tokens), *self._placed(tokens, segments, history), history)
+
+    @property
+    def _hashes(self) -> dict[str, Any]:
+        return {"rows": self.rows, "orders": self.orders, "heads": self.heads, "seed": self.seed}
+
+    def _check_tokens(self, tokens: Any, segments: Any) -> None:
+        for name, ids in (("tokens", tokens), ("segments", segments)):
+            if ids is None and name == "segments":
+                continue
+            require_array(self.layer, name, ids)
+            if not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.ndim:
+                raise TypeError(f"{self.layer}: {name} is {shown(ids)}; expected integer ids [..., length].")
+        if segments is not None and segments.shape[-1] != tokens.shape[-1]:
+            raise ValueError(
+                f"{self.layer}: segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
+            )
+
+    def _placed(self, tokens: Any, segments: Any, history: History | None) -> tuple[jax.Array, Any]:
+        """Return the place of each token in its run, and the segments with those of the history in front."""
+        length = tokens.shape[-1]
+        if history is None and segments is None:
+            return places(jnp, None, length), None
+        if segments is None:
+            segments = jnp.zeros(tokens.shape, jnp.int32)
+        segments = jnp.broadcast_to(jnp.asarray(segments).astype(jnp.int32), tokens.shape)
+        if history is not None:
+            segments = jnp.concatenate([jnp.asarray(history.segments), segments], -1)
+        return places(jnp, segments, segments.shape[-1])[..., segments.shape[-1] - length :], segments
+
+    def _found(self, tokens: jax.Array, place: jax.Array, _: Any, history: History | None) -> jax.Array:
+        every = tokens.astype(jnp.int32)
+        before = 0
+        if history is not None:
+            before = history.tokens.shape[-1]
+            every = jnp.concatenate([jnp.asarray(history.tokens), every], -1)
+            lead = [(0, 0)] * (place.ndim - 1)
+            place = jnp.pad(place, [*lead, (before, 0)])
+        found: jax.Array = rows_at(jnp, every, place, **self._hashes)
+        return found[..., before:, :]
+
+    @names_layer
+    def __call__(
+        self,
+        arrays: Arrays,
+        x: Float[Array, "*batch length features"],
+        tokens: Int[Array, "*batch length"],
+        *,
+        segments: Int[Array, "*#batch length"] | None = None,
+        history: History | None = None,
+    ) -> Any:
+        require_array(self.layer, "x", x)
+        if x.ndim < 2 or x.shape[-1] != self.features:
+            raise ValueError(
+                f"{self.layer}: x has shape {list(x.shape)}; expected [..., length, {self.features}]."
+            )
+        self._check_tokens(tokens, segments)
+        if tokens.shape != x.shape[:-1]:
+            raise ValueError(
+                f"{self.layer}: tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
+            )
+        dtype = (
+            jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype) if self.dtype is None else self.dtype
+        )
+        address = _meshes.divided_by_compiler(
+            self._addressed, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
+        )
+        index, place = address(jnp.asarray(tokens), segments, history)
+        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
+        ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
+        rows = read_rows(self, weights, index[..., None], ones, groups=self.n_tables)
+        rest = {name: array for name, array in arrays.items() if name != "weights"}
+        fuse = _meshes.divided_by_compiler(
+            functools.partial(self._fused, dtype=dtype),
+            lambda rest, rows, x, *_: (_meshes.spec_of(x),) * 2,
+        )
+        y, values = fuse(
+            rest, rows, jnp.asarray(x), place, None if history is None else jnp.asarray(history.values)
+        )
+        if history is None:
+            return y
+        return y, self._after(jnp.asarray(tokens), segments, values, history)
+
+    def _addressed(
+        self, tokens: jax.Array, segments: Any, history: History | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the row ids of tokens, and the places of tokens in their runs."""
+        place, every = self._placed(tokens, segments, history)
+        index = self._found(tokens, place, every, history)
+        return index, jnp.broadcast_to(place, tokens.shape)
+
+    def _fused(
+        self,
+        arrays: Arrays,
+        rows: jax.Array,
+        x: jax.Array,
+        place: jax.Array,
+        before: jax.Array | None,
+        *,
+        dtype: Any,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the output for rows that were read ``[..., tables, width]``, and what the convolution reads."""
+        rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
+        key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
+        query = normalised(x, arrays["query_scale"])
+        key = normalised(key, arrays["key_scale"])
+        score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
+        value = (jax.nn.sigmoid(score) * value.astype(score.dtype)).astype(dtype)
+        if not self.kernel:
+            return value, value
+        read = normalised(value, arrays["conv_scale"]).astype(dtype)
+        sums = self._convolved(arrays["conv_kernel"].astype(dtype), read, place, before)
+        return value + jax.nn.silu(sums), read
+
+    def _convolved(
+        self, kernel: jax.Array, values: jax.Array, place: jax.Array, before: jax.Array | None
+    ) -> jax.Array:
+        """Return for each channel the sum of its value and earlier ones of the same run, times the rows of the kernel."""
+        length, step = values.shape[-2], max(self.orders)
+        if before is None:
+            before = jnp.zeros((*values.shape[:-2], self.reach, self.features), values.dtype)
+        every = jnp.concatenate([before.astype(values.dtype), values], -2)
+        total = values * lead_axes(kernel[self.kernel - 1], values.ndim)
+        for i in range(1, self.kernel):
+            first = self.reach - i * step
+            earlier = jax.lax.slice_in_dim(every, first, first + length, axis=every.ndim - 2)
+            there = (place >= i * step)[..., None]
+            earlier = jnp.where(there, earlier, jnp.zeros_like(earlier))
+            total = total + earlier * lead_axes(kernel[self.kernel - 1 - i], values.ndim)
+        return total
+
+    def _after(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
+        """Return the history after tokens."""
+
+        def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
+            old = jnp.asarray(old)
+            size, axis = old.shape[axis], new.ndim + axis
+            every = jnp.concatenate([old, new.astype(old.dtype)], axis)
+            return jax.lax.slice_in_dim(every, every.shape[axis] - size, every.shape[axis], axis=axis)
+
+        of_tokens = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+        of_tokens = jnp.broadcast_to(of_tokens, tokens.shape)
+        return History(
+            latest(history.tokens, tokens, -1),
+            latest(history.segments, of_tokens, -1),
+            latest(history.values, values, -2),
+        )
+
+
+def rows_here(spec: Any, n_rows: int) -> int:
+    """Return the rows of a table that a device has: inside of a `jax.shard_map` over the axis of rows a block, else all."""
+    if spec.row_axis not in jax.sharding.get_abstract_mesh().manual_axes:
+        return n_rows
+    n_devices = jax.lax.axis_size(spec.row_axis)
+    if n_rows % n_devices:
+        raise ValueError(
+            f"{spec.layer}: a table has {n_rows} rows, which the {n_devices} devices of the mesh axis {spec.row_axis!r} cannot share evenly; choose a "
+            "multiple."
+        )
+    return n_rows // n_devices
+
+
+def read_rows(
+    spec: Any, weights: Array, index: jax.Array, coefficients: jax.Array, groups: int | None = None
+) -> jax.Array:
+    """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
+    options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
+    if spec.row_axis is None:
+        return lutjax.weighted_lookup(weights, index, coefficients, **options)
+    coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))
+    return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
+
+
+def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Return vectors divided by the root of their mean square, and scaled; of 16-bit ones in float32."""
+    dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
+    x = x.astype(dtype)
+    square = jnp.mean(jnp.square(x), -1, keepdims=True)
+    return x * jax.lax.rsqrt(square + jnp.asarray(_EPSILON, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
+
+
+def lead_axes(a: jax.Array, rank: int) -> jax.Array:
+    """Return an array with axes of size 1 in front, up to so many axes."""
+    return a.reshape((1,) * (rank - a.ndim) + a.shape)
+
+
+def memory_call(
+    self: Any,
+    x: Float[Array, "*batch length features"],
+    tokens: Int[Array, "*batch length"],
+    *,
+    segments: Int[Array, "*#batch length"] | None = None,
+    history: History | None = None,
+) -> Any:
+    """Return what is to be added to the vectors of tokens, ``[..., length, features]``.
+
+    Args:
+      x: vectors of the tokens, from which the gate has its query.
+      tokens: ids of any range, taken modulo ``2**32``.
+      segments: ids ``[..., length]``; n-grams and the convolution see tokens alone that follow each other in one segment.
+      history: of the tokens before, while decoding; see `history`.
+
+    Returns:
+      The output; with a `history` also that of the next call.
+
+    Raises:
+      ValueError, TypeError: a shape or dtype is wrong.
+    """
+    return self._remember(x, tokens, segments=segments, history=history)

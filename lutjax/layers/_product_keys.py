@@ -1,0 +1,266 @@
+"""Memories that are addressed by products of keys: arguments, variables and forward pass, for all libraries."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+import lutjax
+from lutjax._arguments import require_array
+from lutjax._typing import Array
+from lutjax.dispatch import _meshes
+from lutjax.dispatch.registry import Implementation
+from lutjax.layers._memory import MATRIX, normalised, read_rows, rows_here
+from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.ops._checks import accumulation
+
+_MOST_KEYS = 46340
+"""Largest number of keys of a set: ids of pairs are int32."""
+
+
+def unit_rows(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Return rows drawn from normal(1 / sqrt(numbers of a row)), so that their lengths are about 1."""
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
+
+
+def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """Return keys drawn from uniform(-1, 1) / sqrt(numbers of a key)."""
+    return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
+
+
+@dataclasses.dataclass(eq=False)
+class _KeyArguments(Arguments):
+    """Arguments of all layers whose rows are addressed by products of keys."""
+
+    in_features: int
+    out_features: int
+    _: dataclasses.KW_ONLY
+    n_keys: int
+    heads: int = 4
+    k: int = 32
+    key_size: int | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    weights_init: Initializer = unit_rows
+    keys_init: Initializer = uniform_keys
+    kernel_init: Initializer = MATRIX
+    row_axis: str | None = None
+    accumulate: lutjax.FixedPoint | None = None
+    implementation: Implementation = None
+
+
+@dataclasses.dataclass(eq=False)
+class ProductKeyMemoryArguments(_KeyArguments):
+    """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
+
+    A projection makes two queries for each head, each divided by the root of its mean square and scaled. Each is compared with a set of
+    `n_keys` keys by inner products. Row ``i * n_keys + j`` of the table has the sum of the scores of key ``i`` of the first set and key ``j`` of the
+    second; each head reads the `k` rows with the largest sums, weighted by their softmax. They are among the pairs of the
+    `k` best keys of both sets, so ``2 * n_keys`` scores stand for ``n_keys**2``. The rows of all heads are added.
+
+    Variables:
+      query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
+      query_scale: trained, ``[heads, 2, key_size]``, ones.
+      half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
+      weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
+      heads: pairs of queries, with keys of their own.
+      k: rows that each head reads.
+      key_size: numbers of a key; by default half as many as inputs, rounded up.
+      dtype: dtype of the projection and of the output; by default that of inputs and parameters together. The table keeps its own, and scores
+        are at least float32.
+      param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
+      weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first axis: inside of a
+        `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
+      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/semantics.md, section 15; Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
+    """
+
+
+@dataclasses.dataclass(eq=False)
+class ProductKeyExpertsArguments(_KeyArguments):
+    """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
+
+    Experts are chosen and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its
+    weight: two rows are read for it.
+
+    Variables:
+      query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
+      down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
+      up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+
+    Args:
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation: as in `ProductKeyMemory`.
+      n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
+      k: experts that each head asks.
+      weights_init: draws both tables, as in `jax.nn.initializers`.
+      activation: of the neurons, a function of arrays.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/semantics.md, section 15; He, Mixture of A Million Experts, 2024 (PEER).
+    """
+
+    heads: int = 8
+    k: int = 16
+    activation: Callable[..., Any] = jax.nn.gelu
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class _KeySpec(_KeyArguments, Spec):
+    """Base of the specs of layers whose rows are addressed by products of keys."""
+
+    def __post_init__(self) -> None:
+        for name in ("in_features", "out_features", "n_keys", "heads", "k"):
+            self._require_size(name, 1)
+        if self.n_keys > _MOST_KEYS:
+            raise ValueError(
+                f"{self.layer}: n_keys is {self.n_keys}; at most {_MOST_KEYS} are possible, as ids of rows are int32."
+            )
+        if self.k > self.n_keys:
+            raise ValueError(
+                f"{self.layer}: k is {self.k} and n_keys {self.n_keys}; a head reads at most as many rows as a set has keys."
+            )
+        if self.key_size is None:
+            self.key_size = -(-self.in_features // 2)
+        self._require_size("key_size", 1)
+        accumulation(self.layer, self.accumulate)
+        self._normalise_dtypes()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of a table."""
+        return self.n_keys**2
+
+    def _tables(self) -> tuple[Variable, ...]:
+        """Return the tables that are addressed."""
+        raise NotImplementedError
+
+    def variables(self) -> tuple[Variable, ...]:
+        assert self.key_size is not None
+        queries, ones = self.heads * 2 * self.key_size, jax.nn.initializers.ones
+        return (
+            self._trained("query_kernel", (self.in_features, queries), self.kernel_init),
+            self._trained("query_scale", (self.heads, 2, self.key_size), ones),
+            self._trained("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
+            *self._tables(),
+        )
+
+    def _inputs(self, x: Any) -> jax.Array:
+        require_array(self.layer, "x", x)
+        if not x.ndim or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."
+            )
+        x = jnp.asarray(x)
+        dtype = jnp.promote_types(x.dtype, self.param_dtype) if self.dtype is None else self.dtype
+        cast: jax.Array = x.astype(dtype)
+        return cast
+
+    def reads(
+        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
+    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
+        """Return the ids of the rows that are read, those of each head one after the other, and their weights."""
+        names = ("query_kernel", "query_scale", "half_keys")
+        choose = _meshes.divided_by_compiler(
+            self._chosen, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
+        )
+        found: tuple[jax.Array, jax.Array] = choose(self._inputs(x), *(arrays[name] for name in names))
+        return found
+
+    def _chosen(self, x: jax.Array, kernel: Array, scale: Array, keys: Array) -> tuple[jax.Array, jax.Array]:
+        assert self.key_size is not None
+        batch = x.shape[:-1]
+        queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
+        queries = normalised(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
+        scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
+        best, ids = jax.lax.top_k(scores, self.k)  # [..., heads, 2, k], the best first
+        i, j = _pairs(self.k)
+        sums = best[..., 0, i] + best[..., 1, j]
+        rows = ids[..., 0, i] * self.n_keys + ids[..., 1, j]
+        best, which = jax.lax.top_k(sums, self.k)
+        rows = jnp.take_along_axis(rows, which, -1)
+        shape = (*batch, self.heads * self.k)
+        return rows.reshape(shape), jax.nn.softmax(best).reshape(shape)
+
+
+@functools.cache
+def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places in two lists from the largest down of pairs that may be among the `k` with the largest sums.
+
+    A pair ``i, j`` is no better than the ``(i + 1) (j + 1) - 1`` pairs of no later places.
+    """
+    i, j = np.indices((k, k)).reshape(2, -1)
+    may = (i + 1) * (j + 1) <= k
+    return i[may], j[may]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProductKeyMemorySpec(ProductKeyMemoryArguments, _KeySpec):
+    """Spec of `ProductKeyMemory`.
+
+    Source: docs/semantics.md, section 15.
+    """
+
+    example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
+
+    def _tables(self) -> tuple[Variable, ...]:
+        shape = (1, rows_here(self, self.n_rows), self.out_features)
+        return (self._trained("weights", shape, self.weights_init, "tables"),)
+
+    @names_layer
+    def __call__(
+        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
+    ) -> Float[jax.Array, "*batch outputs"]:
+        rows, coefficients = self.reads(arrays, x)
+        y = read_rows(self, arrays["weights"], rows[..., None, :], coefficients[..., None, :])
+        return y.astype(self._inputs(x).dtype)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProductKeyExpertsSpec(ProductKeyExpertsArguments, _KeySpec):
+    """Spec of `ProductKeyExperts`.
+
+    Source: docs/semantics.md, section 15.
+    """
+
+    example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
+
+    def _tables(self) -> tuple[Variable, ...]:
+        sizes = {"down": self.in_features, "up": self.out_features}
+        return tuple(
+            self._trained(name, (1, rows_here(self, self.n_rows), size), self.weights_init, "tables")
+            for name, size in sizes.items()
+        )
+
+    @names_layer
+    def __call__(
+        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
+    ) -> Float[jax.Array, "*batch outputs"]:
+        rows, coefficients = self.reads(arrays, x)
+        z = self._inputs(x)
+        ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)
+        down = read_rows(self, arrays["down"], rows[..., None, None], ones)
+        products = jnp.sum(down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1)
+        coefficients = coefficients * self.activation(products)
+        y = read_rows(self, arrays["up"], rows[..., None, :], coefficients[..., None, :])
+        return y.astype(z.dtype)

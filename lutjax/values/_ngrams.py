@@ -1,0 +1,178 @@
+"""Rows that n-grams of tokens address: a hash in arithmetic of uint32, the same in NumPy and JAX and on every device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int, Integer
+
+from lutjax._arguments import require_array, shown
+from lutjax._typing import Array
+
+MOST_ORDER, MOST_HEADS = 1 << 8, 1 << 12
+
+_GOLDEN = 0x9E3779B9
+_MASK = 0xFFFFFFFF
+
+
+def ngram_rows(
+    tokens: Integer[Array, "*batch length"],
+    *,
+    rows: int,
+    orders: Sequence[int] = (2, 3),
+    heads: int = 4,
+    seed: int = 0,
+    segments: Integer[Array, "*#batch length"] | None = None,
+) -> Int[Array, "*batch length tables"]:
+    """Return the rows that the n-grams which end at each token address, several for each order.
+
+    They follow from tokens alone, so they are known before a model runs: to fetch rows, or to count them. The hash is multiplicative: each token of an
+    n-gram is multiplied by a number of its own, the products are joined by exclusive or, and a bijection of 32 bits mixes the result, so that
+    tables may have any number of rows, primes or not. All is arithmetic of 32-bit integers, with the same result in NumPy and JAX, on every
+    device and in every version.
+
+    Definition, for one text; a number is an unsigned one of 32 bits, and arithmetic is modulo ``2**32``::
+
+        def mix(h):  # the finaliser of MurmurHash3
+            h = (h ^ (h >> 16)) * 0x85EBCA6B
+            h = (h ^ (h >> 13)) * 0xC2B2AE35
+            return h ^ (h >> 16)
+
+        def multiplier(order, head, j):
+            return mix(mix(seed + 0x9E3779B9) + ((order * 2**12 + head) * 2**8 + j) * 0x9E3779B9) | 1
+
+        for i, order in enumerate(orders):
+            for head in range(heads):
+                h = 0
+                for j in range(order):  # the token j places before t, if it is there
+                    h ^= (tokens[t - j] + 1) * multiplier(order, head, j)
+                index[t, i * heads + head] = mix(h) % rows
+
+    Args:
+      tokens: ids ``[..., length]``, taken modulo ``2**32``. NumPy arrays give a NumPy array.
+      rows: rows of each table, any number from 1 on.
+      orders: lengths of the n-grams; 2 is a token and the one before it.
+      heads: hashes, and so tables, for each order.
+      seed: of the multipliers: another one gives other hashes.
+      segments: ids ``[..., length]``: an n-gram has only tokens that follow each other in the segment of its last one. None: all are one
+        segment. What is before it is not there.
+
+    Returns:
+      int32 ``[..., length, len(orders) * heads]``, from 0 to ``rows - 1``; the heads of the first order come first.
+
+    Raises:
+      ValueError, TypeError: a size is impossible, or tokens are no array of integers.
+
+    Source: docs/semantics.md, section 14; multiplicative hashes joined by exclusive or, several for each order, are those of Engram (Cheng et al.,
+    Conditional Memory via Scalable Lookup, 2026), whose tables have prime sizes instead of the mixing.
+
+    Example:
+      >>> import numpy as np, lutjax
+      >>> lutjax.ngram_rows(np.array([5, 7, 5, 7]), rows=1000, orders=(2,), heads=2)
+      array([[119, 736],
+             [941, 767],
+             [172, 872],
+             [941, 767]], dtype=int32)
+    """
+    check_hashes("ngram_rows", rows=rows, orders=orders, heads=heads, seed=seed)
+    require_array("ngram_rows", "tokens", tokens)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer) or not tokens.ndim:
+        raise TypeError(f"ngram_rows: tokens is {shown(tokens)}; expected integer ids [..., length].")
+    if segments is not None:
+        require_array("ngram_rows", "segments", segments)
+        if not jnp.issubdtype(segments.dtype, jnp.integer) or segments.shape[-1:] != tokens.shape[-1:]:
+            raise ValueError(
+                f"ngram_rows: segments is {shown(segments)} and tokens {shown(tokens)}; expected integer ids, one for each token."
+            )
+    np_only = isinstance(tokens, np.ndarray) and (segments is None or isinstance(segments, np.ndarray))
+    xp: Any = np if np_only else jnp
+    place = places(xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1])
+    return rows_at(xp, xp.asarray(tokens), place, rows=rows, orders=orders, heads=heads, seed=seed)
+
+
+def rows_at(
+    xp: Any, tokens: Any, place: Any, *, rows: int, orders: Sequence[int], heads: int, seed: int
+) -> Any:
+    """Return rows as `ngram_rows` does, of tokens whose places in their runs are known.
+
+    Args:
+      xp: `numpy` or `jax.numpy`.
+      place: number of tokens before each that an n-gram may have, int32 ``[..., length]``.
+    """
+    length, unsigned = tokens.shape[-1], tokens.astype(np.uint32) + np.uint32(1)
+    place = xp.broadcast_to(place, tokens.shape)
+    found = []
+    for order in orders:
+        earlier = []
+        for j in range(order):
+            moved = unsigned
+            if j:
+                lead = [(0, 0)] * (tokens.ndim - 1)
+                moved = xp.pad(unsigned, [*lead, (j, 0)])[..., :length]
+                moved = xp.where(place >= j, moved, xp.zeros_like(moved))
+            earlier.append(moved[..., None])
+        # One array for all heads of an order, so that programs are as long for many heads as for one.
+        each = np.array([[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)])
+        each = each.astype(np.uint32).reshape(order, *(1,) * tokens.ndim, heads)
+        h = earlier[0] * each[0]
+        for j in range(1, order):
+            h = h ^ (earlier[j] * each[j])
+        found.append(xp.remainder(_mixed(h), np.uint32(rows)).astype(np.int32))
+    return xp.concatenate(found, -1)
+
+
+def places(xp: Any, segments: Any, length: int) -> Any:
+    """Return the number of tokens of its segment that come directly before each token, int32 ``[..., length]``."""
+    at = np.arange(length, dtype=np.int32)
+    if segments is None:
+        return xp.asarray(at)
+    at = np.broadcast_to(at, segments.shape)
+    if not length:
+        return segments.astype(np.int32)
+    lead = [(0, 0)] * (segments.ndim - 1)
+    begins = xp.pad(segments[..., 1:] != segments[..., :-1], [*lead, (1, 0)], constant_values=True)
+    first = xp.where(begins, at, xp.zeros_like(at))
+    first = np.maximum.accumulate(first, -1) if xp is np else jax.lax.cummax(first, axis=first.ndim - 1)
+    return at - first
+
+
+def multiplier(order: int, head: int, j: int, seed: int) -> int:
+    """Return the odd number by which a hash multiplies the token `j` places before the last one."""
+    number = (order * MOST_HEADS + head) * MOST_ORDER + j
+    return _mix((_mix((seed + _GOLDEN) & _MASK) + number * _GOLDEN) & _MASK) | 1
+
+
+def _mix(h: int) -> int:
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
+    return h ^ (h >> 16)
+
+
+def _mixed(h: Any) -> Any:
+    """Return `_mix` of each element of an array of uint32."""
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -> None:
+    """Raise ValueError if there are no such hashes."""
+
+    def require(name: str, value: Any, least: int, most: int) -> None:
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not least <= value <= most:
+            raise ValueError(
+                f"{where}: {name} is {shown(value)}; it must be a whole number from {least} to {most}."
+            )
+
+    require("rows", rows, 1, 2**31 - 1)
+    require("heads", heads, 1, MOST_HEADS)
+    require("seed", seed, 0, _MASK)
+    if not isinstance(orders, Sequence) or not len(orders) or len(set(orders)) != len(orders):
+        raise ValueError(
+            f"{where}: orders is {shown(orders)}; expected different lengths of n-grams, as in (2, 3)."
+        )
+    for i, order in enumerate(orders):
+        require(f"orders[{i}]", order, 1, MOST_ORDER - 1)
