@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names, _templates, aiger, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits import _names, _templates, aiger, ands, blif, c, dot, netlist_json, page, statistics, verilog
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
@@ -315,7 +315,8 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     most = sorted(stats.parts, key=lambda part: -part.gates)[:8]
     parts = ", ".join(f"{part.name} {part.gates:,}" for part in stats.parts if part in most)
     return [
-        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
+        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes, "
+        f"or {len(ands.operations(circuit)[0]):,} operations on two bits",
         *sizes(files),
     ]
 
