@@ -1,8 +1,8 @@
 """Small circuits made smaller by a search that knows their answers to all inputs.
 
 A gate may answer what it likes where no output notices. So a gate, or a gate and one that it alone reads, may be made anew from any other nodes
-that do not depend on it, if outputs stay as they are. The search does that at random gates, again and again, whenever the circuit does not grow:
-changes that cost nothing lead to those that save.
+that do not depend on it, if outputs stay as they are. The search does that at random gates, again and again, where the circuit does not grow, and now and then
+where it grows a little: such changes lead to those that save.
 """
 
 import dataclasses
@@ -27,8 +27,11 @@ _OVERHEAD = 300_000  # products in whose time a search begins
 _AT_ONCE = 6  # replacements that one step tries, at most
 _SEARCHES = 30  # of one step, at most
 
-import os
-_UPHILL = int(os.environ.get("UP", 2)); _RATE = float(os.environ.get("RATE", 0.02))
+_UPHILL, _RATE = (
+    2,
+    0.2,
+)  # by how much a circuit may grow beyond the smallest, and how often such a change is taken
+_PATIENCE = 500  # steps for each node without a smaller circuit, after which the search ends
 _AND, _XOR = 0b1000, 0b0110
 
 _Gate = tuple[int, int, int]  # two nodes, and the table of both
@@ -45,7 +48,7 @@ def resynthesised(
     Args:
       circuit: of at most 12 inputs. Parts are lost.
       goal: ``"gates"`` for few gates of two inputs of any kind, ``"ands"`` for few AND nodes, of which an XOR takes three.
-      effort: how long to search; 1 is some 10 seconds of one core, whatever the circuit.
+      effort: how long to search; 1 is at most some 20 seconds of one core, whatever the circuit.
       seed: of the random choices.
 
     Returns:
@@ -75,8 +78,11 @@ def resynthesised(
         raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")
     if not 0 < effort < float("inf"):
         raise ValueError(f"{where}: effort is {effort}; it must be positive and finite.")
-    made = _Search(_Net.of(circuit), goal, seed).run(effort * _WORK).circuit(circuit)
-    return min((circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0]))
+    found = _Search(_Net.of(circuit), goal, seed).run(effort * _WORK)
+    made = found.changed(xors=goal == "gates").circuit(circuit)
+    return min(
+        (circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0])
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ class _Net:
 
     def changed(self, gates: Mapping[int, _Gate] = MappingProxyType({}), *, xors: bool = True) -> "_Net":
         """Return the net with other gates at some nodes, of what outputs depend on; without `xors` of AND nodes alone."""
-        graph = Graph(self.n_inputs, xors=xors)
+        graph, present = Graph(self.n_inputs, xors=xors), set(self.nodes)
         values = {node: 2 * node for node in range(self.first)}
         stack = [literal >> 1 for literal in self.outputs]
         while stack:
@@ -118,8 +124,15 @@ class _Net:
             elif gate is not None:
                 values[node] = graph.two(values[a], values[b], table)
             else:
-                made = graph.difference if x < y else graph.conjunction
-                values[node] = made(values[a] ^ x & 1, values[b] ^ y & 1)
+                a, b = values[a] ^ x & 1, values[b] ^ y & 1
+                if x > y:
+                    values[node] = graph.conjunction(a, b)
+                    continue
+                if not xors:  # from the AND of the two that another node needs, where there is one
+                    for i in range(2):
+                        if (y ^ i, x ^ i) in present:
+                            graph.conjunction(a ^ i, b ^ i)
+                values[node] = graph.difference(a, b)
         nodes, outputs = graph.compact([values[k >> 1] ^ k & 1 for k in self.outputs])
         return _Net(self.n_inputs, tuple(nodes), tuple(outputs))
 
@@ -167,8 +180,9 @@ class _Search:
 
     def run(self, work: float) -> _Net:
         """Return the smallest net that is found with so many products."""
-        best = self.net, self.cost
-        while self.work < work and self.net.nodes:
+        best, waited = (self.net, self.cost), 0
+        while self.work < work and waited < _PATIENCE * len(self.net.nodes):
+            waited += 1
             node = self.net.first + int(self.rng.integers(len(self.net.nodes)))
             for gates in itertools.islice(self._replacements(node), _AT_ONCE):
                 net = self.net.changed(gates)
@@ -181,7 +195,7 @@ class _Search:
                     self._take(net, cost)
                     break
             if self.cost < best[1]:
-                best = self.net, self.cost
+                best, waited = (self.net, self.cost), 0
         return best[0]
 
     def _noticed(self, node: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,19 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax._version import __version__
-from lutjax.circuits import _names, _templates, aiger, ands, blif, c, dot, netlist_json, page, statistics, verilog
+from lutjax.circuits import (
+    _names,
+    _templates,
+    aiger,
+    ands,
+    blif,
+    c,
+    dot,
+    netlist_json,
+    page,
+    statistics,
+    verilog,
+)
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port

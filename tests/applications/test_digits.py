@@ -31,7 +31,9 @@ CONFIG = LogicClassifierConfig(**SIZES, layers=(17, 51), n_inputs=3)
 MODELS = {
     "light": CONFIG,
     "gates": dataclasses.replace(CONFIG, tables="gates", n_inputs=2, layers=(12, 12)),
-    "reduced": dataclasses.replace(CONFIG, tables="gates", n_inputs=2, layers=(12, 33), noise=3.0, reduce=(4, 2)),
+    "reduced": dataclasses.replace(
+        CONFIG, tables="gates", n_inputs=2, layers=(12, 33), noise=3.0, reduce=(4, 2)
+    ),
     "binary": dataclasses.replace(CONFIG, tables="binary", layers=(12,), n_thresholds=0),
     "learnable": dataclasses.replace(CONFIG, tables="walsh", wiring="learnable", layers=(9,)),
 }
@@ -157,7 +159,10 @@ def test_samples_of_a_wrong_size(
         ({"wiring": "unique"}, "n_inputs is 3"),
         ({"tau": 0.0}, "tau is 0.0"),
         ({"estimator": "hard"}, "estimator is 'hard'"),
-        ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, and at 1 a class has 17"),
+        (
+            {"reduce": (1,)},
+            r"reduce is \(1,\); a table reads 2 to 8 votes of its class, and at 1 a class has 17",
+        ),
         ({"reduce": (6, 4)}, r"and at 4 a class has 3"),
         ({"reduce": (9,)}, "reads 2 to 8 votes"),
         ({"reduce": (2,), "tables": "binary"}, "tables that reduce votes are trained as logits"),
@@ -374,7 +379,10 @@ def test_patience(finished: tuple[Path, Path, Result]) -> None:
 def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:
     _, out, result = finished
     assert result.exit_code == 0, result.output
-    assert "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080 parameters" in result.output
+    assert (
+        "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080 parameters"
+        in result.output
+    )
     assert "step 12/12  hard accuracy" in result.output
     assert "logistic regression" in result.output
     assert (out / "confusion.png").read_bytes().startswith(b"\x89PNG")

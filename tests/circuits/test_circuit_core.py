@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, truth
@@ -224,9 +224,9 @@ def test_a_rule_of_few_inputs_is_found_anew():
 
 
 # ------------------------------------------------------------------------------------------- search
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(recipe=recipes(), goal=st.sampled_from(["gates", "ands"]), seed=st.integers(0, 3))
-def test_resynthesised_circuits_compute_the_same(recipe, goal, seed):
+def test_resynthesised_circuits_compute_the_same(without_typechecking, recipe, goal, seed):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
     small = circuits.resynthesised(raw, goal, effort=0.0005, seed=seed)
@@ -239,7 +239,7 @@ def test_resynthesised_circuits_compute_the_same(recipe, goal, seed):
 
 
 @pytest.mark.parametrize(("goal", "count"), [("gates", 5), ("ands", 7)])
-def test_a_full_adder_is_found(goal, count):
+def test_a_full_adder_is_found(goal, count, without_typechecking):
     builder = Builder(merge=2)
     x = [bit for (bit,) in builder.input("x", 3)]
     sums = []
@@ -254,7 +254,7 @@ def test_a_full_adder_is_found(goal, count):
         sums += [products]
     builder.output("y", sums)
     circuit = builder.circuit()
-    found = circuits.resynthesised(circuit, goal, effort=0.05)
+    found = circuits.resynthesised(circuit, goal, effort=0.01)
     assert len((operations if goal == "gates" else and_graph)(found)[0]) == count < len(circuit)
     assert (found(assignments(3)) == circuit(assignments(3))).all()
 
