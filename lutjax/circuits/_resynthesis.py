@@ -23,6 +23,7 @@ GOALS = ("gates", "ands")
 
 _DIVISORS = 96  # nodes of which a gate is made anew, at most
 _WORK = 1e11  # products of an effort of 1
+_SAMPLES = 64  # inputs of either kind on which gates are sought, before those that are found are tried on all
 _OVERHEAD = 300_000  # products in whose time a search begins
 _AT_ONCE = 6  # replacements that one step tries, at most
 _SEARCHES = 30  # of one step, at most
@@ -260,19 +261,28 @@ class _Search:
     def _gates(self, nodes: np.ndarray, on: np.ndarray, off: np.ndarray) -> Iterator[_Gate]:
         """Gates of two nodes that answer 1 at all inputs `on` and 0 at all `off`, those of a single node first, else in random order."""
         rng = self.rng
-        ones, zeros = (self.rows[nodes][:, where].astype(np.float32) for where in (on, off))
-        self.work += _OVERHEAD + len(nodes) ** 2 * (ones.shape[1] + zeros.shape[1])
-        # How many inputs of either kind have each pair of answers.
-        quarters = list(zip(_quarters(ones), _quarters(zeros), strict=True))
-        fits = np.triu(np.logical_and.reduce([np.minimum(one, zero) == 0 for one, zero in quarters]))
-        first, second = np.nonzero(fits)
+        some = [self.rows[nodes[:, None], self._some(where)].astype(np.float32) for where in (on, off)]
+        self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
+        # Pairs none of whose answers are for inputs of both kinds, by how many inputs of either kind have each pair of answers.
+        mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
+        first, second = np.nonzero(np.triu(~np.logical_or.reduce(mixed)))
         order = rng.permutation(len(first))
         order = order[np.argsort(first[order] > 0, kind="stable")]
-        for i, j in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        for i, j in zip(nodes[first[order]].tolist(), nodes[second[order]].tolist(), strict=True):
+            a, b = self.rows[i], self.rows[j]
             table = 0
-            for address, (one, zero) in enumerate(quarters):
-                table |= int(one[i, j] > 0 or (zero[i, j] == 0 and rng.random() < 0.5)) << address
-            yield int(nodes[i]), int(nodes[j]), table
+            for address, here in enumerate((~(a | b), a & ~b, b & ~a, a & b)):
+                one, zero = (on & here).any(), (off & here).any()
+                if one and zero:
+                    break
+                table |= int(one or (not zero and rng.random() < 0.5)) << address
+            else:
+                yield i, j, table
+
+    def _some(self, where: np.ndarray) -> np.ndarray:
+        """Return the ids of some of the inputs that are marked."""
+        ids: np.ndarray = np.flatnonzero(where)
+        return ids if len(ids) <= _SAMPLES else self.rng.choice(ids, _SAMPLES, replace=False)
 
 
 def _answers(x: int, y: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
