@@ -1,7 +1,7 @@
 """Accuracy against hardware for scikit-learn's digits: `python benchmarks/circuits.py [--runs FOLDER] [--only NAME ...]`.
 
-Networks with and without a cost of gates, and with narrow last layers, are trained on some splits and kept as runs in a folder, so
-that a second call only measures. For each there are the accuracy of the hard network on the test part, gates of the simplified
+Networks with and without a cost of gates, with narrow last layers, and whose votes trained tables reduce, are trained on some splits and kept as runs in a
+folder, so that a second call only measures. For each there are the accuracy of the hard network on the test part, gates of the simplified
 circuit from pixels to class, and look-up tables of 6 inputs (LUT6) after mapping by ABC; needs pyosys. The rows go into
 docs/benchmarks/circuits.csv, their table into docs/appendix/circuits.md, and the curve into docs/circuits.png.
 """
@@ -10,7 +10,7 @@ import argparse
 import csv
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,21 @@ ROWS, PAGE, PICTURE = (
 PIXELS = "uint5"  # from 0 to 16
 
 WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
+COLD = {"final_temperature": 0.1}
+LEARNED = {"n_inputs": 6, "wiring": "top-k", **COLD}
 NETWORKS: dict[str, dict[str, Any]] = {
     "3 x 2000 gates": WIDE,
     **{f"3 x 2000 gates, cost {c}": {**WIDE, "gate_cost": c} for c in (0.01, 0.03, 0.1)},
     "2000 + 2000 + 500 gates": NARROW,
     **{f"2000 + 2000 + 500 gates, cost {c}": {**NARROW, "gate_cost": c} for c in (0.01, 0.03, 0.1)},
+    "3 x 2000 gates, reduced by 3": {**WIDE, "reduce": (3,), "tau": 2.0},
+    "3 x 2000 gates, reduced by 3, cold": {**WIDE, "reduce": (3,), "tau": 2.0, **COLD},
     "2 x 500 tables of 6": {"layers": (500, 500), "n_inputs": 6},
     "500 + 200 tables of 6": {"layers": (500, 200), "n_inputs": 6, "tau": 1.25},
     "200 + 100 tables of 6": {"layers": (200, 100), "n_inputs": 6, "tau": 1.0},
+    "500 + 300 tables of 6, cold, top-k": {"layers": (500, 300), "tau": 2.0, **LEARNED},
+    "300 + 200 tables of 6, cold, top-k": {"layers": (300, 200), "tau": 1.25, **LEARNED},
+    "200 + 100 tables of 6, cold, top-k": {"layers": (200, 100), "tau": 1.0, **LEARNED},
 }
 FIELDS = ("network", "split", "accuracy", "gates", "votes", "ands", "levels", "lut6")
 
@@ -70,7 +77,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file, with numbers as numbers."""
     with path.open(newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    return [{name: row[name] if name == "network" else float(row[name]) for name in FIELDS} for row in rows]
+    kinds: dict[str, Callable[[str], Any]] = {"network": str, "accuracy": float}
+    return [{name: kinds.get(name, int)(row[name]) for name in FIELDS} for row in rows]
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -84,15 +92,15 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/appendix/circuits.md."""
-    n_splits = len({row["split"] for row in rows})
     lines = [
-        f"| network | % right, mean of {n_splits} splits | gates | of these votes | levels | LUT6 |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| network | % right | splits | gates | levels | LUT6 | of these votes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for network, mean in means(rows).items():
+        n_splits = sum(row["network"] == network for row in rows)
         lines.append(
-            f"| {network} | {100 * mean['accuracy']:.1f} | {mean['gates']:.0f} | {100 * mean['votes'] / mean['gates']:.0f} % "
-            f"| {mean['levels']:.0f} | {mean['lut6']:.0f} |"
+            f"| {network} | {100 * mean['accuracy']:.1f} | {n_splits} | {mean['gates']:.0f} | {mean['levels']:.0f} "
+            f"| {mean['lut6']:.0f} | {100 * mean['votes'] / mean['lut6']:.0f} % |"
         )
     return "\n".join(lines) + "\n"
 
@@ -107,11 +115,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     families: dict[str, list[tuple[float, float, str]]] = {}
     for network, mean in means(rows).items():
         name, _, cost = network.partition(", ")
-        family = "tables of 6 inputs, without a cost" if "tables" in name else f"{name}, by cost"
+        family = "tables of 6 inputs" if "tables" in name else f"{name}, by cost"
         label = name.removesuffix(" tables of 6") if "tables" in name else cost.removeprefix("cost ") or "0"
+        if "cold" in cost or "reduced" in cost:
+            family = f"{family.removesuffix(', by cost')}, reduced or cold"
         families.setdefault(family, []).append((mean["lut6"], 100 * mean["accuracy"], label))
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110)
-    for (family, points), marker in zip(families.items(), "osD^", strict=False):
+    for (family, points), marker in zip(families.items(), "osD^vP", strict=False):
         points.sort()
         axes.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=family)
         for x, y, text in points:
@@ -136,7 +146,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15000)
     parser.add_argument("--splits", type=int, nargs="+", default=[0, 1])
     parser.add_argument(
-        "--write", action="store_true", help="write the rows, the table of the page and the picture"
+        "--write",
+        action="store_true",
+        help="write the rows, beside those of other networks and splits that are there, the table of the page and the picture",
     )
     arguments = parser.parse_args()
     rows = []
@@ -148,6 +160,10 @@ def main() -> None:
                 train(folder, {**NETWORKS[name], "steps": arguments.steps, "split": number, "seed": number})
             rows.append({"network": name, "split": number, **measure(folder)})
             print(rows[-1], f"{time.process_time() - start:.0f} s of CPU time", flush=True)
+    if arguments.write:
+        measured = {(row["network"], row["split"]) for row in rows}
+        rows += [row for row in read(ROWS) if (row["network"], row["split"]) not in measured]
+        rows.sort(key=lambda row: ([*NETWORKS].index(row["network"]), row["split"]))
     print(table(rows))
     if arguments.write:
         with ROWS.open("w", newline="") as file:

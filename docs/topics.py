@@ -217,7 +217,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "Netlists",
                 "lutjax.circuits",
-                "Circuit Port Format Builder of simplify tabulated step_automaton draw",
+                "Circuit Port Format Builder of simplify tabulated resynthesised step_automaton draw",
             ),
             (
                 "Writers and readers",

@@ -5,6 +5,7 @@ A circuit knows no format: each is a module with functions of a circuit, such as
 """
 
 from lutjax._lazy import modules_of
+from lutjax.circuits._resynthesis import resynthesised
 from lutjax.circuits._tabulation import tabulated
 from lutjax.circuits.builder import Builder, simplify
 from lutjax.circuits.circuit import Circuit
@@ -19,6 +20,7 @@ __all__ = [
     "Port",
     "draw",
     "of",
+    "resynthesised",
     "simplify",
     "step_automaton",
     "tabulated",

@@ -1,4 +1,4 @@
-"""Circuits as graphs of AND nodes of two inputs and inverters, as AIGER and ABC have them."""
+"""Circuits as graphs of AND nodes of two inputs and inverters, as AIGER and ABC have them, or of AND and XOR nodes."""
 
 import functools
 import itertools
@@ -27,18 +27,40 @@ def and_graph(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
       >>> and_graph(builder.circuit())
       ([(5, 2), (4, 3), (9, 7)], [11])
     """
-    graph = _Graph(circuit.n_inputs)
+    return _of(circuit, Graph(circuit.n_inputs))
+
+
+def operations(circuit: Circuit) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the operations on two bits of a circuit, each an AND or an XOR, and the literals of its outputs.
+
+    Returns:
+      As `and_graph` does; a node whose first literal is the smaller one is an XOR of the two.
+
+    Example:
+      >>> from lutjax.circuits import Builder
+      >>> from lutjax.circuits.ands import operations
+      >>> builder = Builder()
+      >>> (a,), (b,) = builder.input("x", 2)
+      >>> builder.output("y", [[builder.gate([a, b], 0b0110)]])
+      >>> operations(builder.circuit())
+      ([(2, 4)], [6])
+    """
+    return _of(circuit, Graph(circuit.n_inputs, xors=True))
+
+
+def _of(circuit: Circuit, graph: "Graph") -> tuple[list[tuple[int, int]], list[int]]:
     values = list(range(0, 2 * circuit.first_gate, 2))
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         values.append(graph.table([values[node] for node in nodes], table))
     return graph.compact([values[literal >> 1] ^ literal & 1 for literal in circuit.literals])
 
 
-class _Graph:
-    """AND nodes, each there once."""
+class Graph:
+    """AND nodes, each there once; with `xors` also XOR nodes, whose first literal is the smaller one."""
 
-    def __init__(self, n_inputs: int):
+    def __init__(self, n_inputs: int, *, xors: bool = False):
         self.first = 1 + n_inputs
+        self.xors = xors
         self.ands: list[tuple[int, int]] = []
         self.known: dict[tuple[int, int], int] = {}
 
@@ -49,6 +71,9 @@ class _Graph:
             return a if b else 0
         if a ^ b < 2:
             return a if a == b else 0
+        return self._node(a, b)
+
+    def _node(self, a: int, b: int) -> int:
         literal = self.known.get((a, b))
         if literal is None:
             literal = self.known[a, b] = 2 * (self.first + len(self.ands))
@@ -59,15 +84,25 @@ class _Graph:
         return self.conjunction(a ^ 1, b ^ 1) ^ 1
 
     def difference(self, a: int, b: int) -> int:
-        """XOR, from either pair of nodes that may be there already."""
+        """XOR, of AND nodes from either pair that may be there already."""
+        if self.xors:
+            inverted = (a ^ b) & 1
+            a, b = sorted((a & ~1, b & ~1))
+            return (self._node(a, b) if 0 < a < b else a ^ b) ^ inverted
         if (max(a, b), min(a, b)) in self.known or (max(a ^ 1, b ^ 1), min(a ^ 1, b ^ 1)) in self.known:
             return self.disjunction(self.conjunction(a, b), self.conjunction(a ^ 1, b ^ 1)) ^ 1
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
     def two(self, a: int, b: int, table: int) -> int:
-        """A table of two literals, both of which it reads."""
+        """A table of two literals."""
         if table in (0b0110, 0b1001):
             return self.difference(a, b) ^ (table & 1)
+        if table in (0b1010, 0b0101):
+            return a ^ (table & 1)
+        if table in (0b1100, 0b0011):
+            return b ^ (table & 1)
+        if table in (0b0000, 0b1111):
+            return table & 1
         inverted = table.bit_count() == 3
         if inverted:
             table ^= 0b1111

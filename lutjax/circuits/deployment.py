@@ -18,6 +18,7 @@ from lutjax.circuits import (
     _templates,
     aiger,
     alkaid,
+    ands,
     blif,
     c,
     dot,
@@ -367,7 +368,8 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     most = sorted(stats.parts, key=lambda part: -part.gates)[:8]
     parts = ", ".join(f"{part.name} {part.gates:,}" for part in stats.parts if part in most)
     return [
-        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes",
+        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes, "
+        f"or {len(ands.operations(circuit)[0]):,} operations on two bits",
         *sizes(files),
     ]
 

@@ -80,8 +80,9 @@ class Formats(click.ParamType):
 )
 @click.option(
     "--optimise",
-    type=click.Choice(["ands", "lut6"]),
-    help="What ABC makes fewer of before the circuit is written: AND nodes, or look-up tables of 6 inputs; needs pyosys. Default: nothing.",
+    type=click.Choice(["ands", "gates", "lut6"]),
+    help="What is made fewer of before the circuit is written: AND nodes, gates of two inputs of any kind (for at most 12 inputs), or look-up tables of 6 "
+    "inputs. ands and lut6 need pyosys. Default: nothing.",
 )
 @click.option(
     "--integers",

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float
@@ -15,6 +16,7 @@ from lutjax import wiring as wirings
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
+from lutjax.circuits.truth import MAX_INPUTS
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import LogicGatesSpec
 from lutjax.layers._spec import Initializer
@@ -55,6 +57,8 @@ class LogicClassifierConfig(Config):
       image_shape: height, width and perhaps channels of a sample, for windows.
       window: height and width of windows.
       learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
+      reduce: inputs of the tables that make fewer votes of those of each class before they are counted, layer by layer; they are trained, and start as
+        majorities. (3, 6) makes 12 of 200. Default: none, and all votes are counted.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
       regression: whether a number is learned in place of a class: how many of the last layer's bits are 1, times `scale`, plus `offset`.
@@ -90,6 +94,7 @@ class LogicClassifierConfig(Config):
     regression: bool = dataclasses.field(default=False, metadata=FOLLOWS)
     scale: float | int = dataclasses.field(default=1.0, metadata=FOLLOWS)
     offset: float | int = dataclasses.field(default=0.0, metadata=FOLLOWS)
+    reduce: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +128,7 @@ class LogicClassifierConfig(Config):
             raise ValueError(
                 f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
+        self._check_reduce()
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
@@ -138,9 +144,35 @@ class LogicClassifierConfig(Config):
         # The layers check the rest; abstract ones cost nothing.
         nnx.eval_shape(lambda: LogicClassifier(self, rngs=nnx.Rngs(0)))
 
+    def _check_reduce(self) -> None:
+        where, size = "LogicClassifierConfig", self.layers[-1] // self.n_classes
+        if self.reduce and self.regression:
+            raise ValueError(
+                f"{where}: reduce is {self.reduce}, but regression is True, where all bits are counted; leave one of both out."
+            )
+        if self.reduce and self.kind == "binary":
+            raise ValueError(
+                f"{where}: reduce is {self.reduce}, but tables is 'binary', and tables that reduce votes are trained as logits; choose another kind."
+            )
+        for n_inputs in self.reduce:
+            if not 2 <= n_inputs <= min(size, MAX_INPUTS):
+                raise ValueError(
+                    f"{where}: reduce is {self.reduce}; a table reads 2 to {MAX_INPUTS} votes of its class, and at {n_inputs} a class has {size}."
+                )
+            size = -(-size // n_inputs)
+
     @property
     def _wirings(self) -> list[str]:
         return self.wiring.split(",")
+
+    @property
+    def reducing(self) -> tuple[int, ...]:
+        """Tables of each layer that makes fewer votes of the votes of all classes."""
+        sizes, size = [], self.layers[-1] // self.n_classes
+        for n_inputs in self.reduce:
+            size = -(-size // n_inputs)
+            sizes.append(size * self.n_classes)
+        return tuple(sizes)
 
     def wiring_of(self, layer: int) -> str | wirings.Windows:
         """Return the wiring of a layer of gates, counted from 0, as `lutjax.layers.nnx.LogicGates` takes it."""
@@ -160,8 +192,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
     """Classes of samples by the votes of logic gates, or a number (regression) by how many bits are 1.
 
     Each number of a sample becomes bits, gates (or tables) combine bits layer by layer, and those of the last layer
-    vote: class k gets the sum of the k-th group of them. With ``config.regression`` there is one group, and the answer is its sum
-    times ``config.scale`` plus ``config.offset``. Trained soft, it is a circuit of that many gates: with
+    vote: class k gets the sum of the k-th group of them, which trained tables may have made fewer. With ``config.regression`` there is one group, and the
+    answer is its sum times ``config.scale`` plus ``config.offset``. Trained soft, it is a circuit of that many gates: with
     ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
 
     State: what the layers hold; see `lutjax.layers.nnx.LogicGates`. `nnx.Param` are the gates, and thresholds if they are
@@ -214,6 +246,10 @@ class LogicClassifier(WithCircuit, nnx.Module):
             options |= {"wiring": config.wiring_of(number), "candidates": config.candidates}
             self.layers.append(_layer(config, n_bits, size, last=last, rngs=rngs, **options))
             n_bits = size
+        for n_inputs in config.reduce:
+            wires = _wires_of_classes(n_bits, config.n_classes, n_inputs)
+            self.layers.append(_reducing(config, n_bits, wires, implementation=implementation, rngs=rngs))
+            n_bits = len(wires)
         tau = 1.0 if config.regression else config.tau
         self.votes = GroupSum(config.n_classes, tau, feature_axis=0)
 
@@ -293,6 +329,36 @@ def _layer(
     probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
     init = _WithNoise(residual_table(probability, kind), config.noise)
     return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parametrisation=kind, table_init=init, **options)
+
+
+def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray:
+    """Return wires of tables that each read votes of one class, in their order: int32 ``[tables, n_inputs]``, as many for each class.
+
+    The last table of a class reads its first votes again where its votes are no multiple of the inputs.
+    """
+    size = n_votes // n_classes
+    within = np.arange(-(-size // n_inputs) * n_inputs, dtype=np.int32) % size
+    wires: np.ndarray = np.arange(n_classes, dtype=np.int32)[:, None] * size + within
+    return wires.reshape(-1, n_inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Majority:
+    """Initializer of logits of tables ``[gates, 2**inputs]`` that answer as most of their inputs do: from minus to plus a number."""
+
+    most: float
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        n_inputs = shape[-1].bit_length() - 1
+        shares = np.bitwise_count(np.arange(shape[-1])) / n_inputs
+        return jnp.broadcast_to(jnp.asarray((2 * shares - 1) * self.most, dtype), shape)
+
+
+def _reducing(config: LogicClassifierConfig, n_in: int, wires: Array, **options: Any) -> SoftLUT:
+    """Return tables that make fewer votes of votes."""
+    init = _WithNoise(_Majority(2.0), config.noise)
+    options |= {"estimator": config.estimator, "feature_axis": 0, "table_init": init}
+    return SoftLUT(n_in, len(wires), n_inputs=wires.shape[1], wires=wires, **options)
 
 
 @dataclasses.dataclass(frozen=True)

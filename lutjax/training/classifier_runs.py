@@ -269,6 +269,9 @@ class Classifier(Experiment):
             layers = f"{' + '.join(map(str, model.kernels))} trees and {layers}"
         elif model.n_inputs != 2:
             gates = f"tables of {model.n_inputs} inputs"
+        if isinstance(model, LogicClassifierConfig) and model.reduce:
+            tables = zip(model.reducing, model.reduce, strict=True)
+            gates += f", whose votes {' and '.join(f'{n} tables of {k}' for n, k in tables)} reduce"
         return (
             f"on {len(self.train.x)} samples of {self.train.name}, testing on {len(self.test.x)}: {layers} {gates}, "
             f"{self.run.structure.n_parameters():,} parameters, {training.steps} steps of {training.batch_size} samples"
@@ -323,9 +326,10 @@ class Classifier(Experiment):
         those that remain in the circuit from the bits to the bits that vote, None where they are too many to find out.
         """
         config = self.record.model
-        trained = n_gates = sum(config.layers)
         if isinstance(config, LogicTreeNetConfig):
             trained, n_gates = config.n_gates, config.n_gates_at_places
+        else:
+            trained = n_gates = sum((*config.layers, *config.reducing))
         simplified = len(model.circuit(outputs="bits")) if n_gates <= MOST_GATES else None
         return {"trained": trained, "at all places": n_gates, "simplified": simplified}
 
@@ -454,7 +458,7 @@ class Classifier(Experiment):
             return []
         return [
             f"warning: the hard network, which is the result, is {100 * (soft - hard):.1f} points below the soft one: train with "
-            "--estimator straight_through, which trains the hard network itself, or for more steps."
+            "--final-temperature 0.1, which ends near the hard network, with --estimator straight_through, which trains it, or for more steps."
         ]
 
     def _kept(self, state: State) -> list[str]:

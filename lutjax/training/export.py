@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 import lutjax
 from lutjax import circuits
 from lutjax.circuits import deployment, mcu, proofs
+from lutjax.circuits._resynthesis import MOST_INPUTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import Vectors
 from lutjax.circuits.ports import Format
@@ -49,7 +50,7 @@ class Wanted:
       inputs, outputs, lut: see `source_of`.
       name: of the Verilog module, the C functions and the files; None for one after the folder of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
-      optimise: what ABC makes fewer of first, "ands" or "lut6"; None for nothing.
+      optimise: what is made fewer of first, one of `OPTIMISED`; None for nothing.
       integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
       target: microcontroller that C is for, a name of `lutjax.circuits.mcu.TARGETS`; None for none.
 
@@ -158,7 +159,7 @@ def _circuit(
     circuit = source.circuit
     layers = source.layers() if wanted.target and source.layers is not None else None
     if wanted.optimise:
-        progress("optimising the circuit by ABC")
+        progress("optimising the circuit")
         circuit = optimised(circuit, wanted.optimise)
         layers = None if layers is None else optimised(layers, wanted.optimise)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
@@ -215,20 +216,31 @@ _TABULATED = 14
 _SMALL_INPUTS = 16
 """Inputs up to which ABC also searches long, from the circuit and from its truth table."""
 
+OPTIMISED = ("ands", "gates", "lut6")
+"""What `optimised` makes fewer of: AND nodes, operations on two bits of any kind, or look-up tables of 6 inputs."""
+
 
 def optimised(circuit: Circuit, goal: str) -> Circuit:
-    """Return a circuit with the same outputs that ABC has made smaller.
+    """Return a circuit with the same outputs that is smaller.
 
     Args:
-      goal: ``"ands"`` for few AND nodes, or ``"lut6"`` for few look-up tables of 6 inputs.
+      goal: one of `OPTIMISED`. ABC makes AND nodes and tables fewer; circuits of few inputs are then searched by `lutjax.circuits.resynthesised`, which
+        also makes gates fewer.
 
     Raises:
-      RunError: ABC is not installed.
+      RunError: ABC is needed and not installed, or a circuit has too many inputs for gates.
     """
     from lutjax.circuits import abc
 
+    small = circuit.n_inputs <= MOST_INPUTS
+    if goal == "gates":
+        if not small:
+            raise RunError(
+                f"--optimise gates is for circuits of at most {MOST_INPUTS} inputs, and this one has {circuit.n_inputs}: choose ands or lut6."
+            )
+        return circuits.resynthesised(circuits.tabulated(circuit), goal)
     if abc.find() is None:
-        raise RunError("--optimise needs ABC, which is not found: pip install pyosys")
+        raise RunError(f"--optimise {goal} needs ABC, which is not found: pip install pyosys")
     quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
     found = [abc.optimised(circuit, quick + end)]
     if circuit.n_inputs <= _SMALL_INPUTS:
@@ -237,7 +249,8 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
                 found.append(abc.optimised(circuit, script + end))
             except RuntimeError:  # an ABC without this search, such as that of Debian
                 break
-    return min(found, key=len)
+    best = min(found, key=len)
+    return circuits.resynthesised(best, goal) if small and goal == "ands" else best
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:

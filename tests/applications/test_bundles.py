@@ -104,7 +104,7 @@ def test_models_of_runs(kind: str, tmp_path: Path) -> None:
 def test_models_without_a_run(tmp_path: Path) -> None:
     """Noise of gates, whose streams of random numbers are not kept."""
     config = LogicClassifierConfig(
-        in_features=6, n_classes=3, n_thresholds=2, layers=(12,), estimator="gumbel"
+        in_features=6, n_classes=3, n_thresholds=2, layers=(12,), estimator="gumbel", reduce=(2,)
     )
     model = LogicClassifier(config, rngs=nnx.Rngs(0, gates=1))
     lutjax.save(model, tmp_path)

@@ -31,6 +31,9 @@ CONFIG = LogicClassifierConfig(**SIZES, layers=(17, 51), n_inputs=3)
 MODELS = {
     "light": CONFIG,
     "gates": dataclasses.replace(CONFIG, tables="gates", n_inputs=2, layers=(12, 12)),
+    "reduced": dataclasses.replace(
+        CONFIG, tables="gates", n_inputs=2, layers=(12, 33), noise=3.0, reduce=(4, 2)
+    ),
     "binary": dataclasses.replace(CONFIG, tables="binary", layers=(12,), n_thresholds=0),
     "learnable": dataclasses.replace(CONFIG, tables="walsh", wiring="learnable", layers=(9,)),
 }
@@ -60,8 +63,8 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
-@pytest.mark.fast("gates")
-@pytest.mark.parametrize("name", ["light", "gates", "binary", slow("learnable")])
+@pytest.mark.fast("gates", "reduced")
+@pytest.mark.parametrize("name", ["light", "gates", "reduced", "binary", slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]
     model, x = model_of(config), data(33, bits=not config.n_thresholds)
@@ -156,11 +159,28 @@ def test_samples_of_a_wrong_size(
         ({"wiring": "unique"}, "n_inputs is 3"),
         ({"tau": 0.0}, "tau is 0.0"),
         ({"estimator": "hard"}, "estimator is 'hard'"),
+        (
+            {"reduce": (1,)},
+            r"reduce is \(1,\); a table reads 2 to 8 votes of its class, and at 1 a class has 17",
+        ),
+        ({"reduce": (6, 4)}, r"and at 4 a class has 3"),
+        ({"reduce": (9,)}, "reads 2 to 8 votes"),
+        ({"reduce": (2,), "tables": "binary"}, "tables that reduce votes are trained as logits"),
     ],
 )
 def test_impossible_sizes(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+def test_votes_are_reduced_by_majorities_of_their_class() -> None:
+    config = LogicClassifierConfig(4, 2, layers=(10,), n_thresholds=0, noise=0.0, reduce=(3,))
+    model = LogicClassifier(config, rngs=nnx.Rngs(0))
+    assert config.reducing == (4,)
+    assert model.layers[1].wires[...].tolist() == [[0, 1, 2], [3, 4, 0], [5, 6, 7], [8, 9, 5]]
+    votes = jnp.asarray([1, 1, 0, 0, 0, 1, 0, 1, 0, 0], jnp.float32)
+    assert model.layers[1](votes, deterministic=True).tolist() == [1, 0, 1, 0]
+    assert model(jnp.ones((3, 4))).shape == (3, 2)
 
 
 def blobs(n: int = 60) -> Samples:
@@ -309,6 +329,7 @@ WORDS = [
     "--steps=12",
     "--batch-size=20",
     "--estimator=gumbel",
+    "--reduce=3,2",
     *("--log-every=6", "--eval-every=6", "--checkpoint-every=6"),
 ]
 
@@ -358,7 +379,10 @@ def test_patience(finished: tuple[Path, Path, Result]) -> None:
 def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:
     _, out, result = finished
     assert result.exit_code == 0, result.output
-    assert "30 + 30 gates, 960 parameters" in result.output
+    assert (
+        "30 + 30 gates, whose votes 12 tables of 3 and 6 tables of 2 reduce, 1,080 parameters"
+        in result.output
+    )
     assert "step 12/12  hard accuracy" in result.output
     assert "logistic regression" in result.output
     assert (out / "confusion.png").read_bytes().startswith(b"\x89PNG")

@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, truth
-from lutjax.circuits.ands import and_graph
+from lutjax.circuits.ands import and_graph, operations
 
 
 def assignments(n):
@@ -223,6 +223,54 @@ def test_a_rule_of_few_inputs_is_found_anew():
         circuits.tabulated(Circuit((Port("x", 15),), (Y,), (), (), (2,)))
 
 
+# ------------------------------------------------------------------------------------------- search
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(recipe=recipes(), goal=st.sampled_from(["gates", "ands"]), seed=st.integers(0, 3))
+def test_resynthesised_circuits_compute_the_same(without_typechecking, recipe, goal, seed):
+    raw = raw_circuit(recipe)
+    bits = assignments(raw.n_inputs)
+    small = circuits.resynthesised(raw, goal, effort=0.0005, seed=seed)
+    assert (answers(small, bits) == answers(raw, bits)).all()
+    assert (small.inputs, small.outputs) == (raw.inputs, raw.outputs)
+    count = operations if goal == "gates" else and_graph
+    assert len(count(small)[0]) <= len(count(raw)[0])
+    again = circuits.resynthesised(raw, goal, effort=0.0005, seed=seed)
+    assert (small.fanins, small.tables, small.literals) == (again.fanins, again.tables, again.literals)
+
+
+@pytest.mark.parametrize(("goal", "count"), [("gates", 5), ("ands", 7)])
+def test_a_full_adder_is_found(goal, count, without_typechecking):
+    builder = Builder(merge=2)
+    x = [bit for (bit,) in builder.input("x", 3)]
+    sums = []
+    for total in ({1, 3}, {2, 3}):  # as sums of products
+        products = []
+        for a in range(8):
+            if a.bit_count() in total:
+                low, mid, high = (bit ^ (~a >> k & 1) for k, bit in enumerate(x))
+                products.append(builder.gate([low, builder.gate([mid, high], 0b1000)], 0b1000))
+        while len(products) > 1:
+            products.append(builder.gate([products.pop(0), products.pop(0)], 0b1110))
+        sums += [products]
+    builder.output("y", sums)
+    circuit = builder.circuit()
+    found = circuits.resynthesised(circuit, goal, effort=0.01)
+    assert len((operations if goal == "gates" else and_graph)(found)[0]) == count < len(circuit)
+    assert (found(assignments(3)) == circuit(assignments(3))).all()
+
+
+def test_what_a_search_refuses():
+    wide = Circuit((Port("x", 13),), (Y,), (), (), (2,))
+    with pytest.raises(ValueError, match=r"the circuit has 13 inputs; .* at most 12. Call simplify"):
+        circuits.resynthesised(wide)
+    small = Circuit((X,), (Y,), (), (), (2,))
+    with pytest.raises(ValueError, match="goal is 'luts'; expected one of"):
+        circuits.resynthesised(small, "luts")
+    with pytest.raises(ValueError, match="effort is 0; it must be positive"):
+        circuits.resynthesised(small, effort=0)
+    assert circuits.resynthesised(small).literals == (2,)
+
+
 @pytest.mark.parametrize("inverted", [0, 1])
 def test_absorption_may_leave_an_input(inverted):
     """Five inputs are too many to be read through as gates come, but gates that are absorbed may show it."""
@@ -304,6 +352,21 @@ def test_and_nodes_compute_the_same(recipe):
     assert len(set(ands)) == len(ands)
     read = {k >> 1 for pair in ands for k in pair} | {k >> 1 for k in outputs}
     assert set(range(raw.first_gate, raw.first_gate + len(ands))) <= read
+
+
+@settings(max_examples=40)
+@given(recipe=recipes())
+def test_operations_compute_the_same(recipe):
+    raw = raw_circuit(recipe)
+    bits = assignments(raw.n_inputs)
+    nodes, outputs = operations(raw)
+    values = [np.zeros(len(bits), int), *bits.T]
+    for a, b in nodes:
+        x, y = values[a >> 1] ^ a & 1, values[b >> 1] ^ b & 1
+        assert a > b or not (a | b) & 1
+        values.append(x ^ y if a < b else x & y)
+    assert (np.stack([values[k >> 1] ^ k & 1 for k in outputs], 1) == answers(raw, bits)).all()
+    assert len(nodes) <= len(and_graph(raw)[0])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ CONFIGS = {
     "walsh": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="walsh", wiring="learnable"),
     "raw": LogicClassifierConfig(**SIZES, layers=(12,), n_inputs=8, tables="raw"),
     "binary": LogicClassifierConfig(**SIZES, layers=(12, 12), n_inputs=3, tables="binary"),
+    "reduced": LogicClassifierConfig(**SIZES, layers=(12, 30), noise=3, reduce=(3, 2)),
     "bits": LogicClassifierConfig(12, 4, n_thresholds=0, layers=(12, 12), noise=3),
     "binary_bits": LogicClassifierConfig(12, 2, n_thresholds=0, layers=(12,), n_inputs=3, tables="binary"),
 }
@@ -80,7 +81,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 
 
 # ------------------------------------------------------------------------------------- classifiers
-@pytest.mark.fast("gates", "light", "binary")
+@pytest.mark.fast("gates", "light", "binary", "reduced")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_circuit_is_the_classifier(name: str) -> None:
     model, config = configured(name), CONFIGS[name]
@@ -99,7 +100,7 @@ def test_a_circuit_is_the_classifier(name: str) -> None:
             circuit.literals,
         )
         assert again.about == circuit.about
-        assert circuit.about["layers"] == list(config.layers)
+        assert circuit.about["layers"] == [*config.layers, *config.reducing]
 
 
 @pytest.mark.parametrize("name", ["gates", "binary"])

@@ -1,0 +1,300 @@
+"""Small circuits made smaller by a search that knows their answers to all inputs.
+
+A gate may answer what it likes where no output notices. So a gate, or a gate and one that it alone reads, may be made anew from any other nodes
+that do not depend on it, if outputs stay as they are. The search does that at random gates, again and again, where the circuit does not grow, and now and then
+where it grows a little: such changes lead to those that save.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from lutjax.circuits.ands import Graph, and_graph, operations
+from lutjax.circuits.builder import ZERO, Builder
+from lutjax.circuits.circuit import Circuit
+
+MOST_INPUTS = 12
+"""Inputs of the largest circuits that are searched: each node is kept as its answers to all of them."""
+
+GOALS = ("gates", "ands")
+
+_DIVISORS = 96  # nodes of which a gate is made anew, at most
+_WORK = 1e11  # products of an effort of 1
+_SAMPLES = 64  # inputs of either kind on which gates are sought, before those that are found are tried on all
+_OVERHEAD = 300_000  # products in whose time a search begins
+_AT_ONCE = 6  # replacements that one step tries, at most
+_SEARCHES = 30  # of one step, at most
+
+_UPHILL, _RATE = (
+    2,
+    0.2,
+)  # by how much a circuit may grow beyond the smallest, and how often such a change is taken
+_PATIENCE = 500  # steps for each node without a smaller circuit, after which the search ends
+_AND, _XOR = 0b1000, 0b0110
+
+_Gate = tuple[int, int, int]  # two nodes, and the table of both
+
+
+def resynthesised(
+    circuit: Circuit, goal: str = "gates", *, effort: float | int = 1.0, seed: int = 0
+) -> Circuit:
+    """Return a circuit with the same answers to all inputs, of gates of two inputs, that a search has made smaller.
+
+    The search starts from the circuit and changes gates at random where no output changes. It is the same each time for the same arguments. Prove the
+    result by `lutjax.circuits.abc.cec`, or by all inputs.
+
+    Args:
+      circuit: of at most 12 inputs. Parts are lost.
+      goal: ``"gates"`` for few gates of two inputs of any kind, ``"ands"`` for few AND nodes, of which an XOR takes three.
+      effort: how long to search; 1 is at most some 20 seconds of one core, whatever the circuit.
+      seed: of the random choices.
+
+    Returns:
+      The smallest circuit that was found, or the given one where it has no more gates, or AND nodes.
+
+    Raises:
+      ValueError: more inputs, another goal, or an effort that is not positive.
+
+    Example:
+      >>> from lutjax import circuits
+      >>> builder = circuits.Builder(merge=2)
+      >>> (a,), (b,), (c,) = builder.input("x", 3)
+      >>> least, most = builder.gate([builder.gate([a, b], 8), c], 8), builder.gate([builder.gate([a, b], 14), c], 14)
+      >>> builder.output("y", [[builder.gate([least, most ^ 1], 0b1110)]])  # whether all three are equal
+      >>> circuit = builder.circuit()
+      >>> smaller = circuits.resynthesised(circuit, effort=0.01)
+      >>> len(circuit), len(smaller), [smaller([[a, a, c]]).item() for a, c in ((0, 0), (0, 1), (1, 1))]
+      (5, 3, [1, 0, 1])
+    """
+    where = "resynthesised"
+    if circuit.n_inputs > MOST_INPUTS:
+        raise ValueError(
+            f"{where}: the circuit has {circuit.n_inputs} inputs; the search knows its answers to all of them, for at most {MOST_INPUTS}. "
+            "Call simplify, or lutjax.circuits.abc.optimised."
+        )
+    if goal not in GOALS:
+        raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")
+    if not 0 < effort < float("inf"):
+        raise ValueError(f"{where}: effort is {effort}; it must be positive and finite.")
+    found = _Search(_Net.of(circuit), goal, seed).run(effort * _WORK)
+    made = found.changed(xors=goal == "gates").circuit(circuit)
+    return min(
+        (circuit, made), key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0])
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Net:
+    """Operations as `lutjax.circuits.ands.operations` has them, and the literals of outputs."""
+
+    n_inputs: int
+    nodes: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, circuit: Circuit) -> "_Net":
+        nodes, outputs = operations(circuit)
+        return cls(circuit.n_inputs, tuple(nodes), tuple(outputs))
+
+    @property
+    def first(self) -> int:
+        return 1 + self.n_inputs
+
+    def changed(self, gates: Mapping[int, _Gate] = MappingProxyType({}), *, xors: bool = True) -> "_Net":
+        """Return the net with other gates at some nodes, of what outputs depend on; without `xors` of AND nodes alone."""
+        graph, present = Graph(self.n_inputs, xors=xors), set(self.nodes)
+        values = {node: 2 * node for node in range(self.first)}
+        stack = [literal >> 1 for literal in self.outputs]
+        while stack:
+            node = stack[-1]
+            if node in values:
+                stack.pop()
+                continue
+            gate = gates.get(node)
+            if gate is not None:
+                a, b, table = gate
+            else:
+                x, y = self.nodes[node - self.first]
+                a, b, table = x >> 1, y >> 1, 0
+            unmade = [n for n in (a, b) if n not in values]
+            if unmade:
+                stack += unmade
+            elif gate is not None:
+                values[node] = graph.two(values[a], values[b], table)
+            else:
+                a, b = values[a] ^ x & 1, values[b] ^ y & 1
+                if x > y:
+                    values[node] = graph.conjunction(a, b)
+                    continue
+                if not xors:  # from the AND of the two that another node needs, where there is one
+                    for i in range(2):
+                        if (y ^ i, x ^ i) in present:
+                            graph.conjunction(a ^ i, b ^ i)
+                values[node] = graph.difference(a, b)
+        nodes, outputs = graph.compact([values[k >> 1] ^ k & 1 for k in self.outputs])
+        return _Net(self.n_inputs, tuple(nodes), tuple(outputs))
+
+    def circuit(self, ports: Circuit) -> Circuit:
+        """Return the net as a circuit with these ports."""
+        builder = Builder(merge=2)
+        values = [ZERO]
+        for port in ports.inputs:
+            values += itertools.chain(*builder.input(port.name, port.count, port.format))
+        for x, y in self.nodes:
+            read = [values[x >> 1] ^ x & 1, values[y >> 1] ^ y & 1]
+            values.append(builder.gate(read, _XOR if x < y else _AND))
+        literals = iter([values[k >> 1] ^ k & 1 for k in self.outputs])
+        for port in ports.outputs:
+            numbers = [list(itertools.islice(literals, port.format.bits)) for _ in range(port.count)]
+            builder.output(port.name, numbers, port.format)
+        return builder.circuit({k: v for k, v in ports.about.items() if k != "vote_gates"})
+
+
+class _Search:
+    """A walk over nets that give the same answers."""
+
+    def __init__(self, net: _Net, goal: str, seed: int):
+        self.goal = goal
+        self.rng = np.random.default_rng(seed)
+        self.work = 0
+        self._take(net, self._cost(net))
+
+    def _cost(self, net: _Net) -> int:
+        return len((net.changed(xors=False) if self.goal == "ands" else net).nodes)
+
+    def _take(self, net: _Net, cost: int) -> None:
+        """Go on from a net."""
+        self.net, self.cost = net, cost
+        n = net.n_inputs
+        self.rows = np.zeros((net.first + len(net.nodes), 1 << n), bool)
+        self.readers = np.zeros(len(self.rows), int)
+        for i in range(n):
+            self.rows[1 + i] = np.arange(1 << n) >> i & 1
+        for node, (x, y) in enumerate(net.nodes, net.first):
+            self.rows[node] = _answers(x, y, self.rows[x >> 1], self.rows[y >> 1])
+            self.readers[[x >> 1, y >> 1]] += 1
+        for literal in net.outputs:
+            self.readers[literal >> 1] += 1
+
+    def run(self, work: float) -> _Net:
+        """Return the smallest net that is found with so many products."""
+        best, waited = (self.net, self.cost), 0
+        while self.work < work and waited < _PATIENCE * len(self.net.nodes):
+            waited += 1
+            node = self.net.first + int(self.rng.integers(len(self.net.nodes)))
+            for gates in itertools.islice(self._replacements(node), _AT_ONCE):
+                net = self.net.changed(gates)
+                self.work += _OVERHEAD * (2 if self.goal == "gates" else 4)
+                cost = self._cost(net)
+                worse = cost > self.cost
+                if worse and (cost > best[1] + _UPHILL or self.rng.random() > _RATE):
+                    continue
+                if net.nodes != self.net.nodes:
+                    self._take(net, cost)
+                    break
+            if self.cost < best[1]:
+                best, waited = (self.net, self.cost), 0
+        return best[0]
+
+    def _noticed(self, node: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return at which inputs an output depends on the answer of a node, and which nodes depend on it, itself among them."""
+        net, rows = self.net, self.rows
+        other = {node: ~rows[node]}
+        for later in range(node + 1, len(rows)):
+            x, y = net.nodes[later - net.first]
+            if x >> 1 in other or y >> 1 in other:
+                a, b = (other.get(k >> 1, rows[k >> 1]) for k in (x, y))
+                other[later] = _answers(x, y, a, b)
+        noticed = np.zeros(rows.shape[1], bool)
+        for literal in net.outputs:
+            if literal >> 1 in other:
+                noticed |= other[literal >> 1] != rows[literal >> 1]
+        depends = np.zeros(len(rows), bool)
+        depends[list(other)] = True
+        return noticed, depends
+
+    def _replacements(self, node: int) -> Iterator[dict[int, _Gate]]:
+        """Gates that may stand at a node, or at it and one that it alone reads."""
+        net, rows, rng = self.net, self.rows, self.rng
+        noticed, depends = self._noticed(node)
+        on, off = noticed & rows[node], noticed & ~rows[node]
+        own = [k >> 1 for k in net.nodes[node - net.first]]
+        own = [inner for inner in own if inner >= net.first and self.readers[inner] == 1]
+        if rng.random() < 0.3:
+            for gate in self._gates(self._chosen(~depends), on, off):
+                yield {node: gate}
+            return
+        inner = len(rows)  # a new gate
+        if own and rng.random() < 0.9:
+            inner = own[rng.integers(len(own))]
+            depends[inner] = True
+        nodes = self._chosen(~depends)
+        searches = 0
+        for other in rng.permutation(nodes[1:]).tolist():
+            row = rows[other]
+            for joined, wrong, on_left, off_left in (
+                (0b1000, on & ~row, on, off & row),
+                (0b0010, on & row, on, off & ~row),
+                (0b1110, off & row, on & ~row, off),
+                (0b1011, off & ~row, on & row, off),
+                (_XOR, None, (on & ~row) | (off & row), (off & ~row) | (on & row)),
+            ):
+                if wrong is not None and wrong.any():
+                    continue
+                searches += 1
+                for gate in itertools.islice(self._gates(nodes, on_left, off_left), 2):
+                    yield {inner: gate, node: (inner, other, joined)}
+            if searches > _SEARCHES:
+                return
+
+    def _chosen(self, free: np.ndarray) -> np.ndarray:
+        """Return the constant and some of the nodes, in order."""
+        nodes = np.flatnonzero(free)
+        if len(nodes) > _DIVISORS:
+            nodes = np.sort(self.rng.permutation(nodes[1:])[:_DIVISORS])
+            nodes = np.concatenate([[0], nodes])
+        return nodes
+
+    def _gates(self, nodes: np.ndarray, on: np.ndarray, off: np.ndarray) -> Iterator[_Gate]:
+        """Gates of two nodes that answer 1 at all inputs `on` and 0 at all `off`, those of a single node first, else in random order."""
+        rng = self.rng
+        some = [self.rows[nodes[:, None], self._some(where)].astype(np.float32) for where in (on, off)]
+        self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
+        # Pairs none of whose answers are for inputs of both kinds, by how many inputs of either kind have each pair of answers.
+        mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
+        first, second = np.nonzero(np.triu(~np.logical_or.reduce(mixed)))
+        order = rng.permutation(len(first))
+        order = order[np.argsort(first[order] > 0, kind="stable")]
+        for i, j in zip(nodes[first[order]].tolist(), nodes[second[order]].tolist(), strict=True):
+            a, b = self.rows[i], self.rows[j]
+            table = 0
+            for address, here in enumerate((~(a | b), a & ~b, b & ~a, a & b)):
+                one, zero = (on & here).any(), (off & here).any()
+                if one and zero:
+                    break
+                table |= int(one or (not zero and rng.random() < 0.5)) << address
+            else:
+                yield i, j, table
+
+    def _some(self, where: np.ndarray) -> np.ndarray:
+        """Return the ids of some of the inputs that are marked."""
+        ids: np.ndarray = np.flatnonzero(where)
+        return ids if len(ids) <= _SAMPLES else self.rng.choice(ids, _SAMPLES, replace=False)
+
+
+def _answers(x: int, y: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the answers of the operation on two literals, of nodes with answers a and b."""
+    a, b = a ^ bool(x & 1), b ^ bool(y & 1)
+    found: np.ndarray = a ^ b if x < y else a & b
+    return found
+
+
+def _quarters(bits: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return for each pair of rows at how many inputs they are 00, 10, 01 and 11."""
+    both = bits @ bits.T
+    each = both.diagonal()
+    only = each[:, None] - both
+    return bits.shape[1] - each[:, None] - only.T, only, only.T, both
