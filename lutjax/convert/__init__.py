@@ -10,12 +10,14 @@ from lutjax._extras import attribute
 if TYPE_CHECKING:
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
     from lutjax.convert._tensors import read
+    from lutjax.convert._trees import Image
     from lutjax.convert.errors import ConversionError
 
-__all__ = ["ConversionError", "difflogic", "read", "torch_dwn", "torchlogix"]
+__all__ = ["ConversionError", "Image", "difflogic", "read", "torch_dwn", "torchlogix"]
 
 _MODULES = {
     "ConversionError": "errors",
+    "Image": "_trees",
     "difflogic": "_packages",
     "read": "_tensors",
     "torch_dwn": "_packages",

@@ -23,7 +23,7 @@ from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_arguments
-from lutjax.models._encoder import encoder_of
+from lutjax.models._encoder import check_threshold_gradient, encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import PackedClassifier
@@ -54,7 +54,9 @@ class LogicClassifierConfig(Config):
       candidates: for each input of a gate where wiring is top-k or learnable.
       image_shape: height, width and perhaps channels of a sample, for windows.
       window: height and width of windows.
-      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
+      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+        `lutjax.layers.nnx.Thermometer`.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
       tau: the votes for a class are divided by it.
 
@@ -85,6 +87,7 @@ class LogicClassifierConfig(Config):
     estimator: str = one_of(LogicGatesSpec.estimators, "soft")
     tau: float | int = 4.0
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    threshold_gradient: str = dataclasses.field(default="straight_through", metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +112,7 @@ class LogicClassifierConfig(Config):
             )
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        check_threshold_gradient(where, self.threshold_gradient)
         if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are for the first layer, and each layer has one "
@@ -223,7 +227,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         x = of_shape("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
         if self.encoder is not None:
-            y = self.encoder(y)
+            y = self.encoder(y, deterministic=deterministic)
         y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         return jnp.moveaxis(self.votes(y), 0, -1)
 

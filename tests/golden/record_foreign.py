@@ -2,7 +2,7 @@
 
     python tests/golden/record_foreign.py --difflogic CHECKOUT --dwn CHECKOUT
 
-writes ``foreign_*.npz`` beside this file. It needs PyTorch and torchlogix, and the published code of the two packages that no registry has for CPUs. Of torch-dwn, whose
+writes ``foreign_*.npz`` beside this file. It needs PyTorch, torchlogix and scikit-learn, and the published code of the two packages that no registry has for CPUs. Of torch-dwn, whose
 kernels are for CUDA, the forward pass of the layer is written here, as its kernel defines it. lutjax is not imported.
 """
 
@@ -79,6 +79,94 @@ def torchlogix(torch: Any) -> None:
     record("torchlogix_learned_wires", network(*chosen), bits, n_inputs=18, **common)
 
 
+def torchlogix_images(torch: Any) -> None:
+    """Thermometers that are sampled otherwise, and convolutions over images of digits."""
+    torch.manual_seed(1)
+    layers = importlib.import_module("torchlogix.layers")
+    digits = importlib.import_module("sklearn.datasets").load_digits().images[:40]
+    images = torch.from_numpy(digits.astype(np.float32) / 16)[:, None]
+    rows = images[:, 0, 2:5, 3:5].reshape(40, 6)
+    thresholds = torch.tensor([[0.1, 0.3, 0.7]]).repeat(6, 1)
+    common = {"n_classes": 5, "tau": 3.0}
+
+    def drawn(layer: Any, std: float = 2.0) -> Any:
+        for name, parameter in layer.named_parameters():
+            if "weight" in name:
+                torch.nn.init.normal_(parameter, std=std)
+        return layer
+
+    def network(*parts: Any) -> Any:
+        return torch.nn.Sequential(*parts, layers.GroupSum(5, tau=3.0))
+
+    def dense(n_in: int, n_out: int, **options: Any) -> Any:
+        return drawn(layers.LogicDense(n_in, n_out, **options))
+
+    def conv(size: int, channels: int, kernels: int, depth: int, field: int, **options: Any) -> Any:
+        sizes = {"num_kernels": kernels, "tree_depth": depth, "receptive_field_size": field}
+        return drawn(layers.LogicConv2d(size, channels, **sizes, **options))
+
+    for name, first in (
+        ("soft", layers.SoftBinarization(thresholds, temperature=0.3)),
+        ("hard", layers.LearnableBinarization(thresholds, forward_sampling="hard", temperature_sampling=0.3)),
+    ):
+        given = {**common, "binarization": name, "binarization_temperature": 0.3}
+        record(f"torchlogix_thermometer_{name}", network(first, dense(18, 20)), rows, **given)
+
+    def record_images(name: str, model: Any, x: Any, **arguments: Any) -> None:
+        """Channels come last in the file."""
+        record(
+            name,
+            model,
+            x.permute(0, 2, 3, 1).contiguous(),
+            lambda x: model(x.permute(0, 3, 1, 2)),
+            **arguments,
+        )
+
+    flat, pool = torch.nn.Flatten(), layers.OrPooling2d
+    shape = np.asarray([8, 8, 1])
+    few = torch.tensor([[0.2, 0.6]])
+    model = network(
+        layers.FixedBinarization(few, feature_dim=1),
+        conv(8, 2, 6, 3, 3, padding=1),
+        pool(2, 2),  # 6 x 4 x 4
+        conv(4, 6, 8, 2, 3, connections_kwargs={"channel_group_size": 2}),
+        pool(2, 2, padding=1),  # 8 x 2 x 2
+        flat,
+        dense(32, 30),
+        dense(30, 20),
+    )
+    given = {"padding": np.asarray([1, 0]), "pool": 2, "pool_padding": np.asarray([0, 1])}
+    record_images("torchlogix_conv", model, images, **common, shape=shape, **given)
+    model = network(
+        layers.LearnableBinarization(few, feature_dim=1, forward_sampling="soft"),
+        conv(8, 2, 6, 2, 4, padding=1, stride=3),  # 6 x 3 x 3
+        flat,
+        dense(54, 40),
+    )
+    torch.nn.init.normal_(model[0].raw_diffs, mean=0.3, std=0.1)
+    record_images("torchlogix_conv_strides", model, images, **common, shape=shape, padding=1)
+    bits = (torch.rand(40, 3, 5, 5) > 0.5).float()
+    for name, rank in (("light", 4), ("warp", 2)):
+        options = {"lut_rank": rank, "parametrization": name, "parametrization_kwargs": {"temperature": 0.7}}
+        model = network(
+            conv(5, 3, 6, 2, 2, **options),
+            pool(2, 2),  # 6 x 2 x 2
+            conv(2, 6, 12, 1, 2, padding=1, **options),
+            pool(3, 3),  # 12
+            flat,
+            dense(12, 15, **options),
+        )
+        given = {**common, "parametrisation": name, "temperature": 0.7, "padding": np.asarray([0, 1])}
+        record_images(
+            f"torchlogix_conv_{name}",
+            model,
+            bits,
+            **given,
+            shape=np.asarray([5, 5, 3]),
+            pool=np.asarray([2, 3]),
+        )
+
+
 def difflogic(torch: Any, folder: Path) -> None:
     package("difflogic", folder / "difflogic")
     sys.modules["difflogic_cuda"] = types.ModuleType("difflogic_cuda")
@@ -122,14 +210,17 @@ def torch_dwn(torch: Any, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--difflogic", type=Path, required=True)
-    parser.add_argument("--dwn", type=Path, required=True)
+    parser.add_argument("--difflogic", type=Path)
+    parser.add_argument("--dwn", type=Path)
     given = parser.parse_args()
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     torchlogix(torch)
-    difflogic(torch, given.difflogic)
-    torch_dwn(torch, given.dwn)
+    if given.difflogic:
+        difflogic(torch, given.difflogic)
+    if given.dwn:
+        torch_dwn(torch, given.dwn)
+    torchlogix_images(torch)
 
 
 if __name__ == "__main__":
