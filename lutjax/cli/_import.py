@@ -5,8 +5,23 @@ from typing import Any
 
 import click
 
-from lutjax.cli._flags import Finite, IntegerOrIntegers, Integers
+from lutjax.cli._flags import Finite, IntegerOrIntegers, Integers, flag_of
 from lutjax.models._fields import MOST, MOST_INT
+
+_CLASSIFIERS = ("torchlogix", "difflogic", "torch-dwn")
+_SIZES = ("padding", "pool", "pool_padding")
+_IS_FOR = {
+    **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
+    **dict.fromkeys(
+        (
+            *("parametrisation", "temperature", "binarization", "binarization_temperature", "image"),
+            *_SIZES,
+        ),
+        ("torchlogix",),
+    ),
+    **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
+}
+"""Packages that options are for."""
 
 
 @click.command("import")
@@ -15,19 +30,16 @@ from lutjax.models._fields import MOST, MOST_INT
 @click.option(
     "--from",
     "package",
-    type=click.Choice(["torchlogix", "difflogic", "torch-dwn"]),
+    type=click.Choice([*_CLASSIFIERS, "spiky"]),
     required=True,
     help="Package that the network was trained with.",
 )
 @click.option(
     "--classes",
     type=click.IntRange(2, MOST_INT),
-    required=True,
-    help="Classes: the first argument of its GroupSum.",
+    help="Classes of a classifier: the first argument of its GroupSum.",
 )
-@click.option(
-    "--tau", type=Finite(0, MOST), default=1.0, show_default=True, help="The second argument of its GroupSum."
-)
+@click.option("--tau", type=Finite(0, MOST), help="The second argument of its GroupSum. Default: 1.")
 @click.option(
     "--bits",
     type=click.IntRange(1, MOST_INT),
@@ -53,22 +65,16 @@ from lutjax.models._fields import MOST, MOST_INT
 )
 @click.option("--pool", type=IntegerOrIntegers(), help="Size of the or after convolutions. Default: 1, none.")
 @click.option("--pool-padding", type=IntegerOrIntegers(), help="Its padding. Default: 0.")
-def import_(
-    file: Path,
-    folder: Path,
-    package: str,
-    classes: int,
-    tau: float,
-    bits: int | None,
-    parametrisation: str | None,
-    temperature: float | None,
-    binarization: str | None,
-    binarization_temperature: float | None,
-    image: tuple[int, ...] | None,
-    padding: int | tuple[int, ...] | None,
-    pool: int | tuple[int, ...] | None,
-    pool_padding: int | tuple[int, ...] | None,
-) -> None:
+@click.option(
+    "--context", type=click.IntRange(2, MOST_INT), help="context_size of a language model of spiky."
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["concatenated", "pair", "pair_interleaved"]),
+    help="Its attention. Default: what the sizes of its tables say, of the first two.",
+)
+@click.option("--shared-positions", is_flag=True, default=None, help="It has unified_pe.")
+def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert the network in FILE, which another package trained, to a bundle in DIR.
 
     FILE is a .safetensors file of a state dict, or a .pt or .pth file of one, which PyTorch's loader of weights alone reads. lutjax.load reads DIR, and so do `export` with --format jax and whoever has
@@ -77,33 +83,31 @@ def import_(
     import lutjax
     from lutjax.convert._packages import PACKAGES
 
-    options = _given(
-        parametrisation=parametrisation,
-        temperature=temperature,
-        binarization=binarization,
-        binarization_temperature=binarization_temperature,
-    )
-    sizes = _given(padding=padding, pool=pool, pool_padding=pool_padding)
-    if package != "torchlogix" and (others := {**options, **sizes, **_given(image=image)}):
-        raise click.UsageError(f"--{min(others).replace('_', '-')} is for --from torchlogix; leave it out.")
-    if sizes and image is None:
-        raise click.UsageError(f"--{min(sizes).replace('_', '-')} is for images; give their size: --image.")
-    if image is not None:
-        options["image"] = lutjax.convert.Image(image, **sizes)  # type: ignore[arg-type]
-    tensors = lutjax.convert.read(file)
-    model = PACKAGES[package](tensors, n_classes=classes, tau=tau, n_inputs=bits, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if package not in _IS_FOR[name]:
+            raise click.UsageError(f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out.")
+    needed = "context" if package == "spiky" else "classes"
+    if needed not in given:
+        raise click.UsageError(f"Missing option '{flag_of(needed)}', which --from {package} needs.")
+    sizes = {name: given.pop(name) for name in _SIZES if name in given}
+    if "image" in given:
+        given["image"] = lutjax.convert.Image(given["image"], **sizes)
+    elif sizes:
+        raise click.UsageError(f"{flag_of(min(sizes))} is for images; give their size: --image.")
+    names = {"classes": "n_classes", "bits": "n_inputs"}
+    given = {names.get(name, name): value for name, value in given.items()}
+    model = PACKAGES[package](lutjax.convert.read(file), **given)
     lutjax.save(model, folder)
     click.echo(f"{_described(model)} are written to {folder}: lutjax.load reads it.")
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _described(model: Any) -> str:
-    from lutjax.models import LogicTreeNet
+    from lutjax.models import LogicTreeNet, LUTTransformer
 
     config = model.config
+    if isinstance(model, LUTTransformer):
+        return f"{config.n_layers} layers of tables over {config.features} numbers, for {config.vocab_size} tokens,"
     layers = " + ".join(map(str, config.layers))
     if isinstance(model, LogicTreeNet):
         trees = " + ".join(map(str, config.kernels))

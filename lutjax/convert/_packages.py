@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lutjax.convert._networks import Layer, array, check_some, classifier, modules
+from lutjax.convert._spiky import spiky
 from lutjax.convert._torchlogix import torchlogix
 from lutjax.convert.errors import ConversionError
 from lutjax.models import LogicClassifier
@@ -65,7 +66,7 @@ def torch_dwn(
 
     Args:
       tensors: by name: ``luts`` and ``mapping``, or ``mapping.weights``, of each layer; and, because its thermometers are no modules,
-        ``thresholds`` ``[features, thresholds]``, if it has some and you saved them.
+        ``thresholds``, ``[features, thresholds]`` or, of all features, ``[thresholds]``, if it has some and you saved them; and ``randperm`` of its ``GroupSum``.
       n_classes, tau: arguments of its ``GroupSum``.
       n_inputs: bits of a sample where there are no thresholds; by default as many as the first layer reads.
 
@@ -81,11 +82,18 @@ def torch_dwn(
       >>> model(np.array([[1, 1, 0]], np.float32), deterministic=True)
       Array([[1., 1.]], dtype=float32)
     """
-    layers, thresholds = [], None
-    endings = ("luts", "mapping", "mapping.weights", "_LUTLayer__dummy_mapping", "thresholds")
+    layers, thresholds, order = [], None, None
+    endings = ("luts", "mapping", "mapping.weights", "_LUTLayer__dummy_mapping", "thresholds", "randperm")
     for name, parts in modules(tensors, endings):
         if "thresholds" in parts:
-            thresholds = array(name, parts, "thresholds", 2).astype(np.float32)
+            thresholds = np.atleast_2d(np.asarray(parts["thresholds"], np.float32))
+            if thresholds.ndim != 2 or not thresholds.size:
+                raise ConversionError(
+                    f"{name}.thresholds has shape {list(thresholds.shape)}; expected [features, thresholds]."
+                )
+        if "randperm" in parts:
+            order = array(name, parts, "randperm", 1)
+        if {"thresholds", "randperm"} & set(parts):
             continue
         luts = array(name, parts, "luts", 2)
         arity = luts.shape[1].bit_length() - 1
@@ -99,14 +107,29 @@ def torch_dwn(
             )
         layers.append(Layer(name, luts, wires))
     check_some(layers, {"binary"})
+    if order is not None:
+        layers[-1] = _in_order(layers[-1], order)
+    if thresholds is not None and len(thresholds) == 1:
+        n_bits = n_inputs or int(layers[0].wires.max()) + 1
+        thresholds = np.tile(thresholds, (-(-n_bits // thresholds.size), 1))
     return classifier(
         layers, kind="binary", n_classes=n_classes, tau=tau, thresholds=thresholds, n_inputs=n_inputs
     )
+
+
+def _in_order(layer: Layer, order: np.ndarray) -> Layer:
+    """Return a layer whose tables are in the order in which groups of them are summed."""
+    if not np.array_equal(np.sort(order), np.arange(len(layer.table))):
+        raise ConversionError(
+            f"randperm has {len(order)} ids from {order.min()} to {order.max()}; expected each of the {len(layer.table)} tables of {layer.name} once."
+        )
+    return Layer(layer.name, layer.table[order], layer.wires[order])
 
 
 PACKAGES: Mapping[str, Callable[..., Any]] = {
     "torchlogix": torchlogix,
     "difflogic": difflogic,
     "torch-dwn": torch_dwn,
+    "spiky": spiky,
 }
 """Functions by the names of packages."""

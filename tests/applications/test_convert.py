@@ -28,7 +28,7 @@ CASES = {
     path.stem.removeprefix("foreign_"): path
     for path in sorted((ROOT / "tests" / "golden").glob("foreign_*.npz"))
 }
-NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", "dwn", "dwn_learned_wires"}
+NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES if name.startswith("dwn"))}
 """Of these, soft outputs are others."""
 IMAGE = ("shape", "padding", "pool", "pool_padding")
 
@@ -61,7 +61,7 @@ def test_there_are_cases() -> None:
     assert set(CASES) > NOT_SOFT
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if package(name) != "spiky"])
 def test_outputs(name: str, tmp_path: Path) -> None:
     model, found = converted(name)
     np.testing.assert_allclose(model(found["x"], deterministic=True), found["hard"], rtol=0, atol=1e-6)
@@ -71,6 +71,88 @@ def test_outputs(name: str, tmp_path: Path) -> None:
     lutjax.save(model, tmp_path)
     loaded = lutjax.load(tmp_path)
     np.testing.assert_array_equal(loaded(found["x"]), model(found["x"], deterministic=True))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if package(name) == "spiky"])
+def test_outputs_of_language_models(name: str, tmp_path: Path) -> None:
+    model, found = converted(name)
+    np.testing.assert_allclose(model(found["x"], deterministic=True), found["hard"], rtol=0, atol=1e-5)
+    lutjax.save(model, tmp_path)
+    np.testing.assert_array_equal(lutjax.load(tmp_path)(found["x"]), model(found["x"], deterministic=True))
+    np.testing.assert_allclose(model(found["x"], deterministic=False), found["soft"], rtol=0, atol=1e-5)
+
+
+def test_a_language_model_is_trained_here() -> None:
+    model, found = converted("spiky")
+    tokens, optimizer = found["x"], nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+
+    def loss(model: Any) -> jax.Array:
+        logits = model(tokens[:, :-1], deterministic=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    step = nnx.jit(nnx.value_and_grad(loss))
+    losses = []
+    for _ in range(20):
+        value, gradients = step(model)
+        with jax.numpy_dtype_promotion("standard"):  # of optax
+            optimizer.update(model, gradients)
+        losses.append(float(value))
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "context"),
+    [
+        ("spiky", "unembedder", None),
+        ("spiky", "layers.0.attention_lut", 8),
+        ("spiky_pair", "layers.1.attention_lut", 8),
+    ],
+)
+def test_layers_of_spiky(name: str, layer: str, context: int | None) -> None:
+    model, _ = converted(name)
+    tensors, _, _ = case(name)
+    n_out = 128 if layer == "unembedder" else 12
+    one = convert.spiky_layer(tensors, layer, in_features=12, out_features=n_out, context=context)
+    there = model.unembed if layer == "unembedder" else model.layers[int(layer.split(".")[1])].attention.layer
+    x = np.random.default_rng(0).normal(size=(2, 8, 12)).astype(np.float32)
+    np.testing.assert_array_equal(one(x), there(x))
+
+
+def test_what_is_no_language_model() -> None:
+    tensors, given, _ = case("spiky")
+
+    def without(*endings: str) -> dict[str, Any]:
+        return {name: array for name, array in tensors.items() if not name.endswith(endings)}
+
+    first = "layers.0.attention_lut"
+    for changed, options, message in (
+        (
+            without("_anchors"),
+            {},
+            f"{first} has no _detector_anchors: a state dict of spiky has no anchors. Save them",
+        ),
+        (without("embedder.weight"), {}, "token_embedder has no weight"),
+        (without("attention_lut._weights"), {}, f"{first} has no _weights"),
+        ({}, {}, "token_embedder has no weight"),
+        (tensors, {"context": 9}, f"{first} has 84 numbers for positions; expected [8, 6, 2]"),
+        (tensors, {"context": 1}, "context is 1; it must be at least 2"),
+        (tensors, {"shared_positions": True}, f"{first} has 84 numbers for positions; expected [7, 1, 2]"),
+        (tensors, {"attention": "pair"}, "expected [6, 2, 2] and [6, 4, 12]"),
+        (tensors, {"attention": "all"}, "attention is 'all'; expected one of concatenated, pair"),
+        ({**tensors, "head._weights": np.zeros(3)}, {}, "the file has the tensors of head"),
+        (
+            {**tensors, "unembedder._weights": np.zeros(3)},
+            {},
+            "unembedder has anchors [3, 4, 2] and 3 weights",
+        ),
+        (
+            {**tensors, f"{first}._detector_anchors": tensors[f"{first}._detector_anchors"] + 12},
+            {},
+            "its inputs are 0 to 11",
+        ),
+    ):
+        with pytest.raises(ConversionError, match=re.escape(message)):
+            convert.spiky(changed, **{**given, **options})
 
 
 @pytest.mark.parametrize("name", ["torchlogix_raw", "dwn", "torchlogix_conv_strides"])
@@ -137,6 +219,13 @@ def test_files_of_tensors(tmp_path: Path) -> None:
         *words,
     )
     assert refused.exit_code == 2
+    refused = command("import", "--from", "spiky", tmp_path / "m.safetensors", tmp_path / "o", *words)
+    assert "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out" in refused.output
+    refused = command("import", "--from", "spiky", tmp_path / "m.safetensors", tmp_path / "o")
+    assert "Missing option '--context', which --from spiky needs" in refused.output
+    save_file(case("spiky")[0], tmp_path / "s.safetensors")
+    said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
+    assert "2 layers of tables over 12 numbers, for 128 tokens, are written to" in said
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
         with pytest.raises(ConversionError, match=message):

@@ -206,12 +206,61 @@ def torch_dwn(torch: Any, folder: Path) -> None:
         bits = thermometer.binarize(x).flatten(1)
         name = "dwn" if mapping == "random" else "dwn_learned_wires"
         record(name, model, x, lambda x, model=model, bits=bits: model(bits), n_classes=5, tau=3.0)
+    one = importlib.import_module("torch_dwn.binarization").Thermometer(3, feature_wise=False).fit(x)
+    votes = groups(5, 3.0, randperm=20)
+    model = torch.nn.Sequential(module.LUTLayer(18, 20, n=6, mapping="arange"), votes)
+    model.register_buffer("thresholds", one.thresholds)
+    model.register_buffer("randperm", votes.randperm)
+    bits = one.binarize(x).flatten(1)
+    record("dwn_one_thermometer", model, x, lambda x: model(bits), n_classes=5, tau=3.0, n_inputs=18)
+
+
+def spiky(torch: Any, folder: Path) -> None:
+    """Language models over a text; the extension ``spiky_cuda`` is built for CPUs by the folder of that name."""
+    sys.path.insert(0, str(folder / "src"))
+    transformer = importlib.import_module("spiky.lut.LUTTransformer").LUTTransformer
+    text = torch.tensor(
+        list(b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer")
+    )
+    x = text[:80].reshape(10, 8)
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        "_shared_positions": {"unified_pe": True, "use_batch_norm": True},
+        "_pair": {"concatenation_product": False, "no_ffn": True},
+        "_pair_interleaved": {
+            "concatenation_product": False,
+            "sliced_product_mode": True,
+            "positional_dim": 12,
+        },
+    }
+    for name, options in kinds.items():
+        sizes = {"positional_dim": 2, "num_layers": 2, "num_heads": 2, "n_detectors": 3, **options}
+        model = transformer(
+            128, 12, 8, n_anchors_per_detector=4, n_anchors_per_detector_attention=2, seed=1, **sizes
+        )
+        saved = dict(model.state_dict())
+        for layer_name, layer in model.named_modules():
+            if hasattr(layer, "_export_anchors"):
+                torch.nn.init.normal_(layer._weights, std=0.2)
+                saved[f"{layer_name}._detector_anchors"] = layer._export_anchors()
+        outputs = {}
+        for what, training in (("soft", True), ("hard", False)):  # batch normalisation moves in training
+            model.train(training)
+            outputs[what] = model(x).detach().numpy()
+        given: dict[str, Any] = {"context": 8, "shared_positions": options.get("unified_pe", False)}
+        given |= {"attention": "pair_interleaved"} if "sliced_product_mode" in options else {}
+        tensors = {f"t/{key}": value.detach().numpy() for key, value in saved.items()}
+        arguments = {f"a/{key}": np.asarray(value) for key, value in given.items()}
+        file = HERE / f"foreign_spiky{name}.npz"
+        np.savez_compressed(file, x=x.numpy().astype(np.int32), **outputs, **tensors, **arguments)
+        print("spiky", name, outputs["hard"].shape)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--difflogic", type=Path)
     parser.add_argument("--dwn", type=Path)
+    parser.add_argument("--spiky", type=Path)
     given = parser.parse_args()
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
@@ -221,6 +270,8 @@ def main() -> None:
     if given.dwn:
         torch_dwn(torch, given.dwn)
     torchlogix_images(torch)
+    if given.spiky:
+        spiky(torch, given.spiky)
 
 
 if __name__ == "__main__":
