@@ -1,16 +1,17 @@
-"""Measure a training step and inference of one network in torchlogix and, converted, in lutjax, on the CPUs of this machine.
+"""Measure a training step and inference of one network in another package and, converted, in lutjax, on the CPUs of this machine.
 
-    python benchmarks/foreign.py torchlogix model.safetensors    # with PyTorch and torchlogix; writes the network
-    python benchmarks/foreign.py lutjax model.safetensors        # with lutjax
+    python benchmarks/foreign.py there gates model.safetensors    # with PyTorch and the package; writes the network
+    python benchmarks/foreign.py here gates model.safetensors     # with lutjax
 
-The network is 3 x 2000 gates over 192 bits, 10 classes; batches have 100 samples, and inference takes 10 000. Each figure is CPU
-time of the process, the median of `REPEATS`; PyTorch has one thread, as its threads wait for each other by computing.
+Networks are ``gates``: 3 x 2000 gates over 192 bits, 10 classes, of torchlogix; ``trees``: the convolutional network for MNIST of torchlogix, of the size S; ``language``: a language
+model of tables, of spiky (``PYTHONPATH`` has its ``src`` and its extension, built for CPUs). Each figure is CPU time of the process, the smallest of `REPEATS`; PyTorch has one thread, as its
+threads wait for each other by computing.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import itertools
-import statistics
 import sys
 import time
 import types
@@ -21,58 +22,148 @@ from typing import Any
 import numpy as np
 
 SIZES, CLASSES, TAU = (192, 2000, 2000, 2000), 10, 4.0
-BATCH, SAMPLES, REPEATS = 100, 10_000, 10
+IMAGE, TREES = (28, 28, 1), {"pool": 2, "pool_padding": (0, 1, 1)}
+VOCABULARY, FEATURES, CONTEXT = 256, 32, 32
+REPEATS = 10
 
 
-def median(call: Callable[[], object]) -> float:
-    """Return the seconds of CPUs that a call takes, after a few that warm up."""
-    for _ in range(3):
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network that is measured: samples of a training step and of inference, its model there, and how it is converted.
+
+    Attributes:
+      there: of PyTorch, the model and the tensors that are saved of it.
+      here: of the tensors, the model.
+    """
+
+    batch: int
+    samples: int
+    there: Callable[[Any], tuple[Any, dict[str, Any]]]
+    here: Callable[[Any], Any]
+
+    def data(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs, bits or tokens, and labels."""
+        rng = np.random.default_rng(0)
+        if name == "language":
+            tokens = rng.integers(0, VOCABULARY, (self.samples, CONTEXT + 1))
+            return tokens[:, :-1], tokens[:, 1:]
+        shape = SIZES[:1] if name == "gates" else IMAGE
+        x = rng.integers(0, 2, (self.samples, *shape)).astype(np.float32)
+        return x, rng.integers(0, CLASSES, self.samples)
+
+
+def least(call: Callable[[], object]) -> float:
+    """Return the fewest seconds of CPUs that a call takes, after a few that warm up."""
+    for _ in range(2):
         call()
     times = []
     for _ in range(REPEATS):
         start = time.process_time()
         call()
         times.append(time.process_time() - start)
-    return statistics.median(times)
+    return min(times)
 
 
-def data() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 2, (SAMPLES, SIZES[0])).astype(np.float32), rng.integers(0, CLASSES, SAMPLES)
-
-
-def of_torchlogix(path: Path) -> tuple[float, float]:
-    torch: Any = importlib.import_module("torch")
+def layers_of_torchlogix() -> Any:
     spec = importlib.util.find_spec("torchlogix")
     assert spec is not None
     assert spec.submodule_search_locations is not None
     package = types.ModuleType("torchlogix")  # of which other parts need a later Python
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["torchlogix"] = package
-    layers = importlib.import_module("torchlogix.layers")
+    return importlib.import_module("torchlogix.layers")
+
+
+def gates(torch: Any) -> tuple[Any, dict[str, Any]]:
+    layers = layers_of_torchlogix()
+    made = [layers.LogicDense(a, b) for a, b in itertools.pairwise(SIZES)]
+    model = torch.nn.Sequential(*made, layers.GroupSum(CLASSES, tau=TAU))
+    return model, model.state_dict()
+
+
+def trees(torch: Any) -> tuple[Any, dict[str, Any]]:
+    layers = layers_of_torchlogix()
+    made, size, channels = [], IMAGE[0], 1
+    for kernels, field, padding in ((16, 5, 0), (48, 3, 1), (144, 3, 1)):
+        made.append(
+            layers.LogicConv2d(size, channels, num_kernels=kernels, tree_depth=3, receptive_field_size=field)
+        )
+        made.append(layers.OrPooling2d(2, 2, padding=padding))
+        size, channels = (size - field + 1 + 2 * padding) // 2, kernels
+    sizes = (size**2 * channels, 20480, 10240, 5120)
+    made += [torch.nn.Flatten(), *(layers.LogicDense(a, b) for a, b in itertools.pairwise(sizes))]
+    model = torch.nn.Sequential(*made, layers.GroupSum(CLASSES, tau=TAU))
+    return model, model.state_dict()
+
+
+def language(torch: Any) -> tuple[Any, dict[str, Any]]:
+    transformer = importlib.import_module("spiky.lut.LUTTransformer").LUTTransformer
+    sizes = {"positional_dim": 4, "num_layers": 2, "num_heads": 4, "n_detectors": 16}
+    anchors = {"n_anchors_per_detector": 8, "n_anchors_per_detector_attention": 4}
+    model = transformer(VOCABULARY, FEATURES, CONTEXT, **sizes, **anchors)
+    of_layers = {
+        f"{name}._detector_anchors": layer._export_anchors()
+        for name, layer in model.named_modules()
+        if hasattr(layer, "_export_anchors")
+    }
+    return model, {**model.state_dict(), **of_layers}
+
+
+def classifier(tensors: Any) -> Any:
+    from lutjax import convert
+
+    return convert.torchlogix(tensors, n_classes=CLASSES, tau=TAU)
+
+
+def tree_net(tensors: Any) -> Any:
+    from lutjax import convert
+
+    return convert.torchlogix(tensors, n_classes=CLASSES, tau=TAU, image=convert.Image(IMAGE, **TREES))
+
+
+def language_model(tensors: Any) -> Any:
+    from lutjax import convert
+
+    return convert.spiky(tensors, context=CONTEXT)
+
+
+NETWORKS = {
+    "gates": Network(100, 10_000, gates, classifier),
+    "trees": Network(100, 1000, trees, tree_net),
+    "language": Network(16, 64, language, language_model),
+}
+
+
+def there(name: str, path: Path) -> tuple[float, float]:
+    torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    gates = [layers.LogicDense(a, b) for a, b in itertools.pairwise(SIZES)]
-    model = torch.nn.Sequential(*gates, layers.GroupSum(CLASSES, tau=TAU))
-    importlib.import_module("safetensors.torch").save_file(model.state_dict(), path)
+    network = NETWORKS[name]
+    model, tensors = network.there(torch)
+    importlib.import_module("safetensors.torch").save_file(
+        {key: tensor.contiguous() for key, tensor in tensors.items()}, path
+    )
     optimizer, loss_of = torch.optim.Adam(model.parameters(), lr=0.01), torch.nn.CrossEntropyLoss()
-    x, y = (torch.from_numpy(a) for a in data())
+    x, y = (torch.from_numpy(a) for a in network.data(name))
+    x = x.permute(0, 3, 1, 2).contiguous() if name == "trees" else x
 
     def step() -> None:
         model.train()
         optimizer.zero_grad()
-        loss_of(model(x[:BATCH]), y[:BATCH]).backward()
+        logits = model(x[: network.batch])
+        loss_of(logits.flatten(0, -2), y[: network.batch].flatten()).backward()
         optimizer.step()
 
     def infer() -> None:
         model.eval()
         with torch.no_grad():
-            model(x).argmax(-1)
+            for part in x.split(network.samples if name == "gates" else network.batch):
+                model(part).argmax(-1)
 
-    return median(step), median(infer)
+    return least(step), least(infer)
 
 
-def of_lutjax(path: Path) -> tuple[float, float]:
+def here(name: str, path: Path) -> tuple[float, float]:
     import jax
     import jax.numpy as jnp
     import optax
@@ -80,16 +171,17 @@ def of_lutjax(path: Path) -> tuple[float, float]:
 
     from lutjax import convert
 
-    model = convert.torchlogix(convert.read(path), n_classes=CLASSES, tau=TAU)
-    x, y = (jnp.asarray(a) for a in data())
+    network = NETWORKS[name]
+    model = network.here(convert.read(path))
+    x, y = (jnp.asarray(a, jnp.float32 if a.dtype == np.float32 else jnp.int32) for a in network.data(name))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     optimizer = optax.adam(0.01)
 
     @jax.jit
     def advance(params: Any, state: Any) -> Any:
         def loss(params: Any) -> Any:
-            logits = nnx.merge(graph, params, rest)(x[:BATCH], deterministic=False)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y[:BATCH]).mean()
+            logits = nnx.merge(graph, params, rest)(x[: network.batch], deterministic=False)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y[: network.batch]).mean()
 
         updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
@@ -99,14 +191,17 @@ def of_lutjax(path: Path) -> tuple[float, float]:
     def step() -> None:
         state[:] = jax.block_until_ready(advance(*state))
 
-    packed = model.packed()
-    return median(step), median(lambda: jax.block_until_ready(packed(x)))
+    if name == "language":
+        classes = jax.jit(lambda x: nnx.merge(graph, params, rest)(x, deterministic=True).argmax(-1))
+    else:
+        classes = model.packed()
+    return least(step), least(lambda: jax.block_until_ready(classes(x)))
 
 
 def main() -> None:
-    where, path = sys.argv[1], Path(sys.argv[2])
-    step, infer = {"torchlogix": of_torchlogix, "lutjax": of_lutjax}[where](path)
-    print(f"| {where} | {1e3 * step:.1f} ms | {1e3 * infer:.1f} ms |")
+    where, name, path = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    step, infer = {"there": there, "here": here}[where](name, path)
+    print(f"| {name} | {where} | {1e3 * step:.1f} ms | {1e3 * infer:.1f} ms |")
 
 
 if __name__ == "__main__":

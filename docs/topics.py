@@ -155,7 +155,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "Models of other packages",
                 "lutjax.convert",
-                "read torchlogix difflogic torch_dwn ConversionError",
+                "read torchlogix difflogic torch_dwn spiky spiky_layer Image ConversionError",
             ),
             ("Serving", "lutjax.serving", "application Limits"),
         ),

@@ -171,9 +171,9 @@ def _shown(name: str, value: Any) -> str:
 def _type(hint: Any) -> Any:
     """The click type of an annotation: that of ``int | None`` is int, of ``float | int`` a finite number."""
     if hint == tuple[int, ...]:
-        return _Integers()
+        return Integers()
     if hint == int | tuple[int, ...]:
-        return _IntegerOrIntegers()
+        return IntegerOrIntegers()
     if isinstance(hint, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     return Finite() if hint is float else hint
@@ -193,7 +193,7 @@ class Finite(click.FloatRange):
         return "" if self.min is self.max is None else super()._describe_range()
 
 
-class _Integers(click.ParamType):
+class Integers(click.ParamType):
     """Numbers with commas between them."""
 
     name = "integers"
@@ -205,7 +205,7 @@ class _Integers(click.ParamType):
             self.fail(f"{value!r} is not integers with commas between them, such as 200,100.", param, ctx)
 
 
-class _IntegerOrIntegers(_Integers):
+class IntegerOrIntegers(Integers):
     """Type of one number for all, or of numbers with commas between them."""
 
     name = "integer or integers"

@@ -1,4 +1,4 @@
-"""Models that other packages trained, as models of this one: `torchlogix`, `difflogic` and `torch_dwn`, of the tensors that `read` returns.
+"""Models that other packages trained, as models of this one: `torchlogix`, `difflogic`, `torch_dwn` and `spiky`, of the tensors that `read` returns.
 
 Hard outputs are the same; what is the same of soft ones is said of each. They need Flax, and `read` safetensors (the extra ``bundles``) or, for files of PyTorch, PyTorch.
 """
@@ -9,15 +9,20 @@ from lutjax._extras import attribute
 
 if TYPE_CHECKING:
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
+    from lutjax.convert._spiky import spiky, spiky_layer
     from lutjax.convert._tensors import read
+    from lutjax.convert._trees import Image
     from lutjax.convert.errors import ConversionError
 
-__all__ = ["ConversionError", "difflogic", "read", "torch_dwn", "torchlogix"]
+__all__ = ["ConversionError", "Image", "difflogic", "read", "spiky", "spiky_layer", "torch_dwn", "torchlogix"]
 
 _MODULES = {
     "ConversionError": "errors",
+    "Image": "_trees",
     "difflogic": "_packages",
     "read": "_tensors",
+    "spiky": "_spiky",
+    "spiky_layer": "_spiky",
     "torch_dwn": "_packages",
     "torchlogix": "_packages",
 }

@@ -12,7 +12,8 @@ from lutjax.convert.errors import ConversionError
 from lutjax.files._messages import in_a_line
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 
-MOST_INPUTS = 8
+GRADIENTS = {"soft": "soft", "hard": "straight_through"}
+"""What `lutjax.layers.nnx.Thermometer` calls ways to learn thresholds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +38,17 @@ def classifier(
     n_classes: int,
     tau: float | int,
     thresholds: Float[np.ndarray, "features thresholds"] | None,
-    learned_thresholds: bool = False,
     n_inputs: int | None,
+    sampling: str = "fixed",
+    width: float | int = 1.0,
 ) -> LogicClassifier:
     """Return the classifier of layers, the first of which reads bits of thresholds or, without any, of samples.
 
     Args:
       kind: one of `lutjax.models.classifier.TABLES`.
       n_inputs: inputs of the first layer; by default as many as it needs.
+      sampling: what thresholds give in training: ``"fixed"``: bits; ``"soft"``: sigmoids; ``"hard"``: bits with the derivatives of those. All but fixed ones are learned.
+      width: of those sigmoids.
 
     Raises:
       ConversionError: layers do not fit each other, or wires are out of range.
@@ -59,41 +63,83 @@ def classifier(
         )
     wiring, first = [], n_before
     for layer in layers:
-        n_gates, n = layer.wires.shape
-        if n != arity or layer.table.shape != (n_gates, expected):
-            raise ConversionError(
-                f"{layer.name} has tables {list(layer.table.shape)} and wires {list(layer.wires.shape)}; expected [{n_gates}, {expected}] of "
-                f"gates with {arity} inputs, as in the first layer."
-            )
-        if not np.isfinite(layer.table).all():
-            raise ConversionError(f"{layer.name} has numbers that are not finite.")
-        least, largest = int(layer.wires.min()), int(layer.wires.max())
-        if least < 0 or largest >= n_before:
-            raise ConversionError(
-                f"{layer.name} has wires from {least} to {largest}; its inputs are 0 to {n_before - 1}."
-            )
-        most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
-        wiring.append("balanced" if most_read <= -(-layer.wires.size // n_before) else "random")
-        n_before = n_gates
+        wiring.append(check_layer(layer, arity, expected, n_before))
+        n_before = len(layer.wires)
     try:
         config = LogicClassifierConfig(
             in_features=first if thresholds is None else len(thresholds),
             n_classes=n_classes,
             layers=tuple(len(layer.wires) for layer in layers),
-            n_thresholds=0 if thresholds is None else thresholds.shape[1],
             n_inputs=arity,
             tables=kind,
             wiring=",".join(wiring),
             tau=tau,
-            learned_thresholds=learned_thresholds,
+            **encoded(thresholds, sampling),
         )
     except ValueError as error:
         raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
-    model = LogicClassifier(config, thresholds=thresholds, rngs=nnx.Rngs(0))
+    model = LogicClassifier(config, rngs=nnx.Rngs(0), **encoder(thresholds, sampling, width))
     for layer, made in zip(layers, model.layers, strict=True):
-        made.wires = layer.wires.astype(np.int32)
-        setattr(made, "logits" if kind == "gates" else "table", layer.table.astype(np.float32))
+        put(made, kind, layer.table, layer.wires)
     return model
+
+
+def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
+    """Return the wiring of a layer, balanced or random.
+
+    Args:
+      arity, expected: inputs and numbers of a gate or table. n_before: inputs of the layer.
+
+    Raises:
+      ConversionError: it has others, or wires are out of range.
+    """
+    n_gates, n = layer.wires.shape
+    if n != arity or layer.table.shape != (n_gates, expected):
+        raise ConversionError(
+            f"{layer.name} has tables {list(layer.table.shape)} and wires {list(layer.wires.shape)}; expected [{n_gates}, {expected}] of "
+            f"gates with {arity} inputs, as in the first layer."
+        )
+    if not np.isfinite(layer.table).all():
+        raise ConversionError(f"{layer.name} has numbers that are not finite.")
+    least, largest = int(layer.wires.min()), int(layer.wires.max())
+    if least < 0 or largest >= n_before:
+        raise ConversionError(
+            f"{layer.name} has wires from {least} to {largest}; its inputs are 0 to {n_before - 1}."
+        )
+    most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
+    return "balanced" if most_read <= -(-layer.wires.size // n_before) else "random"
+
+
+def encoded(thresholds: Any, sampling: str) -> dict[str, Any]:
+    """Return the fields of a config that say what thresholds there are."""
+    n_thresholds = 0 if thresholds is None else thresholds.shape[1]
+    if thresholds is None or sampling == "fixed":
+        return {"n_thresholds": n_thresholds}
+    gradient = GRADIENTS[sampling]
+    return {"n_thresholds": n_thresholds, "learned_thresholds": True, "threshold_gradient": gradient}
+
+
+def encoder(thresholds: Any, sampling: str, width: float | int) -> dict[str, Any]:
+    """Return the arguments of a model for its thresholds."""
+    if thresholds is None or sampling == "fixed":
+        return {"thresholds": thresholds}
+    return {"thresholds": thresholds, "widths": np.full(len(thresholds), width, np.float32)}
+
+
+def put(layer: Any, kind: str, table: np.ndarray, wires: np.ndarray) -> None:
+    """Give a layer its wires and trained numbers."""
+    layer.wires = wires.astype(np.int32)
+    setattr(layer, "logits" if kind == "gates" else "table", table.astype(np.float32))
+
+
+def check_some(layers: list[Layer], kinds: set[str]) -> None:
+    """Raise ConversionError if there is no layer, or if layers are of several kinds."""
+    if not layers:
+        raise ConversionError("the file has no layers of gates or tables.")
+    if len(kinds) > 1:
+        raise ConversionError(
+            f"the file has layers of {' and of '.join(sorted(kinds))}; a classifier has one kind."
+        )
 
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:

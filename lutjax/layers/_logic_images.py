@@ -33,6 +33,9 @@ from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_t
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, pair, shape_of
 
+LEAVES = ("balanced", "random")
+"""Wirings of leaves."""
+
 
 @dataclasses.dataclass(eq=False)
 class LogicConvArguments(_LogicArguments):
@@ -59,6 +62,7 @@ class LogicConvArguments(_LogicArguments):
       pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
       pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
       channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
+      wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by itself.
       n_inputs: inputs of a node, 2 to 8.
       parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: nodes are
         tables, as in `SoftLUT`.
@@ -84,6 +88,7 @@ class LogicConvArguments(_LogicArguments):
     pool: Size = 1
     pool_padding: Size = 0
     channels_per_kernel: int | None = None
+    wiring: str = "balanced"
     n_inputs: int = 2
     parametrisation: str = "gates"
     logits_init: Initializer = RESIDUAL
@@ -150,6 +155,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
                     f"{self.layer}: channels_per_kernel is {self.channels_per_kernel}, but the image has {self.in_shape[2]} "
                     "channels."
                 )
+        self._require_one_of("wiring", LEAVES)
         self._require_one_of("parametrisation", ("gates", *PARAMETRISATIONS))
         self._require_size("n_inputs", 2)
         if self.parametrisation == "gates" and self.n_inputs != 2:
@@ -244,18 +250,26 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         def draw(key: Any) -> jax.Array:
             return self._drawn_leaves(key).reshape(shape)
 
-        wires = self._wires(self.in_shape[2], shape, self._most_readers(), draw)
-        return (*wires, self._nodes()._trained_tables())
+        trained = self._nodes()._trained_tables()
+        if self.wiring == "random" and not self.wires_fan_out:  # nothing says how often a value is read
+            return Variable("wires", "wires", shape, INT32, draw), trained
+        return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
 
     def _drawn_leaves(self, key: Any) -> jax.Array:
         """Return the leaves of each tree, ids in the window: ``[n_kernels, n_inputs**depth]``."""
         own, channels = self.channels_per_kernel, self.in_shape[2]
-        options = {"n_trees": self.n_kernels, "depth": self.depth, "arity": self.n_inputs}
+
+        def leaves_of(key: Any, n_values: int) -> jax.Array:
+            if self.wiring == "random":
+                return jax.random.randint(key, (self.n_kernels, self.n_inputs**self.depth), 0, n_values)
+            options = {"n_trees": self.n_kernels, "depth": self.depth, "arity": self.n_inputs}
+            return wiring.trees(key, n_values, **options)
+
         if own is None:
-            return wiring.trees(key, self.window, **options)
+            return leaves_of(key, self.window)
         channel_key, leaf_key = jax.random.split(key)
         of_tree = wiring.balanced(channel_key, channels, self.n_kernels, own)
-        leaves = wiring.trees(leaf_key, self.window // channels * own, **options)
+        leaves = leaves_of(leaf_key, self.window // channels * own)
         return leaves // own * channels + jnp.take_along_axis(of_tree, leaves % own, 1)
 
     def _most_readers(self) -> int:

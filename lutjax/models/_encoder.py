@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from lutjax._typing import Array
+from lutjax.layers._logic import GRADIENTS
 from lutjax.layers.nnx import Thermometer
 
 
@@ -15,7 +16,7 @@ def encoder_of(
 
     Args:
       where: the model, for messages.
-      config: has `n_thresholds` and `learned_thresholds`.
+      config: has `n_thresholds`, `learned_thresholds` and `threshold_gradient`.
       widths: by default the mean distance between neighbouring thresholds of a feature, and 1 where there is none.
 
     Raises:
@@ -35,5 +36,19 @@ def encoder_of(
             span = np.ptp(np.asarray(thresholds, np.float64), axis=1) / max(config.n_thresholds - 1, 1)
             widths = np.where(span > 0, span, 1.0).astype(np.float32)
     return Thermometer(
-        n_features, config.n_thresholds, thresholds=thresholds, widths=widths, learnable=True, feature_axis=0
+        n_features,
+        config.n_thresholds,
+        thresholds=thresholds,
+        widths=widths,
+        learnable=True,
+        gradient=config.threshold_gradient,
+        feature_axis=0,
     )
+
+
+def check_threshold_gradient(where: str, gradient: str) -> None:
+    """Raise ValueError if thresholds cannot get their gradient so."""
+    if gradient not in GRADIENTS:
+        raise ValueError(
+            f"{where}: threshold_gradient is {gradient!r}; expected one of {', '.join(GRADIENTS)}."
+        )

@@ -25,7 +25,7 @@ from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
 from lutjax.layers.nnx._logic import in_sequence
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import FOLLOWS, MOST_THRESHOLDS, Config, require_arguments
-from lutjax.models._encoder import encoder_of
+from lutjax.models._encoder import check_threshold_gradient, encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import PackedClassifier, number_of, outputs_of
@@ -56,7 +56,9 @@ class LogicClassifierConfig(Config):
       candidates: for each input of a gate where wiring is top-k or learnable.
       image_shape: height, width and perhaps channels of a sample, for windows.
       window: height and width of windows.
-      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
+      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+        `lutjax.layers.nnx.Thermometer`.
       reduce: inputs of the tables that make fewer votes of those of each class before they are counted, layer by layer; they are trained, and start as
         majorities. (3, 6) makes 12 of 200. Default: none, and all votes are counted.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
@@ -95,6 +97,7 @@ class LogicClassifierConfig(Config):
     scale: float | int = dataclasses.field(default=1.0, metadata=FOLLOWS)
     offset: float | int = dataclasses.field(default=0.0, metadata=FOLLOWS)
     reduce: tuple[int, ...] = ()
+    threshold_gradient: str = dataclasses.field(default="straight_through", metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +134,7 @@ class LogicClassifierConfig(Config):
         self._check_reduce()
         if self.learned_thresholds and not self.n_thresholds:
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        check_threshold_gradient(where, self.threshold_gradient)
         if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are for the first layer, and each layer has one "
@@ -277,7 +281,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         x = of_shape("LogicClassifier", x, (self.config.in_features,))
         y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
         if self.encoder is not None:
-            y = self.encoder(y)
+            y = self.encoder(y, deterministic=deterministic)
         y = in_sequence(self.layers, y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         votes = self.votes(y)
         if self.config.regression:

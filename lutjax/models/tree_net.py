@@ -19,12 +19,12 @@ from lutjax.circuits._layers import of_layers
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
-from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.layers._logic_images import LEAVES, LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config, require_arguments
-from lutjax.models._encoder import encoder_of
+from lutjax.models._encoder import check_threshold_gradient, encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import Packed, bits_of, by_samples, classes_of_bits, through_layers
@@ -46,14 +46,14 @@ EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 
 """Edges of each channel: first and second differences of neighbours."""
 
 PerLayer = int | tuple[int, ...]
-_PER_LAYER = ("kernel", "padding", "pool", "pool_padding", "channels_per_kernel")
+_PER_LAYER = ("depth", "kernel", "stride", "padding", "pool", "pool_padding", "channels_per_kernel")
 
 
 @dataclasses.dataclass(frozen=True)
 class LogicTreeNetConfig(Config):
     """The sizes of a `LogicTreeNet`.
 
-    Sizes of windows, paddings, pools and channels are numbers for all layers of trees, or tuples with one for each.
+    Depths of trees, sizes of windows, strides, paddings, pools and channels are numbers for all layers of trees, or tuples with one for each.
 
     Attributes:
       in_shape: height, width and channels of the images.
@@ -65,17 +65,22 @@ class LogicTreeNetConfig(Config):
         in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
       depth: levels of gates of a tree.
       kernel: height and width of the windows that trees read.
+      stride: from one window to the next.
       padding: pixels that are put around an image first.
       pool: height and width of the places that each output is the or of.
       pool_padding: places that are put around these first.
-      channels_per_kernel: channels that a tree reads; 0 for all. Of all five see `lutjax.layers.nnx.LogicConv`.
+      channels_per_kernel: channels that a tree reads; 0 for all. Of all six see `lutjax.layers.nnx.LogicConv`.
+      leaves: which values of a window trees read, balanced or random; see `lutjax.layers.nnx.LogicConv`.
+      n_inputs: inputs of a gate (2) or of a table (up to 8).
       tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
         coefficients; raw: numbers from -1 to 1.
       residual: probability with which a gate starts by passing on its first input.
       wiring: which inputs the gates of `layers` read: balanced, unique, butterfly, random, top-k, full or learnable, see
-        `lutjax.layers.nnx.LogicGates`. Leaves of trees read balanced wires.
+        `lutjax.layers.nnx.LogicGates`.
       candidates: for each input of such a gate where wiring is top-k or learnable.
-      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own. Bits stay bits.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
+      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+        `lutjax.layers.nnx.Thermometer`.
       estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
       tau: the votes for a class are divided by it.
 
@@ -98,7 +103,7 @@ class LogicTreeNetConfig(Config):
     kernels: tuple[int, ...] = (32, 128)
     layers: tuple[int, ...] = (2560, 1280)
     n_thresholds: int = 1
-    depth: int = 3
+    depth: PerLayer = 3
     kernel: PerLayer = 3
     padding: PerLayer = 0
     pool: PerLayer = 2
@@ -112,12 +117,19 @@ class LogicTreeNetConfig(Config):
     tau: float | int = 1.0
     edges: bool = False
     learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    threshold_gradient: str = dataclasses.field(default="straight_through", metadata=FOLLOWS)
+    stride: PerLayer = dataclasses.field(default=1, metadata=FOLLOWS)
+    leaves: str = dataclasses.field(default="balanced", metadata=FOLLOWS)
+    n_inputs: int = dataclasses.field(default=2, metadata=FOLLOWS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         where = type(self).__name__
         self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
-        self._check_most(n_thresholds=MOST_THRESHOLDS, depth=MOST_DEPTH)
+        self._check_most(n_thresholds=MOST_THRESHOLDS)
+        depths = self.depth if isinstance(self.depth, tuple) else (self.depth,)
+        if max(depths, default=0) > MOST_DEPTH:
+            raise ValueError(f"{where}: depth is {self.depth}; it must be at most {MOST_DEPTH}.")
         if not 0 <= self.residual <= 1:
             raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
         for name in ("kernels", "layers"):
@@ -138,6 +150,13 @@ class LogicTreeNetConfig(Config):
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         if self.edges and not self.n_thresholds:
             raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
+        check_threshold_gradient(where, self.threshold_gradient)
+        if self.leaves not in LEAVES:
+            raise ValueError(f"{where}: leaves is {self.leaves!r}; expected one of {', '.join(LEAVES)}.")
+        if self.tables == "gates" and self.n_inputs != 2:
+            raise ValueError(
+                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+            )
         for arguments in self.gate_arguments():  # the layers check the rest
             (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
 
@@ -196,7 +215,7 @@ class LogicTreeNetConfig(Config):
                 size = getattr(self, name)
                 sizes[name] = size if isinstance(size, int) else size[i]
             sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
-            sizes |= {"depth": self.depth, "parametrisation": self.tables}
+            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs, "parametrisation": self.tables}
             every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
             shape = LogicConvSpec(**every[-1]).out_shape
         return every
@@ -204,7 +223,7 @@ class LogicTreeNetConfig(Config):
     def gate_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
         kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
-        kind |= {} if self.tables == "gates" else {"n_inputs": 2, "parametrisation": self.tables}
+        kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parametrisation": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
             {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
@@ -321,7 +340,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         if self.config.edges:
             y = with_edges(y)
         if self.encoder is not None:
-            y = self.encoder(y)
+            y = self.encoder(y, deterministic=deterministic)
         for layer in self.trees:
             y = layer(y, deterministic=deterministic, temperature=temperature, rngs=rngs)
         y = y.reshape(math.prod(y.shape[:3]), *y.shape[3:])
@@ -370,10 +389,10 @@ class PackedTreeNet(Packed):
     number of words.
 
     Attributes:
-      tree_truth: for each layer of trees the tables of its nodes, bool ``[nodes, 4]``.
-      tree_wires: for each layer of trees int32 ``[leaves / 2, 2]``.
-      truth: for each layer of gates the tables, bool ``[gates, 4]``.
-      wires: for each layer of gates int32 ``[gates, 2]``.
+      tree_truth: for each layer of trees the tables of its nodes, bool ``[nodes, 2**n_inputs]``.
+      tree_wires: for each layer of trees int32 ``[leaves / n_inputs, n_inputs]``.
+      truth: for each layer of gates the tables, bool ``[gates, 2**n_inputs]``.
+      wires: for each layer of gates int32 ``[gates, n_inputs]``.
       thresholds: ``[channels, thresholds]``, None where samples are bits.
       config: of the model.
 

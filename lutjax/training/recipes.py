@@ -134,7 +134,11 @@ class TreeRecipe(Published):
 
     def sizes(self) -> dict[str, Any]:
         config = self._config()
-        names = (field.name for field in dataclasses.fields(config) if field.name not in _OF_SAMPLES)
+        names = (
+            field.name
+            for field in dataclasses.fields(config)
+            if field.name not in _OF_SAMPLES and field.metadata.get("option", True)
+        )
         return {name: getattr(config, name) for name in names}
 
     def _gates(self) -> str:
@@ -147,7 +151,7 @@ def _words(value: Any) -> str:
 
 _MODEL = ("layers", "n_thresholds", "n_inputs", "tables", "residual", "noise", "wiring", "candidates", "tau")
 _TRAINING = ("steps", "batch_size", "learning_rate", "weight_decay", "cooldown", "thresholds", "augment")
-_OF_SAMPLES = ("in_shape", "n_classes", "learned_thresholds")
+_OF_SAMPLES = ("in_shape", "n_classes")
 
 _SAMPLES: dict[str, tuple[tuple[int, ...], int]] = {
     "MNIST": ((28, 28), 10),

@@ -1,5 +1,6 @@
 """Networks of other packages: the outputs that were recorded there, and what can be done with them here."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ CASES = {
     path.stem.removeprefix("foreign_"): path
     for path in sorted((ROOT / "tests" / "golden").glob("foreign_*.npz"))
 }
-SOFT = {"torchlogix_raw", "torchlogix_light", "torchlogix_warp_once", "torchlogix_learned_wires", "difflogic"}
-"""Of these, soft outputs are the same."""
+NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES if name.startswith("dwn"))}
+"""Of these, soft outputs are others."""
+IMAGE = ("shape", "padding", "pool", "pool_padding")
 
 
 def package(name: str) -> str:
@@ -42,7 +44,11 @@ def case(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {"t": {}, "a": {}}
     for key in [key for key in whole if key[1:2] == "/"]:
         parts[key[0]][key[2:]] = whole.pop(key)
-    return parts["t"], {key: value.item() for key, value in parts["a"].items()}, whole
+    given = {key: value.tolist() for key, value in parts["a"].items()}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    if "shape" in given:
+        given["image"] = convert.Image(**{key: given.pop(key) for key in IMAGE if key in given})
+    return parts["t"], given, whole
 
 
 def converted(name: str) -> tuple[Any, dict[str, Any]]:
@@ -52,22 +58,104 @@ def converted(name: str) -> tuple[Any, dict[str, Any]]:
 
 def test_there_are_cases() -> None:
     assert {package(name) for name in CASES} == set(PACKAGES)
-    assert set(CASES) > SOFT
+    assert set(CASES) > NOT_SOFT
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if package(name) != "spiky"])
 def test_outputs(name: str, tmp_path: Path) -> None:
     model, found = converted(name)
     np.testing.assert_allclose(model(found["x"], deterministic=True), found["hard"], rtol=0, atol=1e-6)
     np.testing.assert_array_equal(model.packed()(found["x"]), found["hard"].argmax(-1))
-    if name in SOFT:
+    if name not in NOT_SOFT:
         np.testing.assert_allclose(model(found["x"], deterministic=False), found["soft"], rtol=0, atol=1e-5)
     lutjax.save(model, tmp_path)
     loaded = lutjax.load(tmp_path)
     np.testing.assert_array_equal(loaded(found["x"]), model(found["x"], deterministic=True))
 
 
-@pytest.mark.parametrize("name", ["torchlogix_raw", "dwn"])
+@pytest.mark.parametrize("name", [name for name in CASES if package(name) == "spiky"])
+def test_outputs_of_language_models(name: str, tmp_path: Path) -> None:
+    model, found = converted(name)
+    np.testing.assert_allclose(model(found["x"], deterministic=True), found["hard"], rtol=0, atol=1e-5)
+    lutjax.save(model, tmp_path)
+    np.testing.assert_array_equal(lutjax.load(tmp_path)(found["x"]), model(found["x"], deterministic=True))
+    np.testing.assert_allclose(model(found["x"], deterministic=False), found["soft"], rtol=0, atol=1e-5)
+
+
+def test_a_language_model_is_trained_here() -> None:
+    model, found = converted("spiky")
+    tokens, optimizer = found["x"], nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
+
+    def loss(model: Any) -> jax.Array:
+        logits = model(tokens[:, :-1], deterministic=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    step = nnx.jit(nnx.value_and_grad(loss))
+    losses = []
+    for _ in range(20):
+        value, gradients = step(model)
+        with jax.numpy_dtype_promotion("standard"):  # of optax
+            optimizer.update(model, gradients)
+        losses.append(float(value))
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "context"),
+    [
+        ("spiky", "unembedder", None),
+        ("spiky", "layers.0.attention_lut", 8),
+        ("spiky_pair", "layers.1.attention_lut", 8),
+    ],
+)
+def test_layers_of_spiky(name: str, layer: str, context: int | None) -> None:
+    model, _ = converted(name)
+    tensors, _, _ = case(name)
+    n_out = 128 if layer == "unembedder" else 12
+    one = convert.spiky_layer(tensors, layer, in_features=12, out_features=n_out, context=context)
+    there = model.unembed if layer == "unembedder" else model.layers[int(layer.split(".")[1])].attention.layer
+    x = np.random.default_rng(0).normal(size=(2, 8, 12)).astype(np.float32)
+    np.testing.assert_array_equal(one(x), there(x))
+
+
+def test_what_is_no_language_model() -> None:
+    tensors, given, _ = case("spiky")
+
+    def without(*endings: str) -> dict[str, Any]:
+        return {name: array for name, array in tensors.items() if not name.endswith(endings)}
+
+    first = "layers.0.attention_lut"
+    for changed, options, message in (
+        (
+            without("_anchors"),
+            {},
+            f"{first} has no _detector_anchors: a state dict of spiky has no anchors. Save them",
+        ),
+        (without("embedder.weight"), {}, "token_embedder has no weight"),
+        (without("attention_lut._weights"), {}, f"{first} has no _weights"),
+        ({}, {}, "token_embedder has no weight"),
+        (tensors, {"context": 9}, f"{first} has 84 numbers for positions; expected [8, 6, 2]"),
+        (tensors, {"context": 1}, "context is 1; it must be at least 2"),
+        (tensors, {"shared_positions": True}, f"{first} has 84 numbers for positions; expected [7, 1, 2]"),
+        (tensors, {"attention": "pair"}, "expected [6, 2, 2] and [6, 4, 12]"),
+        (tensors, {"attention": "all"}, "attention is 'all'; expected one of concatenated, pair"),
+        ({**tensors, "head._weights": np.zeros(3)}, {}, "the file has the tensors of head"),
+        (
+            {**tensors, "unembedder._weights": np.zeros(3)},
+            {},
+            "unembedder has anchors [3, 4, 2] and 3 weights",
+        ),
+        (
+            {**tensors, f"{first}._detector_anchors": tensors[f"{first}._detector_anchors"] + 12},
+            {},
+            "its inputs are 0 to 11",
+        ),
+    ):
+        with pytest.raises(ConversionError, match=re.escape(message)):
+            convert.spiky(changed, **{**given, **options})
+
+
+@pytest.mark.parametrize("name", ["torchlogix_raw", "dwn", "torchlogix_conv_strides"])
 def test_they_are_trained_here(name: str) -> None:
     model, found = converted(name)
     labels = np.arange(len(found["x"])) % 5
@@ -87,11 +175,14 @@ def test_they_are_trained_here(name: str) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_they_are_proved_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["difflogic", "torchlogix_conv_light"])
+def test_they_are_proved_here(name: str, tmp_path: Path) -> None:
     """Export the circuit from bits to classes, and prove its files equal to it."""
-    model, found = converted("difflogic")
-    circuit = model.circuit()
-    np.testing.assert_array_equal(circuit(found["x"].astype(np.uint8)), found["hard"].argmax(-1))
+    model, found = converted(name)
+    circuit, bits = model.circuit(), found["x"].astype(np.uint8)
+    if bits.ndim > 2:  # channels first
+        bits = np.moveaxis(bits, -1, 1).reshape(len(bits), -1)
+    np.testing.assert_array_equal(circuit(bits), found["hard"].argmax(-1))
     exports.write(tmp_path / "out", formats=("json", "blif", "aiger"), circuit=circuit)
     proved = proofs.verify(tmp_path / "out")
     assert proved
@@ -106,6 +197,14 @@ def test_files_of_tensors(tmp_path: Path) -> None:
     said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
     assert "30 + 20 gates over 6 numbers are written to" in said
     np.testing.assert_allclose(lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6)
+    tensors, _, found = case("torchlogix_conv")
+    save_file(tensors, tmp_path / "c.safetensors")
+    sizes = ("--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding", "0,1")
+    said = output(
+        "import", "--from", "torchlogix", tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words
+    )
+    assert "6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers are written to" in said
+    np.testing.assert_allclose(lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6)
     refused = command("import", "--from", "difflogic", tmp_path / "m.safetensors", tmp_path / "o", *words)
     assert refused.exit_code == 1
     assert "which belongs to no layer that can be converted" in refused.output
@@ -120,6 +219,13 @@ def test_files_of_tensors(tmp_path: Path) -> None:
         *words,
     )
     assert refused.exit_code == 2
+    refused = command("import", "--from", "spiky", tmp_path / "m.safetensors", tmp_path / "o", *words)
+    assert "--classes is for --from torchlogix, difflogic, torch-dwn; leave it out" in refused.output
+    refused = command("import", "--from", "spiky", tmp_path / "m.safetensors", tmp_path / "o")
+    assert "Missing option '--context', which --from spiky needs" in refused.output
+    save_file(case("spiky")[0], tmp_path / "s.safetensors")
+    said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
+    assert "2 layers of tables over 12 numbers, for 128 tokens, are written to" in said
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
         with pytest.raises(ConversionError, match=message):
@@ -156,7 +262,8 @@ WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 
         ({"0.weight": WEIGHT, "0.connections.indices": WIRES - 1}, "0 has wires from -1 to 2; its inputs are 0 to 2"),
         ({"0.weight": WEIGHT[:3], "0.connections.indices": WIRES}, "expected [4, 16] of gates with 2 inputs"),
         ({"0.weight": WEIGHT + np.nan, "0.connections.indices": WIRES}, "0 has numbers that are not finite"),
-        ({"0.tree_weights.0": WEIGHT}, "0.tree_weights.0, which belongs to no layer that can be converted"),
+        ({"0.kernel": WEIGHT}, "0.kernel, which belongs to no layer that can be converted"),
+        ({"0.tree_weights.0": WEIGHT}, "0.tree_weights.0 has shape [4, 16]; expected 3 axes"),
         (
             {f"{k}.{name}": a for k in (0, 1) for name, a in (("weight", WEIGHT), ("connections.indices", WIRES + 4 * k))},
             "1 has wires from 4 to 7; its inputs are 0 to 3",
@@ -176,3 +283,33 @@ def test_a_state_dict_of_difflogic_has_no_wires() -> None:
         ConversionError, match=r"0 has no indices: .* Save them with it: safetensors.torch.save_file"
     ):
         convert.difflogic({"0.weights": WEIGHT}, n_classes=2)
+
+
+def test_what_is_no_image() -> None:
+    tensors, given, _ = case("torchlogix_conv")
+    image = given.pop("image")
+    with pytest.raises(ConversionError, match=r"has convolutions, and not the size of images"):
+        convert.torchlogix(tensors, **given)
+    for change, message in (
+        (
+            {"shape": (9, 8, 1)},
+            "1 has 8 x 8 places 1 apart, and leaves in 3 rows and columns; no square window",
+        ),
+        ({"shape": (8, 8, 2)}, "the file has thresholds of 1 channels, and images have 2"),
+        (
+            {"pool": 3},
+            "1 does not fit the image: LogicConv: pool is 3, which does not divide the (8, 8) places",
+        ),
+        (
+            {"padding": (1, 0, 0)},
+            "padding is (1, 0, 0); expected one number, or one for each of the 2 convolutions",
+        ),
+        ({"pool_padding": 0}, "has wires from 0 to 31; its inputs are 0 to 7"),
+    ):
+        with pytest.raises(ConversionError, match=re.escape(message)):
+            convert.torchlogix(tensors, image=dataclasses.replace(image, **change), **given)
+    with pytest.raises(ConversionError, match="padding is -1; it must be at least 0"):
+        convert.Image((8, 8, 1), padding=-1)
+    dense, given, _ = case("torchlogix_raw")
+    with pytest.raises(ConversionError, match="but the file has no convolutions"):
+        convert.torchlogix(dense, image=image, **given)

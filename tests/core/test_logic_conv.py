@@ -28,6 +28,12 @@ GEOMETRIES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
     "pools": ((6, 6, 1), 2, {"kernel": 3, "padding": 1, "pool": (2, 3), "depth": 2}),
     "padded_pools": ((5, 7, 2), 2, {"kernel": (3, 2), "pool": (3, 2), "pool_padding": (0, 1), "depth": 1}),
     "larger_than_the_image": ((1, 3, 2), 3, {"kernel": (3, 4), "padding": (2, 3), "depth": 2}),
+    "random_leaves": ((4, 3, 2), 3, {"kernel": 2, "padding": 1, "wiring": "random", "depth": 2}),
+    "random_leaves_of_few_channels": (
+        (4, 3, 5),
+        4,
+        {"kernel": 2, "channels_per_kernel": 2, "depth": 2, "wiring": "random"},
+    ),
     "few_channels": ((4, 3, 5), 4, {"kernel": 2, "channels_per_kernel": 2, "depth": 2}),
     "tables": ((4, 5, 2), 2, {"kernel": 2, "depth": 2, "n_inputs": 3, "parametrisation": "light"}),
     "features_first": ((4, 5, 3), 2, {"kernel": 2, "padding": 1, "feature_axis": 0, "depth": 2}),

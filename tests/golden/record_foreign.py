@@ -2,7 +2,7 @@
 
     python tests/golden/record_foreign.py --difflogic CHECKOUT --dwn CHECKOUT
 
-writes ``foreign_*.npz`` beside this file. It needs PyTorch and torchlogix, and the published code of the two packages that no registry has for CPUs. Of torch-dwn, whose
+writes ``foreign_*.npz`` beside this file. It needs PyTorch, torchlogix and scikit-learn, and the published code of the two packages that no registry has for CPUs. Of torch-dwn, whose
 kernels are for CUDA, the forward pass of the layer is written here, as its kernel defines it. lutjax is not imported.
 """
 
@@ -79,6 +79,94 @@ def torchlogix(torch: Any) -> None:
     record("torchlogix_learned_wires", network(*chosen), bits, n_inputs=18, **common)
 
 
+def torchlogix_images(torch: Any) -> None:
+    """Thermometers that are sampled otherwise, and convolutions over images of digits."""
+    torch.manual_seed(1)
+    layers = importlib.import_module("torchlogix.layers")
+    digits = importlib.import_module("sklearn.datasets").load_digits().images[:40]
+    images = torch.from_numpy(digits.astype(np.float32) / 16)[:, None]
+    rows = images[:, 0, 2:5, 3:5].reshape(40, 6)
+    thresholds = torch.tensor([[0.1, 0.3, 0.7]]).repeat(6, 1)
+    common = {"n_classes": 5, "tau": 3.0}
+
+    def drawn(layer: Any, std: float = 2.0) -> Any:
+        for name, parameter in layer.named_parameters():
+            if "weight" in name:
+                torch.nn.init.normal_(parameter, std=std)
+        return layer
+
+    def network(*parts: Any) -> Any:
+        return torch.nn.Sequential(*parts, layers.GroupSum(5, tau=3.0))
+
+    def dense(n_in: int, n_out: int, **options: Any) -> Any:
+        return drawn(layers.LogicDense(n_in, n_out, **options))
+
+    def conv(size: int, channels: int, kernels: int, depth: int, field: int, **options: Any) -> Any:
+        sizes = {"num_kernels": kernels, "tree_depth": depth, "receptive_field_size": field}
+        return drawn(layers.LogicConv2d(size, channels, **sizes, **options))
+
+    for name, first in (
+        ("soft", layers.SoftBinarization(thresholds, temperature=0.3)),
+        ("hard", layers.LearnableBinarization(thresholds, forward_sampling="hard", temperature_sampling=0.3)),
+    ):
+        given = {**common, "binarization": name, "binarization_temperature": 0.3}
+        record(f"torchlogix_thermometer_{name}", network(first, dense(18, 20)), rows, **given)
+
+    def record_images(name: str, model: Any, x: Any, **arguments: Any) -> None:
+        """Channels come last in the file."""
+        record(
+            name,
+            model,
+            x.permute(0, 2, 3, 1).contiguous(),
+            lambda x: model(x.permute(0, 3, 1, 2)),
+            **arguments,
+        )
+
+    flat, pool = torch.nn.Flatten(), layers.OrPooling2d
+    shape = np.asarray([8, 8, 1])
+    few = torch.tensor([[0.2, 0.6]])
+    model = network(
+        layers.FixedBinarization(few, feature_dim=1),
+        conv(8, 2, 6, 3, 3, padding=1),
+        pool(2, 2),  # 6 x 4 x 4
+        conv(4, 6, 8, 2, 3, connections_kwargs={"channel_group_size": 2}),
+        pool(2, 2, padding=1),  # 8 x 2 x 2
+        flat,
+        dense(32, 30),
+        dense(30, 20),
+    )
+    given = {"padding": np.asarray([1, 0]), "pool": 2, "pool_padding": np.asarray([0, 1])}
+    record_images("torchlogix_conv", model, images, **common, shape=shape, **given)
+    model = network(
+        layers.LearnableBinarization(few, feature_dim=1, forward_sampling="soft"),
+        conv(8, 2, 6, 2, 4, padding=1, stride=3),  # 6 x 3 x 3
+        flat,
+        dense(54, 40),
+    )
+    torch.nn.init.normal_(model[0].raw_diffs, mean=0.3, std=0.1)
+    record_images("torchlogix_conv_strides", model, images, **common, shape=shape, padding=1)
+    bits = (torch.rand(40, 3, 5, 5) > 0.5).float()
+    for name, rank in (("light", 4), ("warp", 2)):
+        options = {"lut_rank": rank, "parametrization": name, "parametrization_kwargs": {"temperature": 0.7}}
+        model = network(
+            conv(5, 3, 6, 2, 2, **options),
+            pool(2, 2),  # 6 x 2 x 2
+            conv(2, 6, 12, 1, 2, padding=1, **options),
+            pool(3, 3),  # 12
+            flat,
+            dense(12, 15, **options),
+        )
+        given = {**common, "parametrisation": name, "temperature": 0.7, "padding": np.asarray([0, 1])}
+        record_images(
+            f"torchlogix_conv_{name}",
+            model,
+            bits,
+            **given,
+            shape=np.asarray([5, 5, 3]),
+            pool=np.asarray([2, 3]),
+        )
+
+
 def difflogic(torch: Any, folder: Path) -> None:
     package("difflogic", folder / "difflogic")
     sys.modules["difflogic_cuda"] = types.ModuleType("difflogic_cuda")
@@ -118,18 +206,72 @@ def torch_dwn(torch: Any, folder: Path) -> None:
         bits = thermometer.binarize(x).flatten(1)
         name = "dwn" if mapping == "random" else "dwn_learned_wires"
         record(name, model, x, lambda x, model=model, bits=bits: model(bits), n_classes=5, tau=3.0)
+    one = importlib.import_module("torch_dwn.binarization").Thermometer(3, feature_wise=False).fit(x)
+    votes = groups(5, 3.0, randperm=20)
+    model = torch.nn.Sequential(module.LUTLayer(18, 20, n=6, mapping="arange"), votes)
+    model.register_buffer("thresholds", one.thresholds)
+    model.register_buffer("randperm", votes.randperm)
+    bits = one.binarize(x).flatten(1)
+    record("dwn_one_thermometer", model, x, lambda x: model(bits), n_classes=5, tau=3.0, n_inputs=18)
+
+
+def spiky(torch: Any, folder: Path) -> None:
+    """Language models over a text; the extension ``spiky_cuda`` is built for CPUs by the folder of that name."""
+    sys.path.insert(0, str(folder / "src"))
+    transformer = importlib.import_module("spiky.lut.LUTTransformer").LUTTransformer
+    text = torch.tensor(
+        list(b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer")
+    )
+    x = text[:80].reshape(10, 8)
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        "_shared_positions": {"unified_pe": True, "use_batch_norm": True},
+        "_pair": {"concatenation_product": False, "no_ffn": True},
+        "_pair_interleaved": {
+            "concatenation_product": False,
+            "sliced_product_mode": True,
+            "positional_dim": 12,
+        },
+    }
+    for name, options in kinds.items():
+        sizes = {"positional_dim": 2, "num_layers": 2, "num_heads": 2, "n_detectors": 3, **options}
+        model = transformer(
+            128, 12, 8, n_anchors_per_detector=4, n_anchors_per_detector_attention=2, seed=1, **sizes
+        )
+        saved = dict(model.state_dict())
+        for layer_name, layer in model.named_modules():
+            if hasattr(layer, "_export_anchors"):
+                torch.nn.init.normal_(layer._weights, std=0.2)
+                saved[f"{layer_name}._detector_anchors"] = layer._export_anchors()
+        outputs = {}
+        for what, training in (("soft", True), ("hard", False)):  # batch normalisation moves in training
+            model.train(training)
+            outputs[what] = model(x).detach().numpy()
+        given: dict[str, Any] = {"context": 8, "shared_positions": options.get("unified_pe", False)}
+        given |= {"attention": "pair_interleaved"} if "sliced_product_mode" in options else {}
+        tensors = {f"t/{key}": value.detach().numpy() for key, value in saved.items()}
+        arguments = {f"a/{key}": np.asarray(value) for key, value in given.items()}
+        file = HERE / f"foreign_spiky{name}.npz"
+        np.savez_compressed(file, x=x.numpy().astype(np.int32), **outputs, **tensors, **arguments)
+        print("spiky", name, outputs["hard"].shape)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--difflogic", type=Path, required=True)
-    parser.add_argument("--dwn", type=Path, required=True)
+    parser.add_argument("--difflogic", type=Path)
+    parser.add_argument("--dwn", type=Path)
+    parser.add_argument("--spiky", type=Path)
     given = parser.parse_args()
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(0)
     torchlogix(torch)
-    difflogic(torch, given.difflogic)
-    torch_dwn(torch, given.dwn)
+    if given.difflogic:
+        difflogic(torch, given.difflogic)
+    if given.dwn:
+        torch_dwn(torch, given.dwn)
+    torchlogix_images(torch)
+    if given.spiky:
+        spiky(torch, given.spiky)
 
 
 if __name__ == "__main__":

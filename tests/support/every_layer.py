@@ -168,6 +168,7 @@ CASES = {
         f"SoftLUT, {name}": gates("SoftLUT", n_inputs=3, parametrisation=name) for name in ("light", "walsh", "raw")
     },
     "LogicConv": trees(**CONV, padding=1, pool=2),
+    "LogicConv, random": trees(**CONV, wiring="random"),
     "LogicConv, features first": trees(
         **CONV, feature_axis=0, stride=(2, 1), padding=(1, 0), pool=(3, 2), pool_padding=(0, 1), channels_per_kernel=1
     ),

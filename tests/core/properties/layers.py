@@ -830,7 +830,7 @@ def _trees(z: Sizes, o: Options) -> dict[str, Any]:
         "n_kernels": z["outputs"],
         "kernel": 2,
         "n_inputs": arity,
-        **given(o, "depth", "feature_axis", "estimator", "parametrisation"),
+        **given(o, "depth", "feature_axis", "estimator", "parametrisation", "wiring"),
         **of_constructor(o),
         **({"channels_per_kernel": 1} if o.get("channels_per_kernel") else {}),
         "depth": o.get("depth", 2),
@@ -1043,6 +1043,7 @@ LAYERS: dict[str, Op] = {
             "n_inputs": (2, 3),
             "depth": (2, 1, 3),
             "channels_per_kernel": (False, True),
+            "wiring": ("balanced", "random"),
             **FEATURES,
             **DTYPE,
             **LIBRARY,
@@ -1074,7 +1075,8 @@ LAYERS: dict[str, Op] = {
 # ------------------------------------------------------------------------------------- a model of trees
 def _net(z: Sizes, o: Options) -> LogicTreeNetConfig:
     given_thresholds = o.get("n_thresholds", 1)
-    needs = ("edges", "learned_thresholds") if given_thresholds else ()
+    needs = ("edges", "learned_thresholds", "threshold_gradient") if given_thresholds else ()
+    arity = ("n_inputs",) if o.get("tables", "gates") != "gates" else ()
     return LogicTreeNetConfig(
         (4, 3, 1),
         2,
@@ -1087,7 +1089,7 @@ def _net(z: Sizes, o: Options) -> LogicTreeNetConfig:
         pool=1,
         candidates=CANDIDATES,
         tau=2.0,
-        **given(o, *needs, "tables", "wiring", "estimator"),
+        **given(o, *needs, *arity, "tables", "wiring", "estimator", "leaves"),
     )
 
 
@@ -1103,6 +1105,7 @@ def _parts_of(config: LogicTreeNetConfig) -> dict[str, tuple[str, dict[str, Any]
     if config.n_thresholds:
         learned = config.learned_thresholds
         sizes = {"in_features": config.n_maps, "n_thresholds": config.n_thresholds}
+        sizes |= {"gradient": config.threshold_gradient}
         parts["encoder"] = "Thermometer", {**sizes, "learnable": learned, "has_widths": learned}
     gates = "LogicGates" if config.tables == "gates" else "SoftLUT"
     parts |= {f"trees/{i}": ("LogicConv", a) for i, a in enumerate(config.tree_arguments())}
@@ -1146,7 +1149,8 @@ def _of_net(a: Arrays, o: Options) -> tuple[Arrays, Pullback]:
         steps.append(("edges", L.with_edges))
     if config.n_thresholds:
         learned = config.learned_thresholds
-        steps.append(("encoder", lambda x: L.thermometer(part("encoder"), x, learnable=learned)))
+        ways = {"gradient": config.threshold_gradient, "deterministic": o.get("deterministic", False)}
+        steps.append(("encoder", lambda x: L.thermometer(part("encoder"), x, learnable=learned, **ways)))
     for i, spec in enumerate(config.tree_specs()):
         geometry = L.Geometry(*spec.geometry, *spec.pooling)
 
@@ -1185,6 +1189,9 @@ NETS: dict[str, Op] = {
             "n_thresholds": (1, 0, 2),
             "edges": (False, True),
             "learned_thresholds": (False, True),
+            "threshold_gradient": ("straight_through", "soft"),
+            "leaves": ("balanced", "random"),
+            "n_inputs": (2, 3),
             "two_layers": (False, True),
             "tables": ("gates", "light", "walsh", "raw"),
             "wiring": ("balanced", *wiring.LEARNED),

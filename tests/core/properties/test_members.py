@@ -15,7 +15,7 @@ from layer_libraries import spec_type_of
 import lutjax
 from lutjax import ops, reads, tables as factored, wiring
 from lutjax.dispatch import catalogue
-from lutjax.layers import _logic, _spec, _tables, haiku, linen, nnx
+from lutjax.layers import _logic, _logic_images, _spec, _tables, haiku, linen, nnx
 from lutjax.models import LogicTreeNetConfig
 from properties import calls, checking, layers, members, strategies
 from properties.calls import OPS, Call, arguments
@@ -207,7 +207,7 @@ def choices(spec_type: Any) -> dict[str, Any]:
         ("gates", *_logic.PARAMETRISATIONS) if hasattr(spec_type, "depth") else _logic.PARAMETRISATIONS
     )
     return {
-        "wiring": wiring.LEARNED,
+        "wiring": _logic_images.LEAVES if hasattr(spec_type, "depth") else wiring.LEARNED,
         "estimator": getattr(spec_type, "estimators", ()),
         "parametrisation": parametrisations,
         "gradient": _logic.GRADIENTS,
@@ -224,6 +224,7 @@ def test_every_option_of_tree_nets():
         "layers",
         "depth",
         "kernel",
+        "stride",
         "padding",
         "pool",
         "pool_padding",

@@ -1,0 +1,201 @@
+"""Networks of torchlogix, by the tensors that it saves."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from lutjax.convert._networks import Layer, array, check_some, classifier, modules
+from lutjax.convert._trees import Image, Trees, tree_net
+from lutjax.convert.errors import ConversionError
+from lutjax.models import LogicClassifier, LogicTreeNet
+from lutjax.models._config import MOST_DEPTH
+
+Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
+
+SAMPLING = ("fixed", "hard", "soft")
+"""What a binarization gives in training."""
+
+_KINDS = {"light": "light", "warp": "walsh"}
+_LEVEL, _LEAVES = "tree_weights.{}", "connections._indices_L{}"
+_ENDINGS = (
+    *("weight", "connections.indices", "connections.weights", "thresholds", "raw_diffs"),
+    *("_export_lut_ids", "connections._export_indices"),
+    *(name.format(k) for k in range(MOST_DEPTH) for name in (_LEVEL, _LEAVES, "_export_lut_ids_L{}")),
+)
+
+
+def torchlogix(
+    tensors: Tensors,
+    *,
+    n_classes: int,
+    tau: float | int = 1.0,
+    parametrisation: str = "light",
+    temperature: float | int = 1.0,
+    n_inputs: int | None = None,
+    image: Image | None = None,
+    binarization: str | None = None,
+    binarization_temperature: float | int = 0.1,
+) -> LogicClassifier | LogicTreeNet:
+    """Return the classifier of a state dict of torchlogix: dense layers, before them perhaps convolutions, and before all perhaps a binarization.
+
+    Hard outputs are the same. Soft ones are the same within rounding for layers of gates (``"raw"`` there, 16 logits of each) and ``"light"`` tables; of ``"warp"`` layers
+    torchlogix takes the sigmoid after the interpolation, which makes no difference over bits alone. Connections that were learned become the wires that they have chosen.
+
+    Args:
+      tensors: by name: ``weight`` and ``connections.indices`` of each dense layer, ``tree_weights`` and ``connections._indices_L0`` of each convolution, ``thresholds`` of a binarization.
+      n_classes, tau: arguments of its ``GroupSum``.
+      parametrisation: of tables with ``2**inputs`` numbers, ``"light"`` or ``"warp"``; it is not in the file.
+      temperature: of the parametrisation.
+      n_inputs: bits of a sample, where there is neither a binarization nor an image; by default as many as the first layer reads.
+      image: what the file does not say of convolutions: the size of images, and arguments of its ``LogicConv2d`` and ``OrPooling2d``.
+      binarization: what it gives in training: ``"fixed"``: bits; ``"soft"``: sigmoids, as ``SoftBinarization`` and, by default, ``LearnableBinarization`` do; ``"hard"``: bits with
+        their derivatives. Default: soft where thresholds are learned, else fixed. All but fixed ones are learned here.
+      binarization_temperature: width of those sigmoids, ``temperature_sampling`` there.
+
+    Raises:
+      ConversionError: it is another network, or what is said of images does not fit.
+
+    Source: docs/convert.md, section 1.
+
+    Example:
+      >>> import numpy as np, lutjax
+      >>> wires, weight = np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
+      >>> model = lutjax.convert.torchlogix({"0.weight": weight, "0.connections.indices": wires}, n_classes=2)
+      >>> model(np.array([[1, 1, 0, 1]], np.float32), deterministic=True)  # 1 and 1, 1 xor 0; 0 or 1, 1 nand 1
+      Array([[2., 1.]], dtype=float32)
+    """
+    if parametrisation not in _KINDS:
+        raise ConversionError(f"parametrisation is {parametrisation!r}; expected light or warp.")
+    if not 0 < binarization_temperature < math.inf:
+        raise ConversionError(
+            f"binarization_temperature is {binarization_temperature}; it must be positive and finite."
+        )
+    layers: list[Layer] = []
+    trees: list[Trees] = []
+    thresholds, sampling = None, "fixed"
+    for name, parts in modules(tensors, _ENDINGS):
+        if "thresholds" in parts:
+            thresholds = _thresholds(name, parts)
+            sampling = _sampling(name, binarization, learned="raw_diffs" in parts)
+        elif _LEVEL.format(0) in parts:
+            if layers:
+                raise ConversionError(
+                    f"{name} is a convolution after a dense layer; expected it before them."
+                )
+            trees.append(_trees(name, parts, temperature))
+        else:
+            layers.append(_dense(name, parts, temperature))
+    tables = [layer.table for layer in layers] + [tree.levels[0] for tree in trees]
+    arities = [layer.wires.shape[1] for layer in layers] + [tree.leaves.shape[1] for tree in trees]
+    kinds = {_kind(table, n, parametrisation) for table, n in zip(tables, arities, strict=True)}
+    check_some(layers, kinds)
+    options: dict[str, Any] = {"kind": kinds.pop(), "n_classes": n_classes, "tau": tau}
+    options |= {"sampling": sampling, "width": binarization_temperature}
+    if trees or image is not None:
+        if not trees or image is None:
+            raise ConversionError(
+                "the file has convolutions, and not the size of images: say what it is (image, --image)."
+                if trees
+                else "the size of images is given, but the file has no convolutions; leave it out."
+            )
+        if thresholds is not None and thresholds.ndim == 1:
+            thresholds = np.tile(thresholds, (image.shape[2], 1))
+        return tree_net(trees, layers, image=image, thresholds=thresholds, **options)
+    if thresholds is not None and thresholds.ndim == 1:
+        n_bits = n_inputs or int(layers[0].wires.max()) + 1
+        thresholds = np.tile(thresholds, (-(-n_bits // len(thresholds)), 1))
+    return classifier(layers, thresholds=thresholds, n_inputs=n_inputs, **options)
+
+
+def _kind(table: np.ndarray, n_inputs: int, parametrisation: str) -> str:
+    return "gates" if n_inputs == 2 and table.shape[-1] == 16 else _KINDS[parametrisation]
+
+
+def _dense(name: str, parts: Mapping[str, Any], temperature: float) -> Layer:
+    table = array(name, parts, "weight", 2).astype(np.float32) / np.float32(temperature)
+    wires = _chosen(name, parts)
+    return Layer(name, _lowest_first(table, wires.shape[1]), wires)
+
+
+def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
+    """Return the trees of a convolution, of which the file has the pixels that leaves read at every place."""
+    depth = sum(_LEVEL.format(k) in parts for k in range(MOST_DEPTH))
+    levels = [array(name, parts, _LEVEL.format(k), 3) for k in range(depth)]
+    pixels = array(
+        name, parts, _LEAVES.format(0), 5
+    )  # [inputs, kernels, places, nodes, (row, column, channel)]
+    arity, n_kernels, _, n_nodes, n_axes = pixels.shape
+    expected = [(arity**k, n_kernels) for k in reversed(range(depth))]
+    if n_axes != 3 or [level.shape[:2] for level in levels] != expected or n_nodes != expected[0][0]:
+        raise ConversionError(
+            f"{name} has leaves {list(pixels.shape)} and trees {[list(level.shape) for level in levels]}; expected those of a LogicConv2d: "
+            "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], level by level."
+        )
+    first = pixels[:, :, :1]
+    shifts = pixels[0, 0, :, 0] - pixels[0, 0, 0, 0]  # of places
+    if (pixels != first + shifts[None, None, :, None]).any() or shifts[:, 2].any():
+        raise ConversionError(f"{name} does not read the same pixels of a window at all places.")
+    down, right = (np.unique(shifts[:, axis]) for axis in (0, 1))
+    strides = {int(step) for found in (down, right) for step in np.diff(found)} or {1}
+    grid = np.stack(np.meshgrid(down, right, indexing="ij"), -1).reshape(-1, 2)
+    if len(strides) > 1 or not np.array_equal(shifts[:, :2], grid):
+        raise ConversionError(f"{name} has windows at other places than those of one stride.")
+    return Trees(
+        name,
+        [_lowest_first(level.astype(np.float32) / np.float32(temperature), arity) for level in levels],
+        first[:, :, 0].transpose(1, 2, 0, 3).reshape(-1, arity, 3),
+        (len(down), len(right)),
+        strides.pop(),
+    )
+
+
+def _lowest_first(table: np.ndarray, n_inputs: int) -> np.ndarray:
+    """Return tables whose first input is the lowest bit of an address, of those where it is the highest; gates have the same numbers."""
+    if table.shape[-1] != 2**n_inputs or (n_inputs, table.shape[-1]) == (2, 16):
+        return table
+    axes = table.reshape(*table.shape[:-1], *(2,) * n_inputs)
+    first = table.ndim - 1
+    order = (*range(first), *reversed(range(first, axes.ndim)))
+    return axes.transpose(order).reshape(table.shape)
+
+
+def _sampling(name: str, given: str | None, *, learned: bool) -> str:
+    found = given or ("soft" if learned else "fixed")
+    if found not in SAMPLING:
+        raise ConversionError(f"binarization is {found!r}; expected one of {', '.join(SAMPLING)}.")
+    if learned and found == "fixed":
+        raise ConversionError(
+            f"binarization is 'fixed', but {name} learns its thresholds; expected soft or hard."
+        )
+    return found
+
+
+def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
+    """Return thresholds, or what makes some of the trained distances between them."""
+    found = np.asarray(parts["thresholds"], np.float32)
+    if found.ndim not in (1, 2) or not found.size:
+        raise ConversionError(
+            f"{name}.thresholds has shape {list(found.shape)}; expected [features, thresholds]."
+        )
+    if "raw_diffs" in parts:
+        differences = array(name, parts, "raw_diffs", found.ndim).astype(np.float64)
+        scale = 0.1 + 1e-6  # the default temperature_softplus, which the file has not
+        later = scale * np.logaddexp(0, differences[..., 1:] / scale)
+        found = np.cumsum(np.concatenate([differences[..., :1], later], -1), -1).astype(np.float32)
+    return found
+
+
+def _chosen(name: str, parts: Mapping[str, Any]) -> Any:
+    """Return wires ``[gates, inputs]``: those that are fixed, or the best of the candidates."""
+    if "connections.weights" not in parts:
+        return array(name, parts, "connections.indices", 2).T
+    scores = array(name, parts, "connections.weights", 3)
+    candidates = array(name, parts, "connections.indices", 3)
+    if candidates.shape != scores.shape:
+        raise ConversionError(
+            f"{name}.connections has scores {list(scores.shape)} for candidates {list(candidates.shape)}; expected as many."
+        )
+    return np.take_along_axis(candidates, scores.argmax(0)[None], 0)[0].T

@@ -1,0 +1,192 @@
+"""Convolutions of trees of gates that come from elsewhere, as a `lutjax.models.LogicTreeNet`."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Float, Int
+
+from lutjax.convert._networks import Layer, check_layer, encoded, encoder, put
+from lutjax.convert.errors import ConversionError
+from lutjax.files._messages import in_a_line
+from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.models import LogicTreeNet, LogicTreeNetConfig
+
+PerLayer = int | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """Sizes of images and of convolutions over them that no file has; padding and pools are numbers for all layers, or one for each.
+
+    Attributes:
+      shape: height, width and channels of images of numbers or, where there is no thermometer, of bits.
+      padding: zeros around the image that a convolution reads.
+      pool: height and width, and stride, of the or after each convolution; 1 for none.
+      pool_padding: places around those that it reads.
+
+    Raises:
+      ConversionError: a size is impossible.
+
+    Source: docs/convert.md, section 1.
+
+    Example:
+      >>> import lutjax
+      >>> lutjax.convert.Image((28, 28, 1), pool=2, pool_padding=(0, 1, 1)).padding
+      0
+    """
+
+    shape: tuple[int, int, int]
+    padding: PerLayer = 0
+    pool: PerLayer = 1
+    pool_padding: PerLayer = 0
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ConversionError(f"shape is {self.shape}; expected height, width and channels of images.")
+        for name, least in (("padding", 0), ("pool", 1), ("pool_padding", 0)):
+            sizes = self.of_layers(name, 1)
+            if not sizes or min(sizes) < least:
+                raise ConversionError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+    def of_layers(self, name: str, n_layers: int) -> tuple[int, ...]:
+        """Return a size for each layer; one that is given for some of them as it is."""
+        found = getattr(self, name)
+        return (found,) * n_layers if isinstance(found, int) else tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trees:
+    """A convolution of trees.
+
+    Attributes:
+      name: in the file, for messages.
+      levels: trained numbers, ``[nodes, kernels, numbers]`` for each level of nodes, those of the leaves first. Node k reads the nodes ``n * k`` to ``n * k + n - 1`` of the level before it.
+        Numbers are those of `Layer`.
+      leaves: ``[kernels * nodes, n, 3]``, row and column in the padded image at the first place, and channel.
+      places: rows and columns of places.
+      stride: from one place to the next.
+    """
+
+    name: str
+    levels: Sequence[Float[np.ndarray, "_ kernels numbers"]]
+    leaves: Int[np.ndarray, "_ n 3"]
+    places: tuple[int, int]
+    stride: int
+
+
+def tree_net(
+    trees: Sequence[Trees],
+    layers: Sequence[Layer],
+    *,
+    image: Image,
+    kind: str,
+    n_classes: int,
+    tau: float | int,
+    thresholds: Float[np.ndarray, "channels thresholds"] | None,
+    sampling: str = "fixed",
+    width: float | int = 1.0,
+) -> LogicTreeNet:
+    """Return the classifier of convolutions and the layers after them.
+
+    Args:
+      kind, n_classes, tau, thresholds, sampling, width: as in `lutjax.convert._networks.classifier`.
+
+    Raises:
+      ConversionError: layers do not fit each other or the image.
+    """
+    arity = trees[0].leaves.shape[1]
+    expected = 16 if kind == "gates" else 2**arity
+    sizes: dict[str, Any] = {
+        name: image.of_layers(name, len(trees)) for name in ("padding", "pool", "pool_padding")
+    }
+    for name, found in sizes.items():
+        if len(found) != len(trees):
+            raise ConversionError(
+                f"{name} is {getattr(image, name)}; expected one number, or one for each of the {len(trees)} convolutions."
+            )
+    height, wide, channels = image.shape
+    if thresholds is not None and len(thresholds) != channels:
+        raise ConversionError(
+            f"the file has thresholds of {len(thresholds)} channels, and images have {channels}."
+        )
+    shape = height, wide, channels * (1 if thresholds is None else thresholds.shape[1])
+    kernels, leaves = [], []
+    for k, tree in enumerate(trees):
+        _check_tree(tree, arity, expected, shape[2])
+        padding = sizes["padding"][k]
+        kernels.append(_kernel(tree, (shape[0], shape[1]), padding))
+        row, column, channel = np.moveaxis(tree.leaves, -1, 0)
+        leaves.append((row * kernels[k] + column) * shape[2] + channel)
+        geometry = {
+            "kernel": kernels[k],
+            "stride": tree.stride,
+            **{name: found[k] for name, found in sizes.items()},
+        }
+        try:
+            shape = LogicConvSpec(shape, tree.levels[0].shape[1], **geometry, depth=1).out_shape
+        except ValueError as error:
+            raise ConversionError(f"{tree.name} does not fit the image: {in_a_line(error)}") from error
+    n_before, wiring = math.prod(shape), []
+    for layer in layers:
+        wiring.append(check_layer(layer, arity, expected, n_before))
+        n_before = len(layer.wires)
+    try:
+        config = LogicTreeNetConfig(
+            in_shape=image.shape,
+            n_classes=n_classes,
+            kernels=tuple(tree.levels[0].shape[1] for tree in trees),
+            layers=tuple(len(layer.wires) for layer in layers),
+            depth=tuple(len(tree.levels) for tree in trees),
+            kernel=tuple(kernels),
+            stride=tuple(tree.stride for tree in trees),
+            tables=kind,
+            n_inputs=arity,
+            leaves="random",
+            wiring="random" if "random" in wiring else "balanced",
+            tau=tau,
+            **sizes,
+            **encoded(thresholds, sampling),
+        )
+    except ValueError as error:
+        raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
+    model = LogicTreeNet(config, rngs=nnx.Rngs(0), **encoder(thresholds, sampling, width))
+    for tree, wires, made in zip(trees, leaves, model.trees, strict=True):
+        levels = [np.moveaxis(level, 1, 0).reshape(-1, expected) for level in tree.levels]
+        put(made, kind, np.concatenate(levels), wires)
+    for layer, gates in zip(layers, model.gates, strict=True):
+        put(gates, kind, layer.table, layer.wires)
+    return model
+
+
+def _check_tree(tree: Trees, arity: int, expected: int, n_channels: int) -> None:
+    if tree.leaves.shape[1] != arity or any(level.shape[2] != expected for level in tree.levels):
+        raise ConversionError(
+            f"{tree.name} has trees {[list(level.shape) for level in tree.levels]} over {tree.leaves.shape[1]} inputs; expected {expected} "
+            f"numbers for each node of {arity} inputs, as in the first convolution."
+        )
+    if not all(np.isfinite(level).all() for level in tree.levels):
+        raise ConversionError(f"{tree.name} has numbers that are not finite.")
+    least, largest = int(tree.leaves.min()), int(tree.leaves[..., 2].max())
+    if least < 0 or largest >= n_channels:
+        raise ConversionError(
+            f"{tree.name} has leaves that read channels up to {largest}, and rows, columns and channels from {least}; its channels are 0 to {n_channels - 1}."
+        )
+
+
+def _kernel(tree: Trees, size: tuple[int, int], padding: int) -> int:
+    """Return the smallest window that has all leaves, and as many places in an image as there are."""
+    needed = int(tree.leaves[..., :2].max()) + 1
+    largest = [
+        n + 2 * padding - (places - 1) * tree.stride for n, places in zip(size, tree.places, strict=True)
+    ]
+    least = max(needed, *(n - tree.stride + 1 for n in largest))
+    if least > min(largest):
+        raise ConversionError(
+            f"{tree.name} has {tree.places[0]} x {tree.places[1]} places {tree.stride} apart, and leaves in {needed} rows and columns; no square "
+            f"window has that many in an image of {size[0]} x {size[1]} with a padding of {padding}. Check the size of images, padding and pool."
+        )
+    return least
