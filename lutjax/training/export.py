@@ -216,6 +216,9 @@ _TABULATED = 14
 _SMALL_INPUTS = 16
 """Inputs up to which ABC also searches long, from the circuit and from its truth table."""
 
+_SEEDS = 2
+"""Searches for smaller circuits of few inputs, some 20 seconds each."""
+
 OPTIMISED = ("ands", "gates", "lut6")
 """What `optimised` makes fewer of: AND nodes, operations on two bits of any kind, or look-up tables of 6 inputs."""
 
@@ -238,7 +241,7 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
             raise RunError(
                 f"--optimise gates is for circuits of at most {MOST_INPUTS} inputs, and this one has {circuit.n_inputs}: choose ands or lut6."
             )
-        return circuits.resynthesised(circuits.tabulated(circuit), goal)
+        return _searched(circuits.tabulated(circuit), goal)
     if abc.find() is None:
         raise RunError(f"--optimise {goal} needs ABC, which is not found: pip install pyosys")
     quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
@@ -250,7 +253,14 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
             except RuntimeError:  # an ABC without this search, such as that of Debian
                 break
     best = min(found, key=len)
-    return circuits.resynthesised(best, goal) if small and goal == "ands" else best
+    return _searched(best, goal) if small and goal == "ands" else best
+
+
+def _searched(circuit: Circuit, goal: str) -> Circuit:
+    """Return the smallest circuit that searches find, each from what the one before it has found."""
+    for seed in range(_SEEDS):
+        circuit = circuits.resynthesised(circuit, goal, seed=seed)
+    return circuit
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:

@@ -491,7 +491,7 @@ def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) 
         (["--dtype", "int8"], "'float32', 'bfloat16'"),
         (["--shape", "lm", "--row", "forward"], "nothing to measure"),
         (["--accumulate", "0"], "not in the range"),
-        (["--shape", "gates", "--accumulate", "16"], "gates has no sums that take it"),
+        (["--shape", "gate_network", "--accumulate", "16"], "gate_network has no sums that take it"),
     ],
 )
 def test_bad_input_is_one_message(

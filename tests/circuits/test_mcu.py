@@ -72,6 +72,7 @@ def test_a_program_of_any_circuit_is_the_circuit():
     same(life_circuit())
 
 
+@pytest.mark.thorough("int8-*", "fixed24.10-*", "uint8-votes", "fixed12.4-class")
 @pytest.mark.parametrize("outputs", ["class", "votes"])
 @pytest.mark.parametrize("inputs", ["uint8", "int8", "fixed12.4", "fixed24.10"])
 def test_thresholds_and_votes_are_counted(inputs, outputs):
