@@ -3,7 +3,7 @@
     python benchmarks/foreign.py there gates model.safetensors    # with PyTorch and the package; writes the network
     python benchmarks/foreign.py here gates model.safetensors     # with lutjax
 
-Networks are ``gates``: 3 x 2000 gates over 192 bits, 10 classes, of torchlogix; ``trees``: the convolutional network for MNIST of torchlogix, of the size S; ``language``: a language
+Networks are ``gates``: 3 x 2000 gates over 192 bits, 10 classes, of torchlogix; ``difflogic``: the same of difflogic (``PYTHONPATH`` has it); ``trees``: the convolutional network for MNIST of torchlogix, of the size S; ``language``: a language
 model of tables, of spiky (``PYTHONPATH`` has its ``src`` and its extension, built for CPUs). Each figure is CPU time of the process, the smallest of `REPEATS`; PyTorch has one thread, as its
 threads wait for each other by computing.
 """
@@ -47,7 +47,7 @@ class Network:
         if name == "language":
             tokens = rng.integers(0, VOCABULARY, (self.samples, CONTEXT + 1))
             return tokens[:, :-1], tokens[:, 1:]
-        shape = SIZES[:1] if name == "gates" else IMAGE
+        shape = IMAGE if name == "trees" else SIZES[:1]
         x = rng.integers(0, 2, (self.samples, *shape)).astype(np.float32)
         return x, rng.integers(0, CLASSES, self.samples)
 
@@ -79,6 +79,16 @@ def gates(torch: Any) -> tuple[Any, dict[str, Any]]:
     made = [layers.LogicDense(a, b) for a, b in itertools.pairwise(SIZES)]
     model = torch.nn.Sequential(*made, layers.GroupSum(CLASSES, tau=TAU))
     return model, model.state_dict()
+
+
+def of_difflogic(torch: Any) -> tuple[Any, dict[str, Any]]:
+    sys.modules["difflogic_cuda"] = types.ModuleType("difflogic_cuda")
+    found = importlib.import_module("difflogic.difflogic")
+    how = {"device": "cpu", "implementation": "python"}
+    made = [found.LogicLayer(a, b, **how) for a, b in itertools.pairwise(SIZES)]
+    wires = {f"{k}.indices": torch.stack(layer.indices) for k, layer in enumerate(made)}
+    model = torch.nn.Sequential(*made, found.GroupSum(CLASSES, tau=TAU, device="cpu"))
+    return model, {**model.state_dict(), **wires}
 
 
 def trees(torch: Any) -> tuple[Any, dict[str, Any]]:
@@ -115,6 +125,12 @@ def classifier(tensors: Any) -> Any:
     return convert.torchlogix(tensors, n_classes=CLASSES, tau=TAU)
 
 
+def classifier_of_difflogic(tensors: Any) -> Any:
+    from lutjax import convert
+
+    return convert.difflogic(tensors, n_classes=CLASSES, tau=TAU)
+
+
 def tree_net(tensors: Any) -> Any:
     from lutjax import convert
 
@@ -129,6 +145,7 @@ def language_model(tensors: Any) -> Any:
 
 NETWORKS = {
     "gates": Network(100, 10_000, gates, classifier),
+    "difflogic": Network(100, 10_000, of_difflogic, classifier_of_difflogic),
     "trees": Network(100, 1000, trees, tree_net),
     "language": Network(16, 64, language, language_model),
 }
@@ -157,7 +174,7 @@ def there(name: str, path: Path) -> tuple[float, float]:
     def infer() -> None:
         model.eval()
         with torch.no_grad():
-            for part in x.split(network.samples if name == "gates" else network.batch):
+            for part in x.split(network.batch):
                 model(part).argmax(-1)
 
     return least(step), least(infer)
