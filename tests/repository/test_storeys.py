@@ -46,7 +46,7 @@ ROOMS = {
         "arithmetic",
         "_joint_counts",
         "_operations",
-        "_tabulation",
+        "_tabulation _resynthesis",
         "_formulas",
     ),
     "formats": (
