@@ -46,7 +46,8 @@ ROOMS = {
         "arithmetic",
         "_joint_counts",
         "_operations",
-        "_tabulation _resynthesis",
+        "_tabulation",
+        "_resynthesis",
         "_formulas",
     ),
     "formats": (
