@@ -47,6 +47,7 @@ ROOMS = {
         "_joint_counts",
         "_operations",
         "_tabulation",
+        "_resynthesis",
         "_formulas",
     ),
     "formats": (
