@@ -37,7 +37,7 @@ _IS_FOR = {
 @click.option(
     "--classes",
     type=click.IntRange(2, MOST_INT),
-    help="Classes of a classifier: the first argument of its GroupSum.",
+    help="Classes of a classifier: the first argument of its GroupSum. There is no default.",
 )
 @click.option("--tau", type=Finite(0, MOST), help="The second argument of its GroupSum. Default: 1.")
 @click.option(
@@ -59,21 +59,29 @@ _IS_FOR = {
 @click.option(
     "--binarization-temperature", type=Finite(0, MOST), help="Its temperature_sampling. Default: 0.1."
 )
-@click.option("--image", type=Integers(), help="Height, width and channels of images, for convolutions.")
+@click.option(
+    "--image",
+    type=Integers(),
+    help="Height, width and channels of images, for convolutions. Default: no images.",
+)
 @click.option(
     "--padding", type=IntegerOrIntegers(), help="Of convolutions: a number, or one for each. Default: 0."
 )
 @click.option("--pool", type=IntegerOrIntegers(), help="Size of the or after convolutions. Default: 1, none.")
 @click.option("--pool-padding", type=IntegerOrIntegers(), help="Its padding. Default: 0.")
 @click.option(
-    "--context", type=click.IntRange(2, MOST_INT), help="context_size of a language model of spiky."
+    "--context",
+    type=click.IntRange(2, MOST_INT),
+    help="context_size of a language model of spiky. There is no default.",
 )
 @click.option(
     "--attention",
     type=click.Choice(["concatenated", "pair", "pair_interleaved"]),
     help="Its attention. Default: what the sizes of its tables say, of the first two.",
 )
-@click.option("--shared-positions", is_flag=True, default=None, help="It has unified_pe.")
+@click.option(
+    "--shared-positions", is_flag=True, default=None, help="It has unified_pe. Default: it has not."
+)
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert the network in FILE, which another package trained, to a bundle in DIR.
 

@@ -155,9 +155,11 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
     found: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         ending = next((e for e in known if name == e or name.endswith(f".{e}")), None)
-        if ending is None:
+        if ending is None:  # of numbered ones the first stands for all
+            digits = "0123456789"
+            shown = sorted({e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e})
             raise ConversionError(
-                f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(sorted(known))}."
+                f"the file has the tensor {in_a_line(name, 80)}, which belongs to no layer that can be converted; these have {', '.join(shown)}."
             )
         found.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
     return sorted(found.items(), key=lambda item: _natural(item[0]))

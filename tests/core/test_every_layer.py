@@ -7,7 +7,7 @@ from every_layer import CASES
 from layer_libraries import spec_type_of
 
 from lutjax import reads, wiring
-from lutjax.layers import _logic, _tables, haiku, linen, nnx
+from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
 
 NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis"}
 """Arguments that say how, where or when, and not what, is computed; and those that draw variables."""
@@ -42,9 +42,9 @@ def test_every_argument_of_a_layer(layer):
         assert taken("targets_per") == set(_tables.TARGET_LISTS)
     if "wiring" in arguments:
         names = {name for name in taken("wiring") if isinstance(name, str)}
-        assert names == {*wiring.FIXED, *wiring.LEARNED} - (
-            set() if layer in ("LogicGates", "LogicRNN") else {"unique"}
-        )
+        left_out = set() if layer in ("LogicGates", "LogicRNN") else {"unique"}
+        every = {*wiring.FIXED, *wiring.LEARNED} - left_out
+        assert names == (set(_logic_images.LEAVES) if layer == "LogicConv" else every)
     if "estimator" in arguments:
         assert taken("estimator") == set(spec_type.estimators)
     if "parametrisation" in arguments:
