@@ -90,7 +90,8 @@ class ProductKeyMemoryArguments(_KeyArguments):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Source: docs/semantics.md, section 15.
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
     """
 
@@ -117,7 +118,8 @@ class ProductKeyExpertsArguments(_KeyArguments):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; He, Mixture of A Million Experts, 2024 (PEER).
+    Source: docs/semantics.md, section 15.
+    Published: He, Mixture of A Million Experts, 2024 (PEER).
     """
 
     heads: int = 8

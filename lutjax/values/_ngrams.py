@@ -65,8 +65,9 @@ def ngram_rows(
     Raises:
       ValueError, TypeError: a size is impossible, or tokens are no array of integers.
 
-    Source: docs/semantics.md, section 14; multiplicative hashes joined by exclusive or, several for each order, are those of Engram (Cheng et al.,
-    Conditional Memory via Scalable Lookup, 2026), whose tables have prime sizes instead of the mixing.
+    Source: docs/semantics.md, section 14.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram): multiplicative hashes joined by exclusive or, several for
+    each order; tables there have prime sizes instead of the mixing.
 
     Example:
       >>> import numpy as np, lutjax

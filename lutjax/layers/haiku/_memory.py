@@ -54,7 +54,8 @@ class NgramMemory(Layer):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 14; Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
+    Source: docs/semantics.md, section 14.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
 
     In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
@@ -182,7 +183,8 @@ class ProductKeyMemory(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Source: docs/semantics.md, section 15.
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
     In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
@@ -281,7 +283,8 @@ class ProductKeyExperts(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; He, Mixture of A Million Experts, 2024 (PEER).
+    Source: docs/semantics.md, section 15.
+    Published: He, Mixture of A Million Experts, 2024 (PEER).
 
     In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
     `lutjax.layers.haiku`.

@@ -56,7 +56,8 @@ class NgramMemory(Layer):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 14; Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
+    Source: docs/semantics.md, section 14.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
 
     In Flax Linen a trained variable is in the collection ``params``, and the others are in collections of their own, which
@@ -165,7 +166,8 @@ class ProductKeyMemory(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Source: docs/semantics.md, section 15.
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
     In Flax Linen a trained variable is in the collection ``params``, and the others are in collections of their own, which
@@ -234,7 +236,8 @@ class ProductKeyExperts(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; He, Mixture of A Million Experts, 2024 (PEER).
+    Source: docs/semantics.md, section 15.
+    Published: He, Mixture of A Million Experts, 2024 (PEER).
 
     In Flax Linen a trained variable is in the collection ``params``, and the others are in collections of their own, which
     `apply` needs: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use.

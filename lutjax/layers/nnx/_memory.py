@@ -55,7 +55,8 @@ class NgramMemory(Layer):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 14; Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
+    Source: docs/semantics.md, section 14.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
 
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
@@ -167,7 +168,8 @@ class ProductKeyMemory(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Source: docs/semantics.md, section 15.
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
@@ -241,7 +243,8 @@ class ProductKeyExperts(_Keyed):
     Raises:
       ValueError: a size is impossible.
 
-    Source: docs/semantics.md, section 15; He, Mixture of A Million Experts, 2024 (PEER).
+    Source: docs/semantics.md, section 15.
+    Published: He, Mixture of A Million Experts, 2024 (PEER).
 
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
     `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
