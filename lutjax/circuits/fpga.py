@@ -6,6 +6,7 @@ Yosys (of ``pip install pyosys``) maps a circuit, and each of its parts by itsel
 import dataclasses
 import importlib.metadata
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -219,6 +220,7 @@ def report(
     registers: int = 0,
     clock: float | int | None = None,
     place: bool = True,
+    layout: str | os.PathLike[str] | None = None,
     seconds: float | int = 1800,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -230,6 +232,7 @@ def report(
       registers: levels of gates between two registers, as in `lutjax.circuits.verilog.write`; 0 for none.
       clock: for which nextpnr places, in MHz; None for the fastest.
       place: whether the circuit and its parts are placed and routed where nextpnr is found.
+      layout: file that gets the device with the cells of the whole circuit, as SVG, where it is placed.
       seconds: after which a tool is ended.
       progress: is told what is done next.
 
@@ -268,7 +271,8 @@ def report(
             cost = dataclasses.replace(cost, unplaced=_why_unplaced(family))
         elif len(part):
             progress(f"placing {name}")
-            cost = _placed(part, cost, FAMILIES[family], program, registers, clock, seconds)
+            picture = pathlib.Path(layout) if layout is not None and part is circuit else None
+            cost = _placed(part, cost, FAMILIES[family], program, registers, clock, picture, seconds)
         costs.append(cost)
     return Report(family, registers, clock, tuple(costs[:-1]), costs[-1], tools)
 
@@ -392,6 +396,7 @@ def _placed(
     program: str,
     registers: int,
     clock: float | int | None,
+    layout: pathlib.Path | None,
     seconds: float | int,
 ) -> Cost:
     """Return a cost with the clock that nextpnr finds for the circuit between registers.
@@ -413,6 +418,8 @@ def _placed(
             "1",
         ]
         words += ["--timing-allow-fail", "--freq", f"{clock or 1000:g}"]
+        if layout is not None:
+            words += ["--placed-svg", "layout.svg"]
         try:
             status, printed = _programs.run(words, folder, seconds)
         except TimeoutError:
@@ -422,6 +429,8 @@ def _placed(
             errors = [line for line in printed.splitlines() if line.startswith("ERROR")]
             why = " ".join((errors or [printed])[0].split())[-200:]
             return dataclasses.replace(cost, unplaced=f"{program} says: {why}")
+        if layout is not None:
+            shutil.copyfile(pathlib.Path(folder, "layout.svg"), layout)
         clocks = [of["achieved"] for of in json.loads(found.read_bytes())["fmax"].values()]
     if not clocks:
         return dataclasses.replace(cost, unplaced=f"{program} finds no path between registers")

@@ -40,6 +40,12 @@ from lutjax.files.errors import FolderError
     help="Place and route by nextpnr where it is found, or only count cells. Default: place.",
 )
 @click.option(
+    "--layout",
+    metavar="FILE.svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Picture to write: the device with the cells of the circuit, where it is placed.",
+)
+@click.option(
     "--seconds",
     type=Finite(1),
     default=1800,
@@ -58,6 +64,7 @@ def fpga(
     clock: float | None,
     registers: int | None,
     place: bool,
+    layout: Path | None,
     seconds: float,
     out: Path | None,
 ) -> None:
@@ -90,6 +97,7 @@ def fpga(
                 registers=given.registers if registers is None else registers,
                 clock=clock,
                 place=place,
+                layout=layout,
                 seconds=seconds,
                 progress=doing,
             )
@@ -98,6 +106,8 @@ def fpga(
     target.write_text(found.to_json())
     click.echo(str(found))
     click.echo(f"written to {target}")
+    if layout is not None and found.total.unplaced:
+        click.echo(f"no layout is written: {found.total.unplaced}", err=True)
 
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:

@@ -18,6 +18,7 @@ NEXTPNR = """#!/bin/sh
 case "$*" in *--version) echo "nextpnr of a test"; exit;; esac
 grep -q '"SB_LUT4"' mapped.json || { echo "ERROR: no cells"; exit 1; }
 echo '{"fmax": {"clk": {"achieved": 80.0, "constraint": 50.0}}}' > report.json
+case "$*" in *--placed-svg*) echo '<svg/>' > layout.svg;; esac
 """
 
 
@@ -134,7 +135,8 @@ def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
     program.write_text(NEXTPNR)
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = fpga.report(builder.circuit(), "ice40", clock=100)
+    found = fpga.report(builder.circuit(), "ice40", clock=100, layout=tmp_path / "layout.svg")
+    assert (tmp_path / "layout.svg").read_text() == "<svg/>\n"
     assert (found.total.clock, found.total.latency, found.tools["nextpnr-ice40"]) == (
         80.0,
         12.5,
