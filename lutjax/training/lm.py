@@ -86,7 +86,7 @@ class TrainingConfig(Training):
     table_optimizer: str = one_of((*optimizers.TABLE_OPTIMIZERS, SAME), "row_adagrad")
     table_weight_decay: float = 0.0
     memory_optimizer: str = one_of(optimizers.TABLE_OPTIMIZERS, "row_adam")
-    memory_rate: float = 5.0
+    memory_rate: float = 1.0
     memory_weight_decay: float = 0.0
     optimizer: str = one_of(optimizers.OPTIMIZERS, "row_adagrad")
     microbatches: int = 1

@@ -175,5 +175,9 @@ def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -
         raise ValueError(
             f"{where}: orders is {shown(orders)}; expected different lengths of n-grams, as in (2, 3)."
         )
-    for i, order in enumerate(orders):
-        require(f"orders[{i}]", order, 1, MOST_ORDER - 1)
+    for order in orders:
+        whole = isinstance(order, int | np.integer) and not isinstance(order, bool)
+        if not whole or not 1 <= order < MOST_ORDER:
+            raise ValueError(
+                f"{where}: orders is {shown(orders)}; lengths are whole numbers from 1 to {MOST_ORDER - 1}."
+            )

@@ -99,7 +99,7 @@ def test_ngrams_end_at_segments():
         ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
         ({"orders": ()}, r"orders is \(\); expected different lengths"),
         ({"orders": (2, 2)}, r"orders is \(2, 2\); expected different"),
-        ({"orders": (0,)}, r"orders\[0\] is 0"),
+        ({"orders": (0,)}, r"orders is \(0,\); lengths are whole numbers from 1 to 255"),
         ({"segments": np.zeros(3, int)}, r"segments is int64\[3\] and tokens int32\[3, 14\]"),
     ],
 )

@@ -133,8 +133,9 @@ def wrong_arguments(make, fields, given):
     for name, what in ((f.name, what) for f in fields for what in WRONG):
         message = refusal(make, {**given, name: WRONG[what]})
         if message is None:
-            # None is many a default, and a text may be the name of an implementation.
-            assert what == "None" or (name, what) == ("implementation", "text"), f"{name} takes {what}"
+            # None is many a default, and a text may be the name of an implementation or of an axis.
+            named = name in ("implementation", "row_axis") and what == "text"
+            assert what == "None" or named, f"{name} takes {what}"
         else:
             assert name in message, f"{name} {what}: {message}"
             assert len(message) < 400, f"{name} {what}"
