@@ -16,12 +16,12 @@ from lutjax.files.errors import FolderError
 @click.option(
     "--family",
     type=click.Choice(["ice40", "ecp5", "xc7"]),
-    help="FPGAs: Lattice iCE40, Lattice ECP5, or the 7 series of AMD (Xilinx).",
+    help="Report for FPGAs of a family: Lattice iCE40, Lattice ECP5, or the 7 series of AMD (Xilinx). Default: none, and --board.",
 )
 @click.option(
     "--board",
     type=click.Choice(["icebreaker", "ulx3s"]),
-    help="Write a project for this board in place of a report.",
+    help="Write a project for this board in place of a report. Default: none, and --family.",
 )
 @click.option(
     "--clock",
@@ -43,7 +43,7 @@ from lutjax.files.errors import FolderError
     "--layout",
     metavar="FILE.svg",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Picture to write: the device with the cells of the circuit, where it is placed.",
+    help="Picture to write: the device with the cells of the circuit, where it is placed. Default: none.",
 )
 @click.option(
     "--seconds",

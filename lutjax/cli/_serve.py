@@ -59,7 +59,7 @@ from lutjax.cli import _run
 @click.option(
     "--block-size",
     type=click.IntRange(1),
-    help="Keep the cached bytes of all texts in blocks of so many, of which prompts that begin alike share the first: they are read and stored once. Of models of --model lut.",
+    help="Keep the cached bytes of all texts in blocks of so many, of which prompts that begin alike share the first: they are read and stored once. Of models of --model lut. Default: caches of each text.",
 )
 @click.option(
     "--grace",

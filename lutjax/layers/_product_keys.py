@@ -122,6 +122,7 @@ class ProductKeyExpertsArguments(_KeyArguments):
     Published: He, Mixture of A Million Experts, 2024 (PEER).
     """
 
+    _: dataclasses.KW_ONLY
     heads: int = 8
     k: int = 16
     activation: Callable[..., Any] = jax.nn.gelu

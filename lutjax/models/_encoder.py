@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.layers._logic import GRADIENTS
 from lutjax.layers.nnx import Thermometer
@@ -50,5 +51,5 @@ def check_threshold_gradient(where: str, gradient: str) -> None:
     """Raise ValueError if thresholds cannot get their gradient so."""
     if gradient not in GRADIENTS:
         raise ValueError(
-            f"{where}: threshold_gradient is {gradient!r}; expected one of {', '.join(GRADIENTS)}."
+            f"{where}: threshold_gradient is {shown(gradient)}; expected one of {', '.join(GRADIENTS)}."
         )

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
+from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
@@ -152,7 +153,7 @@ class LogicTreeNetConfig(Config):
             raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
         check_threshold_gradient(where, self.threshold_gradient)
         if self.leaves not in LEAVES:
-            raise ValueError(f"{where}: leaves is {self.leaves!r}; expected one of {', '.join(LEAVES)}.")
+            raise ValueError(f"{where}: leaves is {shown(self.leaves)}; expected one of {', '.join(LEAVES)}.")
         if self.tables == "gates" and self.n_inputs != 2:
             raise ValueError(
                 f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."

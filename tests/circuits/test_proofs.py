@@ -76,7 +76,7 @@ def test_what_lies_there_is_stated_and_proved(life: Path) -> None:
     result = command("verify", life)
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"passed, 0 failed, .* in .* s\. 13 files: \d+ proved; 2 compared with their digests alone",
+        r"passed, 0 failed, .* in .* s\. 14 files: \d+ proved; 2 compared with their digests alone",
         lines(result)[-1],
     )
     assert "(Makefile, life.dot)" in lines(result)[-1]
@@ -87,7 +87,7 @@ def test_the_last_line_names_what_no_tool_has_proved(life: Path) -> None:
     result = command("verify", life)
     assert result.exit_code == 0
     assert lines(result)[-1].endswith(
-        " s. 13 files: 6 proved; 2 compared with their digests alone (Makefile, life.dot); "
+        " s. 14 files: 7 proved; 2 compared with their digests alone (Makefile, life.dot); "
         "3 not proved (life.c, life.h, life_test.c), as gcc or clang or cc is not found; "
         "1 not proved (life_testbench.v), as iverilog is not found; "
         "1 not proved (life.v), as iverilog is not found, and pyosys is not installed."

@@ -9,7 +9,7 @@ from flax import nnx
 import lutjax
 from lutjax.dispatch import registry
 from lutjax.layers import _logic
-from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT
+from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, LogicRNN, SoftLUT
 
 FINE = lutjax.FixedPoint(2.0**20)
 
@@ -61,6 +61,36 @@ def test_any_order_of_samples(layer):
         assert np.any(a)
         same.append(bool(np.all(a == b)))
     assert same == [False, True]
+
+
+def test_gates_of_logits_are_those_of_their_coefficients():
+    x, wires = (
+        jnp.asarray(uniform(40, 9)),
+        jnp.asarray(np.random.default_rng(1).integers(0, 9, (8, 2)), jnp.int32),
+    )
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=(8, 16)), jnp.float32)
+    y, pull = jax.vjp(lambda x, logits: lutjax.logic_gates(x, logits, wires, accumulate=FINE), x, logits)
+
+    def parts(x, logits):
+        return lutjax.bilinear_gates(x, lutjax.gate_coefficients(logits), wires, accumulate=FINE)
+
+    want, pull_parts = jax.vjp(parts, x, logits)
+    np.testing.assert_array_equal(y, want)
+    for found, expected in zip(pull(jnp.sin(y)), pull_parts(jnp.sin(y)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_recurrent_gates_are_gates_in_every_step():
+    x, state = jnp.asarray(uniform(5, 3, 4)), jnp.asarray(uniform(5, 6))
+    layer = LogicRNN(4, 6, accumulate=FINE, rngs=nnx.Rngs(0))
+    step = LogicGates(10, 6, accumulate=FINE, rngs=nnx.Rngs(1))
+    step.logits[...], step.wires[...] = layer.logits[...], layer.wires[...]
+    found = layer(x, state=state)
+    for t in range(3):
+        state = step(jnp.concatenate([x[:, t], state], -1))
+        np.testing.assert_array_equal(found[:, t], state)
+    floats = LogicRNN(4, 6, rngs=nnx.Rngs(0))
+    assert np.any(floats(x, state=jnp.asarray(uniform(5, 6))) != found)
 
 
 def test_wirings_that_are_learned():

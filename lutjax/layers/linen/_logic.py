@@ -461,7 +461,8 @@ class LogicConv(_Wired):
       pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
       pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
       channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
-      wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by itself.
+      wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by
+        itself.
       n_inputs: inputs of a node, 2 to 8.
       parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
         nodes are tables, as in `SoftLUT`.

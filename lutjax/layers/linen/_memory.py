@@ -255,11 +255,10 @@ class ProductKeyExperts(_Keyed):
 
     in_features: int
     out_features: int
-    heads: int = 8
-    k: int = 16
-    activation: Callable[..., Any] = jax.nn.gelu
     _: dataclasses.KW_ONLY
     n_keys: int
+    heads: int = 8
+    k: int = 16
     key_size: int | None = None
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
@@ -269,3 +268,4 @@ class ProductKeyExperts(_Keyed):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
+    activation: Callable[..., Any] = jax.nn.gelu

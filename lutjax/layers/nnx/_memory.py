@@ -264,11 +264,10 @@ class ProductKeyExperts(_Keyed):
         self,
         in_features: int,
         out_features: int,
-        heads: int = 8,
-        k: int = 16,
-        activation: Callable[..., Any] = jax.nn.gelu,
         *,
         n_keys: int,
+        heads: int = 8,
+        k: int = 16,
         key_size: int | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
@@ -278,6 +277,7 @@ class ProductKeyExperts(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
+        activation: Callable[..., Any] = jax.nn.gelu,
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
