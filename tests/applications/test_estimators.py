@@ -545,7 +545,7 @@ def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None
         (["--model", "tree", "--data", rows], "are 16 numbers each, not images, which trees of gates read"),
         (
             ["--model", "tree", "--data", path, "--n-inputs", 4],
-            "--n-inputs is 4; the model tree has no such option",
+            "--tables is 'gates', whose gates have 2 inputs, but --n-inputs is 4; use 'light'",
         ),
         (["--kernels", "4"], "kernels is (4,); the model gates has no such option"),
         (

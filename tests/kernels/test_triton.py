@@ -65,7 +65,8 @@ UPDATED = [
     if "update" in lutjax.kernel_registry.get(op, platform="triton", backend="gpu").directions
 ]
 
-SUMMED = [op for op in OPS if op in ops_that_add()]
+OF_PLAIN_JAX = {"bilinear_gates", "soft_lut", "binary_lut"}  # in fixed point
+SUMMED = [op for op in OPS if op in ops_that_add() and op not in OF_PLAIN_JAX]
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
 
 
