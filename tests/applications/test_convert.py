@@ -61,6 +61,7 @@ def test_there_are_cases() -> None:
     assert set(CASES) > NOT_SOFT
 
 
+@pytest.mark.slow("torchlogix_conv_*")
 @pytest.mark.parametrize("name", [name for name in CASES if package(name) != "spiky"])
 def test_outputs(name: str, tmp_path: Path) -> None:
     model, found = converted(name)

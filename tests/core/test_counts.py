@@ -96,6 +96,7 @@ def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
     np.testing.assert_array_equal(cache["cached_counts"], held)
 
 
+@pytest.mark.slow("targets1-*", "targets0-floats")
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("targets", [{}, {"n_targets": 2, "targets_per": "layer"}])
 def test_as_with_ids(sums, targets, monkeypatch):

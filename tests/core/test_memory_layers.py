@@ -189,6 +189,7 @@ def test_rows_are_known_before_the_layer_runs():
     np.testing.assert_array_equal(found.never_read, (counts == 0).sum(1))
 
 
+@pytest.mark.slow("0")
 @pytest.mark.parametrize("kernel", [0, 1, 4])
 def test_texts_that_go_on(kernel):
     """Parts of any lengths, with segments, also inside of jit and scan."""

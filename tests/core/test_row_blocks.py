@@ -58,7 +58,7 @@ MEMORIES = {
 }
 
 
-@pytest.mark.thorough("experts")
+@pytest.mark.slow("experts", "n-grams")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_training_is_that_of_one_device(name):
     """Steps of `RowAdam`, which counts reads: rows of other devices are not read."""
