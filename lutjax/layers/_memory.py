@@ -84,6 +84,7 @@ class NgramMemoryArguments(Arguments):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
+
     Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
     """

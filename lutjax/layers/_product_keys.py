@@ -91,6 +91,7 @@ class ProductKeyMemoryArguments(_KeyArguments):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
     """
@@ -119,6 +120,7 @@ class ProductKeyExpertsArguments(_KeyArguments):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: He, Mixture of A Million Experts, 2024 (PEER).
     """
 

@@ -66,6 +66,7 @@ def ngram_rows(
       ValueError, TypeError: a size is impossible, or tokens are no array of integers.
 
     Source: docs/semantics.md, section 14.
+
     Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram): multiplicative hashes joined by exclusive or, several for
     each order; tables there have prime sizes instead of the mixing.
 

@@ -300,7 +300,10 @@ def test_sources_exist():
     sections = {page.name: set(SECTION.findall(page.read_text())) for page in pages}
     found = 0
     for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
-        for source in re.findall(r"Source: (.*)", path.read_text()):
+        for source, following in re.findall(r"Source: (.*)(?:\n *(.*))?", path.read_text()):
+            assert following in ("", '"""'), (
+                f"{path}: {source}: {following} is taken for another page; leave a line blank"
+            )
             for one in source.removesuffix(".").split("; "):
                 parts = re.fullmatch(r"docs/([\w-]+\.md), sections? (\d+)(?: and (\d+))?", one)
                 assert parts, f"{path}: {source}"

@@ -57,6 +57,7 @@ class NgramMemory(Layer):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
+
     Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
 
@@ -167,6 +168,7 @@ class ProductKeyMemory(_Keyed):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
@@ -237,6 +239,7 @@ class ProductKeyExperts(_Keyed):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: He, Mixture of A Million Experts, 2024 (PEER).
 
     In Flax Linen a trained variable is in the collection ``params``, and the others are in collections of their own, which

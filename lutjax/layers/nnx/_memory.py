@@ -56,6 +56,7 @@ class NgramMemory(Layer):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
+
     Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
     tokens of equal meaning and with one branch.
 
@@ -169,6 +170,7 @@ class ProductKeyMemory(_Keyed):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
@@ -244,6 +246,7 @@ class ProductKeyExperts(_Keyed):
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
     Published: He, Mixture of A Million Experts, 2024 (PEER).
 
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
