@@ -220,6 +220,18 @@ class Circuit:
         return results[0] if len(results) == 1 else results
 
 
+def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the numbers ``[samples, count]`` of each output port, as the evaluator in NumPy finds them."""
+    numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
+    return by_port(circuit, circuit(*numbers))
+
+
+def by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
+    """Return what a call of a circuit returned as numbers ``[samples, count]`` of each output port."""
+    outputs = found if isinstance(found, tuple) else (found,)
+    return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
+
+
 def _check_ports(inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
     seen: dict[str, str] = {}
     for name, ports in (("inputs", inputs), ("outputs", outputs)):

@@ -28,7 +28,7 @@ from lutjax.circuits import (
     statistics,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, evaluated as evaluated
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
@@ -155,18 +155,6 @@ def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any])
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
         raise ValueError(f"{where}: {_json.shown(name)} is {_json.shown(row)}; expected {expected}.")
     return row
-
-
-def evaluated(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the numbers ``[samples, count]`` of each output port, as the evaluator in NumPy finds them."""
-    numbers = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, inputs, strict=True)]
-    return by_port(circuit, circuit(*numbers))
-
-
-def by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
-    """Return what a call of a circuit returned as numbers ``[samples, count]`` of each output port."""
-    outputs = found if isinstance(found, tuple) else (found,)
-    return {port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True)

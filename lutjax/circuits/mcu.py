@@ -24,7 +24,7 @@ from jaxtyping import Shaped
 from lutjax._version import __version__
 from lutjax.circuits import _elf, _microcontroller, _programs, _templates, c
 from lutjax.circuits._microcontroller import Style
-from lutjax.circuits.circuit import Circuit, numbers_of
+from lutjax.circuits.circuit import Circuit, evaluated, numbers_of
 from lutjax.circuits.ports import Port
 
 SAMPLES = 64
@@ -156,6 +156,26 @@ def write(
       >>> sorted(mcu.write(builder.circuit(), "parity", target="avr"))[:3]
       ['examples/parity/parity.ino', 'library.json', 'library.properties']
     """
+    return _library(circuit, name, target, layers, style, sample).files
+
+
+class _Library(NamedTuple):
+    """Files of a library, and what its program is: the number of operations, and how they are written."""
+
+    files: dict[str, str]
+    operations: int
+    style: Style
+
+
+def _library(
+    circuit: Circuit,
+    name: str,
+    target: str,
+    layers: Circuit | None,
+    style: str,
+    sample: Sequence[Shaped[np.ndarray, " _"]] = (),
+) -> _Library:
+    """Do what `write` does."""
     of = check_target(target)
     c.check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "tables"):
@@ -208,7 +228,7 @@ def write(
             )
         ),
     }
-    return {
+    files = {
         f"examples/{name}/{name}.ino": _templates.filled("mcu.ino", **values),
         **{
             path: _templates.filled(f"mcu_{path}", **values)
@@ -216,6 +236,7 @@ def write(
         },
         **{f"src/{path}": text for path, text in sources.items()},
     }
+    return _Library(files, n, chosen)
 
 
 def _outputs(circuit: Circuit, n: int) -> list[str]:
@@ -260,7 +281,8 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
     """Raise ValueError if a program of layers does not answer as the circuit, on random samples."""
     samples = random_samples(circuit, 256)
-    found, expected = _microcontroller.evaluate(program, samples), _answers(circuit, samples)
+    found = _microcontroller.evaluate(program, samples)
+    expected = evaluated(circuit, samples).values()
     wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
     if wrong:
         raise ValueError(
@@ -275,13 +297,6 @@ def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
         numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(n, port.count)
         for port in circuit.inputs
     ]
-
-
-def _answers(circuit: Circuit, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return numbers ``[n, count]`` of each output port for those of the inputs."""
-    given = [x[:, 0] if port.count == 1 else x for port, x in zip(circuit.inputs, samples, strict=True)]
-    found = circuit(*given)
-    return [y.reshape(len(samples[0]), -1) for y in (found if isinstance(found, tuple) else (found,))]
 
 
 # ------------------------------------------------------------------------------------- report
@@ -381,9 +396,7 @@ def report(
       (1, 0)
     """
     of = check_target(target, "mcu.report")
-    files = write(circuit, "circuit", target=target, layers=layers, style=style)
-    text = files["src/circuit.c"]
-    program = _microcontroller.program(circuit, layers)
+    made = _library(circuit, "circuit", target, layers, style)
     tools, missing = {"lutjax": __version__}, {}
     flash = ram = instructions = cycles = None
     cycles_from, n, n_wrong = "", 0, 0
@@ -391,7 +404,7 @@ def report(
         missing["compiled"] = why
     else:
         progress("compiling")
-        compiled = _compiled(files, "circuit", circuit, of)
+        compiled = _compiled(made.files, "circuit", circuit, of)
         flash, static = compiled.flash, compiled.ram
         tools |= compiled.tools
         if why := _why_not_simulated(target):
@@ -410,8 +423,8 @@ def report(
     return Report(
         target,
         len(circuit),
-        len(program.operations),
-        "tables" if "operands[]" in text else "functions",
+        made.operations,
+        made.style,
         flash,
         ram,
         instructions,
@@ -475,7 +488,7 @@ def _compared(
     compiled: "_Compiled", circuit: Circuit, target: str, samples: Sequence[np.ndarray]
 ) -> "tuple[list[_Run], int, dict[str, str]]":
     """Return the runs of samples, how many of them have another answer than the circuit, and the version of the simulator by its name."""
-    expected = _bytes(circuit.outputs, _answers(circuit, samples))
+    expected = _bytes(circuit.outputs, [*evaluated(circuit, samples).values()])
     simulate = _on_avr if target == "avr" else _on_unicorn
     runs, tools = simulate(compiled.image, _bytes(circuit.inputs, samples), expected.shape[1])
     n_wrong = sum(run.output != row.tobytes() for run, row in zip(runs, expected, strict=True))

@@ -32,8 +32,8 @@ from lutjax.circuits import (
     simulate,
     verilog,
 )
-from lutjax.circuits.circuit import Circuit, numbers_of
-from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called, by_port, evaluated
+from lutjax.circuits.circuit import Circuit, by_port, evaluated, numbers_of
+from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
 from lutjax.files._files import entries

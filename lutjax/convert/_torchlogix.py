@@ -16,7 +16,7 @@ from lutjax.models._config import MOST_DEPTH
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 SAMPLING = ("fixed", "hard", "soft")
-"""What a binarization gives in training."""
+"""Kinds of bits that a binarization gives in training: fixed, learned as bits, or learned as sigmoids."""
 
 _KINDS = {"light": "light", "warp": "walsh"}
 _LEVEL, _LEAVES = "tree_weights.{}", "connections._indices_L{}"

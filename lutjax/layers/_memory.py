@@ -178,7 +178,7 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
-        return self._found(jnp.asarray(tokens), *self._placed(tokens, segments, history), history)
+        return self._found(jnp.asarray(tokens), self._placed(tokens, segments, history), history)
 
     @property
     def _hashes(self) -> dict[str, Any]:
@@ -196,19 +196,20 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
                 f"{self.layer}: segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
             )
 
-    def _placed(self, tokens: Any, segments: Any, history: History | None) -> tuple[jax.Array, Any]:
-        """Return the place of each token in its run, and the segments with those of the history in front."""
+    def _placed(self, tokens: Any, segments: Any, history: History | None) -> jax.Array:
+        """Return the place of each token in its run, which the history may have begun."""
         length = tokens.shape[-1]
         if history is None and segments is None:
-            return places(jnp, None, length), None
+            return jnp.asarray(places(jnp, None, length))
         if segments is None:
             segments = jnp.zeros(tokens.shape, jnp.int32)
         segments = jnp.broadcast_to(jnp.asarray(segments).astype(jnp.int32), tokens.shape)
         if history is not None:
             segments = jnp.concatenate([jnp.asarray(history.segments), segments], -1)
-        return places(jnp, segments, segments.shape[-1])[..., segments.shape[-1] - length :], segments
+        place: jax.Array = places(jnp, segments, segments.shape[-1])
+        return place[..., segments.shape[-1] - length :]
 
-    def _found(self, tokens: jax.Array, place: jax.Array, _: Any, history: History | None) -> jax.Array:
+    def _found(self, tokens: jax.Array, place: jax.Array, history: History | None) -> jax.Array:
         every = tokens.astype(jnp.int32)
         before = 0
         if history is not None:
@@ -265,8 +266,8 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         self, tokens: jax.Array, segments: Any, history: History | None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the row ids of tokens, and the places of tokens in their runs."""
-        place, every = self._placed(tokens, segments, history)
-        index = self._found(tokens, place, every, history)
+        place = self._placed(tokens, segments, history)
+        index = self._found(tokens, place, history)
         return index, jnp.broadcast_to(place, tokens.shape)
 
     def _fused(

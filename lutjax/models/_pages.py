@@ -11,6 +11,11 @@ _ROOT = b""
 """Name of the tokens before the first block."""
 
 
+def n_entries(context: int, size: int) -> int:
+    """Return the entries of the table of a text in blocks of a size: of the ``context - 1`` tokens of a window, and as many as the context beside it."""
+    return -(-(2 * context - 1) // size) + 1
+
+
 @dataclasses.dataclass
 class Text:
     """A text with blocks.

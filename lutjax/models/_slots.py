@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from lutjax._typing import Array
 from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed, noise_of, typed_key
-from lutjax.models._pages import Pages, Text
+from lutjax.models._pages import Pages, Text, n_entries
 from lutjax.models.transformer import LUTTransformer
 
 _Places = tuple[Array, Array]
@@ -289,7 +289,7 @@ class Slots:
         assert self._pages is not None
         size = self._pages.size
         cached = self._pages.n_cached(tokens.tolist())
-        return min(-(-tokens.size // size) - cached, -(-(2 * self._context - 1) // size) + 1)
+        return min(-(-tokens.size // size) - cached, n_entries(self._context, size))
 
     def _extended(self, there: np.ndarray, count: int) -> _Places | None:
         """Give texts the blocks of so many more tokens; return where those of all slots are, None without a pool."""
@@ -384,9 +384,9 @@ def _pages_of(model: Decoder, n_slots: int, block_size: Any, n_blocks: Any) -> P
             f"Slots: block_size is {block_size}, but this {type(model).__name__} {what}; blocks are for a LUTTransformer with memory='window'. "
             "Leave block_size out."
         )
-    window = model.config.context - 1
-    width = -(-(window + model.config.context) // block_size) + 1
-    return Pages(n_slots * width if n_blocks is None else n_blocks, block_size, window, width)
+    context = model.config.context
+    width = n_entries(context, block_size)
+    return Pages(n_slots * width if n_blocks is None else n_blocks, block_size, context - 1, width)
 
 
 def _parts_of(model: Decoder, n_texts: int, pages: Pages | None) -> Any:

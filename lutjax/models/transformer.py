@@ -15,6 +15,7 @@ from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
+from lutjax.models._pages import n_entries
 from lutjax.values._dtypes import FLOATS, accumulator
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
@@ -319,9 +320,7 @@ class LUTTransformer(Decoder):
             )
         tables: Any = {"block_tables": None, "cached_lengths": None}
         if blocks is not None:
-            entries = (
-                -(-(2 * self.config.context - 1) // blocks[1]) + 1
-            )  # of a window, and as many tokens beside it
+            entries = n_entries(self.config.context, blocks[1])
             tables = {
                 "block_tables": nnx.Cache(jnp.full((*batch_shape, entries), -1, jnp.int32)),
                 "cached_lengths": nnx.Cache(jnp.zeros(batch_shape, jnp.int32)),

@@ -29,7 +29,7 @@ CASES = {
     for path in sorted((ROOT / "tests" / "golden").glob("foreign_*.npz"))
 }
 NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES if name.startswith("dwn"))}
-"""Of these, soft outputs are others."""
+"""Cases whose soft outputs are others."""
 IMAGE = ("shape", "padding", "pool", "pool_padding")
 
 

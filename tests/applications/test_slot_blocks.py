@@ -143,7 +143,7 @@ def programs():
 )
 @pytest.mark.parametrize("name", ["tables", pytest.param("pair", marks=pytest.mark.slow)])
 def test_texts_are_continued_as_alone(name, size):
-    """Whatever they have in common, and whoever joins and leaves; after `compile` nothing is compiled again."""
+    """Texts are continued as alone with any beginnings in common, while others join and leave; after `compile` nothing is compiled again."""
     model, prompts = model_of(name), prompts_of(9, 17, 6, 30, 1, 12)
     prompts[1][:9], prompts[5][:] = prompts[0], prompts[1][:12]
     wanted = np.asarray(model.generate(prompts, 40, key=KEY, temperature=0)).tolist()

@@ -235,7 +235,7 @@ def test_haiku_goes_on():
 # ------------------------------------------------------------------------------------- product keys
 @pytest.mark.parametrize("k", [1, 2, 7, 16])
 def test_pairs_of_places_have_all_of_the_best(k):
-    """Whatever the sums are: of two lists from the largest down the best pairs are among those that are tried."""
+    """The best pairs of two lists from the largest down are among those that are tried, for any sums."""
     i, j = _pairs(k)
     assert len(i) <= k * (1 + np.log(k))
     a, b = -np.sort(-RNG.normal(size=(2, 50, k)))

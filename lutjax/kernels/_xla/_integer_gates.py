@@ -153,8 +153,5 @@ def _over_samples(call: Call, products: jax.Array) -> jax.Array:
 
 
 def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:
-    """Totals of what wires read, added up for each input; always by a scatter or gather, which add integers."""
-    wires, n_inputs = _wire_gathers.clamped(call.wires, call.x.shape[0]), call.x.shape[0]
-    flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
-    zeros = jnp.zeros_like(flat, shape=(n_inputs, flat.shape[1]))
-    return zeros.at[wires.reshape(-1)].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
+    """Totals of what wires read, added up for each input; always by a scatter, which adds integers."""
+    return _wire_gathers.scattered(by_wire, call.wires, call.x.shape[0])

@@ -42,7 +42,7 @@ def to_inputs(
     by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
 ) -> jax.Array:
     """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
-    flat = jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
+    flat = _flat(by_wire, wires)
     if readers is not None and gathered(wires, readers):
         # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
         flat = jnp.concatenate([flat, zeros_varying(flat, (1, flat.shape[1]), flat.dtype)])
@@ -51,19 +51,28 @@ def to_inputs(
         for f in range(by_reader.shape[1]):
             dx = dx + read(flat, by_reader[:, f])
         return dx
-    ids = clamped(wires, n_inputs).reshape(wires.size)
-
-    def scattered() -> jax.Array:
-        dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
-        return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
-
     if n_inputs > _FEW_INPUTS:
-        return scattered()
+        return scattered(by_wire, wires, n_inputs)
+    ids = clamped(wires, n_inputs).reshape(wires.size)
     reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
     dx = jnp.dot(reads, flat, precision="highest")
     # A product carries a NaN or an infinity to every input of its sample: then sums are made one by one.
     ones = jnp.ones((1, n_inputs), dx.dtype)
-    return jax.lax.cond(jnp.isfinite(jnp.sum(ones @ dx)), lambda: dx, scattered)
+    return jax.lax.cond(
+        jnp.isfinite(jnp.sum(ones @ dx)), lambda: dx, lambda: scattered(by_wire, wires, n_inputs)
+    )
+
+
+def scattered(by_wire: list[jax.Array], wires: jax.Array, n_inputs: int) -> jax.Array:
+    """Do what `to_inputs` does, one wire after the other."""
+    flat = _flat(by_wire, wires)
+    dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
+    ids = clamped(wires, n_inputs).reshape(wires.size)
+    return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _flat(by_wire: list[jax.Array], wires: jax.Array) -> jax.Array:
+    return jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
 
 
 def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:
