@@ -438,7 +438,8 @@ def _add_slots(
         for n in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
             t = first_detector + n
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
-            target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
+            inside = counts[:, None] & slot_exists[None, :]
+            target = _targets(targets, t, bits, slot, inside, c)
             value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
             row = _row_tiles.offset(bits, c)
             table = _row_tiles.table(total, n, c)
@@ -447,7 +448,8 @@ def _add_slots(
             if c.TOUCH:
                 _row_tiles.touch(touched, n, bits, counts, c)
             at = table + (row[:, None] + slot[None, :])
-            tl.atomic_add(at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+            # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+            tl.atomic_add(at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel

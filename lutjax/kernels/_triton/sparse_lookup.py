@@ -212,13 +212,15 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
         row = _row(index, first_detector + t, sample, exists, c)
         slots = _list(row, first_detector + t, c)[:, None] * c.n_slots + slot[None, :]
-        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], c)
+        inside = exists[:, None] & slot_exists[None, :]
+        target = _target(targets + slots, inside, c)
         value = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC) * factor
         row -= first_detector.to(tl.int64) * c.n_rows
         if c.TOUCH:
             tl.store(touched + row, tl.full((c.ROWS,), 1, tl.int32), mask=exists)
         at = row[:, None] * c.n_slots + slot[None, :]
-        tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+        # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+        tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel

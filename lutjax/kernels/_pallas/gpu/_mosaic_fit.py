@@ -11,6 +11,7 @@ from lutjax.kernels._triton._triton_fit import unfit_packages
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import SGD
 
 _NUMBERS = 2**31  # arrays of more numbers have not been tried
@@ -113,6 +114,42 @@ def _slower_lookup(request: Request) -> str | None:
     if few is None and n_rows > _MOST_ROWS:
         return f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}"
     return few
+
+
+# ------------------------------------------------------------------------------------- sparse_lookup
+_MOST_OUTPUTS = 2**13  # of a sample, in shared memory
+
+_FEWEST_SLOTS = 32
+_FEWEST_SAMPLES = 512
+
+
+def _unsupported_sparse(request: Request) -> str | None:
+    call = request.call
+    if isinstance(call, EdgeLookup):
+        return call.plain
+    assert isinstance(call, SparseLookup)
+    why = unfit_packages()
+    if why is not None:
+        return f"adds to tables by Triton kernels, and Triton {why}"
+    if call.n_outputs > _MOST_OUTPUTS:
+        return (
+            f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
+        )
+    n_outputs = -(-call.n_outputs // 128) * 128
+    return _too_many(max(call.weights.size, len(call.detection.index) * n_outputs))
+
+
+def _slower_sparse(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, SparseLookup)
+    if request.direction == "update":
+        return "moves rows by Triton's kernels"
+    return _fewer_than_measured(
+        (
+            ("slots", call.weights.shape[2], _FEWEST_SLOTS),
+            ("samples", len(call.detection.index), _FEWEST_SAMPLES),
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------- lookup_attention
@@ -231,6 +268,7 @@ def _slower_gates(request: Request) -> str | None:
 _Rule = Callable[[Request], str | None]
 _RULES: dict[str, tuple[_Rule, _Rule]] = {
     "lookup": (_unsupported_lookup, _slower_lookup),
+    "sparse_lookup": (_unsupported_sparse, _slower_sparse),
     "lookup_attention": (_unsupported_attention, _slower_attention),
     "binary_lut": (_unsupported_gates, _slower_gates),
 }
