@@ -126,10 +126,8 @@ def _slower_update(request: Request, step: Step) -> str | None:
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
         reads = reads * n_keys // 2
-    sums = (
-        step.differs_by_row or step.rule.weight_decay
-    )  # rows move by a sum, as those of 16 bits and in fixed point
-    if call.weights.dtype.itemsize < 4 or call.accumulate is not None or sums:
+    sums = step.differs_by_row or step.rule.weight_decay  # rows move by a sum, as those of 16 bits
+    if call.weights.dtype.itemsize < 4 or sums:
         return None
     numbers = reads * call.weights.shape[-1]
     if numbers > _FEW:

@@ -41,7 +41,7 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     if pairs.targets is not None:
         return _scattered(pairs, device)
     if _histograms.faster("forward", pairs):
-        return _histograms.sum_rows(pairs, device).astype(call.weights.dtype)
+        return result(_histograms.sum_rows(pairs, device), call.weights.dtype, call.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
 

@@ -62,6 +62,7 @@ def _fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> str | None:
 
 # ------------------------------------------------------------------------------------- lookup
 MAX_ROWS = 128  # of a table that lies in shared memory
+_MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
 
 # Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
 # (`lookup` alone; both cotangents):
@@ -83,15 +84,16 @@ _FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21, "update": 2**23}  # samp
 def _unsupported_lookup(request: Request) -> str | None:
     call, step = request.call, request.step
     assert isinstance(call, Lookup)
-    if call.accumulate is not None:
-        return "adds in float32, not in fixed point"
+    if call.accumulate is not None and (why := unfit_packages()) is not None:
+        return f"sums integers by Triton kernels, and Triton {why}"
     if call.groups > 1:
         return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
         return f"moves rows by SGD without weight decay only, not by {step.rule}"
     n_detectors, n_rows, n_outputs = call.weights.shape
-    if n_rows > MAX_ROWS:
-        return f"keeps tables in shared memory: at most {MAX_ROWS} rows, here {n_rows}"
+    most = MAX_ROWS if call.accumulate is None else _MOST_ROWS_OF_INTEGERS
+    if n_rows > most:
+        return f"keeps tables in shared memory: at most {most} rows, here {n_rows}"
     # Numbers of tables, of outputs, and of the parts of margins that warps add up.
     of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
     return _too_many(max(call.weights.size, call.detection.shape[0] * of_sample))
@@ -101,6 +103,8 @@ def _slower_lookup(request: Request) -> str | None:
     call, direction = request.call, request.direction
     assert isinstance(call, Lookup)
     n_detectors, n_rows, n_outputs = call.weights.shape
+    if call.accumulate is not None:
+        return _slower_integers(call, direction)
     if call.weights.dtype.name != "float32":
         return f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}"
     few = _fewer_than_measured(
@@ -114,6 +118,14 @@ def _slower_lookup(request: Request) -> str | None:
     if few is None and n_rows > _MOST_ROWS:
         return f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}"
     return few
+
+
+def _slower_integers(call: Lookup, direction: str) -> str | None:
+    if direction == "forward":
+        return "sums rows of integers by Triton's kernels"
+    # Sums of all rows are written, read or not.
+    reads = len(call.detection.index) // call.weights.shape[1]
+    return _fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
 
 
 # ------------------------------------------------------------------------------------- sparse_lookup
@@ -170,8 +182,6 @@ def _unsupported_attention(request: Request) -> str | None:
     why = unfit_packages()
     if why is not None:
         return f"multiplies counts by Triton kernels, and Triton {why}"
-    if call.accumulate is not None:
-        return "multiplies counts by floating-point numbers, not in fixed point"
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     counts, ids = _counted(call)
@@ -191,6 +201,8 @@ def _unsupported_attention(request: Request) -> str | None:
 def _slower_attention(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, LookupAttention)
+    if call.accumulate is not None and request.direction == "forward":
+        return "was measured faster than Triton for sums of floats only, not of integers"
     n_samples, n_queries, _ = call.query.shape
     n_keys = call.key.shape[1]
     counts, ids = _counted(call)

@@ -14,10 +14,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mosaic
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, memref
 
-from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
 
 _THREADS = _mosaic_launch.THREADS
 _LANES = 32
@@ -42,7 +41,7 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
         sample = lax.axis_index("samples")
 
         def with_sums(sums: Any) -> None:
-            layout = _outputs_layout(sums.shape[0])
+            layout = mlir.layout_of_all(sums.shape[0])
             sums[...] = plgpu.layout_cast(jnp.zeros(sums.shape, sums.dtype), layout)
             plgpu.commit_smem()
 
@@ -87,7 +86,7 @@ def differences(
         sample = lax.axis_index("samples")
 
         def with_cotangents(cotangents: Any) -> None:
-            layout = _outputs_layout(cotangents.shape[0])
+            layout = mlir.layout_of_all(cotangents.shape[0])
             cotangents[...] = _mosaic_launch.load(dy.at[sample], layout)
             plgpu.commit_smem()
 
@@ -120,12 +119,6 @@ def _whole(n_outputs: int) -> int:
     return -(-n_outputs // _THREADS) * _THREADS
 
 
-def _outputs_layout(size: int) -> Any:
-    """Return the layout of the outputs of a sample: at most four contiguous ones in a register of a thread."""
-    each = size // _THREADS
-    return plgpu.Layout.WG_STRIDED((size,), next(n for n in (4, 2, 1) if each % n == 0))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Slots:
     """Slots of tables, in the order of their numbers, and the lists of their targets."""
@@ -145,58 +138,42 @@ class _Slots:
         """Return the places of a slot of a row in the tables, and in the lists of targets."""
 
         def place(number: Any) -> Any:
-            return arith.addi(arith.muli(number, _integer(self.n_slots)), slot)
+            return arith.addi(arith.muli(number, mlir.integer(self.n_slots)), slot)
 
-        number = arith.addi(arith.muli(detector, _integer(self.n_rows)), row)
+        number = arith.addi(arith.muli(detector, mlir.integer(self.n_rows)), row)
         if self.list_per_row:
             return place(number), place(number if self.list_per_table else row)
         return place(number), place(detector) if self.list_per_table else slot
 
 
 # ------------------------------------------------------------------------------------- in kernels
-def _numbers(first: jax.Array, together: int) -> jax.Array:
-    """Return a number for each thread, then further ones: neighbours have neighbours."""
-    shape = (together * _THREADS,)
-    return first + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_one_each(together))
-
-
-def _one_each(together: int) -> Any:
-    return plgpu.Layout.WG_STRIDED((together * _THREADS,), 1)
-
-
 def _add(
     index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
 ) -> None:
     """Add slots of the rows of a sample to what they reach, so many of each thread from the number `first` on."""
     entries = slots.n_detectors * slots.n_slots
-    instruction, constraint = ("f32", "f") if weights.dtype == jnp.float32 else ("u32", "r")
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, _one_each(together)))
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, mlir.one_each(together)))
     def add(_: Any, index: Any, weights: Any, targets: Any, sums: Any, numbers: Any) -> None:
-        base = llvm.ptrtoint(_int32(), mosaic.utils.memref_ptr(sums))
+        base = mlir.address(sums)
         read = []
         for register in numbers.registers.flat:
-            number = _only(register)
-            exists = arith.cmpi(arith.CmpIPredicate.slt, number, _integer(entries))
-            number = arith.minsi(number, _integer(entries - 1))
-            detector = arith.divui(number, _integer(slots.n_slots))
-            slot = arith.remui(number, _integer(slots.n_slots))
-            read.append((exists, detector, slot, _at(index, detector)))
+            number = mlir.only(register)
+            exists = arith.cmpi(arith.CmpIPredicate.slt, number, mlir.integer(entries))
+            number = arith.minsi(number, mlir.integer(entries - 1))
+            detector = arith.divui(number, mlir.integer(slots.n_slots))
+            slot = arith.remui(number, mlir.integer(slots.n_slots))
+            read.append((exists, detector, slot, mlir.at(index, detector)))
         values = []
         for exists, detector, slot, row in read:
             place, of_list = slots.places(detector, row, slot)
-            values.append((_at(weights, place), arith.select(exists, _at(targets, of_list), _integer(-1))))
-        for value, target in values:
-            address = arith.addi(base, arith.muli(target, _integer(4)))
-            llvm.inline_asm(
-                ir.Type.parse("!llvm.void"),
-                [address, target, value],
-                f"{{ .reg .pred p; setp.ge.s32 p, $1, 0; @p red.shared.add.{instruction} [$0], $2; }}",
-                f"r,r,{constraint}",
-                has_side_effects=True,
+            values.append(
+                (mlir.at(weights, place), arith.select(exists, mlir.at(targets, of_list), mlir.integer(-1)))
             )
+        for value, target in values:
+            mlir.add_in_shared_memory(base, target, value)
 
-    add(index, weights, targets, sums, _numbers(first, together))
+    add(index, weights, targets, sums, mlir.numbers(first, together))
 
 
 def _subtract(
@@ -212,45 +189,45 @@ def _subtract(
 ) -> None:
     """Write the differences of detectors of a sample, so many of each warp from the number `first` on."""
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, _one_each(together)))
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
     def subtract(
         _: Any, index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any, numbers: Any
     ) -> None:
         warps = []
         for register in numbers.registers.flat:
-            number = _only(register)
-            detector = arith.divui(number, _integer(_LANES))
-            detector = arith.minsi(detector, _integer(slots.n_detectors - 1))  # the last one again
-            lane = arith.remui(number, _integer(_LANES))
-            warps.append((detector, lane, _at(index, detector), _at(other, detector)))
-        totals = [mosaic.c(0.0, ir.F32Type.get())] * len(warps)
+            number = mlir.only(register)
+            detector = arith.divui(number, mlir.integer(_LANES))
+            detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
+            lane = arith.remui(number, mlir.integer(_LANES))
+            warps.append((detector, lane, mlir.at(index, detector), mlir.at(other, detector)))
+        totals = [mlir.zero()] * len(warps)
         for start in range(0, slots.n_slots, _LANES):
             read = []
             for detector, lane, row, other_row in warps:
-                slot = arith.addi(lane, _integer(start))
-                exists = arith.cmpi(arith.CmpIPredicate.slt, slot, _integer(slots.n_slots))
-                slot = arith.minsi(slot, _integer(slots.n_slots - 1))
+                slot = arith.addi(lane, mlir.integer(start))
+                exists = arith.cmpi(arith.CmpIPredicate.slt, slot, mlir.integer(slots.n_slots))
+                slot = arith.minsi(slot, mlir.integer(slots.n_slots - 1))
                 of_rows = [slots.places(detector, r, slot) for r in (row, other_row)]
-                read.append([(_at(weights, p), _at(targets, q), exists) for p, q in of_rows])
+                read.append([(mlir.at(weights, p), mlir.at(targets, q), exists) for p, q in of_rows])
             totals = [arith.addf(total, _change(dy, *pair)) for total, pair in zip(totals, read, strict=True)]
         for (detector, *_), total in zip(warps, totals, strict=True):
             distance = _LANES // 2
             while distance:
                 total = arith.addf(total, mosaic.utils.shfl_bfly(total, distance))
                 distance //= 2
-            memref.store(total, found, [_place(detector)])  # every lane the same
+            memref.store(total, found, [mlir.place(detector)])  # every lane the same
 
     arrays = index, other, weights, targets, cotangents, found
-    subtract(*arrays, _numbers(first * _LANES, together))
+    subtract(*arrays, mlir.numbers(first * _LANES, together))
 
 
 def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> Any:
     """Return the product of a slot and the cotangent of its target, less that of another row's slot."""
 
     def with_cotangent(value: Any, target: Any, exists: Any) -> tuple[Any, Any]:
-        used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, _integer(0)))
-        none = mosaic.c(0.0, ir.F32Type.get())
-        cotangent = _at(dy, arith.maxsi(target, _integer(0)))
+        used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, mlir.integer(0)))
+        none = mlir.zero()
+        cotangent = mlir.at(dy, arith.maxsi(target, mlir.integer(0)))
         return arith.select(used, value, none), arith.select(used, cotangent, none)
 
     (value, cotangent), (other_value, other_cotangent) = with_cotangent(*main), with_cotangent(*other)
@@ -258,24 +235,3 @@ def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) ->
     together = arith.mulf(arith.subf(value, other_value), cotangent)
     apart = arith.subf(arith.mulf(value, cotangent), arith.mulf(other_value, other_cotangent))
     return arith.select(arith.cmpi(arith.CmpIPredicate.eq, main[1], other[1]), together, apart)
-
-
-def _at(array: Any, number: Any) -> Any:
-    return memref.load(array, [_place(number)])
-
-
-def _place(number: Any) -> Any:
-    return arith.index_castui(ir.IndexType.get(), number)
-
-
-def _only(register: Any) -> Any:
-    """Return the one number that a register holds."""
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-
-
-def _integer(number: int) -> Any:
-    return mosaic.c(number, _int32())
-
-
-def _int32() -> Any:
-    return ir.IntegerType.get_signless(32)
