@@ -88,6 +88,8 @@ def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
     return (
         (pairs.accumulate is None or direction != "margins")
         and pairs.targets is None
+        and pairs.blocks is None
+        and (pairs.start is None or pairs.start.ndim == 0)
         and pairs.sizes["keys"] <= _MOST_KEYS
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
         and pairs.weights.dtype != jnp.float64
@@ -383,7 +385,9 @@ def _queries(order, t, first, end, c: tl.constexpr):
 
 
 @kernel
-def _count(key, position, start, query_segments, key_segments, first_detector, counts, c: tl.constexpr):
+def _count(
+    key, position, start, query_segments, key_segments, unused, first_detector, counts, c: tl.constexpr
+):
     # A program owns some queries of a sample. A row of its tile is one of the ids that a distance may have, of a query.
     ROWS: tl.constexpr = c.QUERIES * c.POSITIONS
     blocks: tl.constexpr = (c.n_queries + c.QUERIES - 1) // c.QUERIES

@@ -12,7 +12,6 @@ import jax
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.ops import _sequences
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.gate_network import GateNetwork
@@ -73,11 +72,8 @@ def unsupported_arguments(request: Request) -> str | None:
     for leaf in jax.tree.leaves((call, step)):
         if leaf.dtype.name not in (*FLOATS, *integers):
             return f"has no kernel for {leaf.dtype}"
-    if isinstance(call, LookupAttention):
-        if call.weights.shape[0] == 0:
-            return "has no kernel for a table of no detectors"
-        if why := _sequences.why_plain(call):
-            return why
+    if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
+        return "has no kernel for a table of no detectors"
     if isinstance(call, LutAtPlaces):
         if call.accumulate is not None:
             return "has no sums in fixed point"
