@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +26,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from devices import collectives  # beside this file
+from devices import collectives  # beside this file, as the next
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from language_models import about
 
 import lutjax
 from lutjax import sharding
@@ -221,17 +221,6 @@ def main() -> None:
                 with asked.json.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
     print(f"\n{table(results)}")
-
-
-def about() -> dict[str, Any]:
-    """Return what is to be known of a result: device, cores, versions and day."""
-    return {
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "jax": jax.__version__,
-        "lutjax": lutjax.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 if __name__ == "__main__":
