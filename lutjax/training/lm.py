@@ -362,6 +362,28 @@ class Run(ModelRun[LanguageModel]):
                 total[name] = total[name] + counts if name in total else counts
         return total
 
+    def memory_usage(self, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
+        """Return as `usage` how often a part of a text reads each row of the tables of a memory: known from its bytes alone, so no model runs.
+
+        Args:
+          max_windows: see `evaluate`.
+        """
+        found, model, context = dict[str, lutjax.Usage](), self.structure.empty(), self.config.context
+        starts = _evaluation_windows(part.size, context, max_windows, 1).starts
+        tokens = part[starts + np.arange(context)[None, :]].astype(np.int32)
+        for name in sorted(memory_tables(self.config)):
+            memory = functools.reduce(_member, name.split("/")[:-1], model)
+            ids = memory.row_ids(tokens)
+            counts = [
+                np.bincount(ids[..., t].ravel(), minlength=memory.spec.rows) for t in range(ids.shape[-1])
+            ]
+            found[name] = lutjax.Usage(np.stack(counts))
+        return found
+
+
+def _member(model: Any, name: str) -> Any:
+    return model[int(name)] if name.isdigit() else getattr(model, name)
+
 
 class Evaluation:
     """Mean loss of models of one structure over parts of texts.

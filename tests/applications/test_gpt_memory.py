@@ -196,6 +196,28 @@ def test_checkpoints_bundles_and_reads(tmp_path: Path) -> None:
     assert len(set(found.reads.tolist())) == 1
 
 
+def test_reads_of_a_memory_are_known_from_bytes() -> None:
+    config = dataclasses.replace(CONFIG, memory_layers=(1,))
+    run, context = Run(config, TRAINING, TEXT.train), config.context
+    found = run.memory_usage(TEXT.test)
+    assert list(found) == ["layers/1/memory/weights"]
+    counts = np.zeros((4, 50), int)
+    for first in range(0, TEXT.test.size - 1, context):
+        first = min(first, TEXT.test.size - 1 - context)
+        ids = (
+            run.structure.empty()
+            .layers[1]
+            .memory.row_ids(TEXT.test[first : first + context].astype(np.int32))
+        )
+        for row in ids:
+            counts[range(4), row] += 1
+    np.testing.assert_array_equal(found["layers/1/memory/weights"].counts, counts)
+    few = run.memory_usage(TEXT.test, max_windows=2)["layers/1/memory/weights"]
+    np.testing.assert_array_equal(few.reads, 2 * context)
+    assert run.memory_usage(TEXT.test[: context + 1])["layers/1/memory/weights"].reads[0] == context
+    assert not Run(dataclasses.replace(CONFIG, memory=False), TRAINING, TEXT.train).memory_usage(TEXT.test)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
@@ -217,11 +239,12 @@ def test_the_command(tmp_path: Path) -> None:
         "--batch-size=4",
         "--steps=8",
         "--learning-rate=0.02",
-        "--usage",
     ]
     result = command("train", "lm", "--text", text, "--out", out, *words)
     assert result.exit_code == 0, result.output
     assert "layers/0/memory/weights" in result.output
     generated = command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9)
     assert generated.output.startswith("the ")
-    assert "memory" in command("info", out).output
+    assert "layers/0/memory/weights: never read" in command("info", out).output
+    (counted,) = json.loads((out / "usage.json").read_text())
+    assert counted["name"] == "layers/0/memory/weights"
