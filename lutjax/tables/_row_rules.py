@@ -26,7 +26,7 @@ _ALL = 100.0
 """Decay that leaves nothing of a row in float32."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowRule:
     """Base of the rules. Static: part of the compiled program; the rate is an argument.
 
@@ -39,7 +39,7 @@ class RowRule:
     """
 
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
-    decay: str = dataclasses.field(default="read", kw_only=True, repr=False)
+    decay: str = dataclasses.field(default="read", kw_only=True)
 
     def __post_init__(self) -> None:
         self._require("decay", self.decay in DECAYS, f"expected {' or '.join(map(repr, DECAYS))}")
@@ -50,6 +50,11 @@ class RowRule:
             number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
             self._require(field.name, number and math.isfinite(value), "expected a finite number")
         self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = [f"{n}={v!r}" for n, v in values.items() if n != "decay" or v != "read"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -166,7 +171,7 @@ def _mean_square(gradient: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(gradient), -1, keepdims=True) / max(gradient.shape[-1], 1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SGD(RowRule):
     """Stochastic gradient descent. No state.
 
@@ -185,7 +190,7 @@ class SGD(RowRule):
         return gradient, state
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowAdagrad(RowRule):
     """Adagrad with one number for a row.
 
@@ -214,7 +219,7 @@ class RowAdagrad(RowRule):
         return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {"sum_of_squares": total}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowMomentum(RowRule):
     """Momentum that moves a row only in the steps that touch it.
 
@@ -246,7 +251,7 @@ class RowMomentum(RowRule):
         return velocity, {"velocity": velocity}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowAdam(RowRule):
     """Adam with one second moment for a row, each row counting the steps that touched it.
 

@@ -368,11 +368,12 @@ class Run(ModelRun[LanguageModel]):
         Args:
           max_windows: see `evaluate`.
         """
-        found, model, context = dict[str, lutjax.Usage](), self.structure.empty(), self.config.context
+        found, context = dict[str, lutjax.Usage](), self.config.context
+        model: Any = self.structure.empty()
         starts = _evaluation_windows(part.size, context, max_windows, 1).starts
         tokens = part[starts + np.arange(context)[None, :]].astype(np.int32)
         for name in sorted(memory_tables(self.config)):
-            memory = functools.reduce(_member, name.split("/")[:-1], model)
+            memory: Any = functools.reduce(_member, name.split("/")[:-1], model)
             ids = memory.row_ids(tokens)
             counts = [
                 np.bincount(ids[..., t].ravel(), minlength=memory.spec.rows) for t in range(ids.shape[-1])
