@@ -16,7 +16,7 @@ Each of the first three adds lines of JSON to the file, one for each result, and
 
 Compilation and tests take no part in the seconds; programs are compiled side by side, one for both models and each rate, not for each seed. `--text python` is the source of all installed
 packages. Seconds are those of the clock, or with `--processor` those of the processor, of all threads, which do not depend on what else runs beside.
-On a GPU, within four minutes: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
+On a GPU, for three minutes of steps beside compilation and tests: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
 """
 
 import argparse
@@ -51,8 +51,8 @@ Clock = Callable[[], float]
 CHUNK = 500
 """Steps of a call."""
 
-MOST_STEPS = 10_000_000
-"""Steps of a training; batches of another seed are those of later steps."""
+MOST_STEPS, MOST_SEEDS = 10_000_000, 200
+"""Steps of a training, and seeds: batches of another seed are those of later steps, which int32 counts."""
 
 
 def seconds_of_processor() -> float:
@@ -428,10 +428,17 @@ def main() -> None:
     else:
         text = text_of(asked, values)
         print(head(asked, values, text), flush=True)
-        of_run |= {"text": text.name, "digest": text.digest, "preset": asked.preset, "set": asked.set}
+        of_run |= {
+            "text": Path(text.name).name,
+            "digest": text.digest,
+            "preset": asked.preset,
+            "set": asked.set,
+        }
         of_run["clock"] = "processor" if asked.processor else "wall"
         clock = seconds_of_processor if asked.processor else time.perf_counter
         seeds = [int(seed) for seed in asked.seeds.split(",")]
+        if not all(0 <= seed < MOST_SEEDS for seed in seeds):
+            parser.error(f"--seeds are numbers from 0 to {MOST_SEEDS - 1}")
         if asked.what == "train":
             rates = [float(rate) for rate in asked.rates.split(",")]
             train(

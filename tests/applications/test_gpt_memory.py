@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from commands import command
 from flax import nnx
+from folders import ROOT
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
@@ -216,6 +219,37 @@ def test_reads_of_a_memory_are_known_from_bytes() -> None:
     np.testing.assert_array_equal(few.reads, 2 * context)
     assert run.memory_usage(TEXT.test[: context + 1])["layers/1/memory/weights"].reads[0] == context
     assert not Run(dataclasses.replace(CONFIG, memory=False), TRAINING, TEXT.train).memory_usage(TEXT.test)
+
+
+@pytest.mark.slow
+def test_comparison_in_equal_time(tmp_path: Path) -> None:
+    """`benchmarks/memory.py`: the validation part alone chooses the rate, and both models read equally many parameters."""
+    text, rows = tmp_path / "fox.txt", tmp_path / "rows.jsonl"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    sizes = (
+        "features=16",
+        "context=16",
+        "n_layers=1",
+        "n_heads=2",
+        "lut_bits=2",
+        "memory_rows=64",
+        "memory_width=2",
+    )
+    words = [word for size in sizes for word in ("--set", size)]
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "memory.py", "train", "--text", text, "--steps", "30", "--seeds", "0,1",
+         "--rates", "1,5", "--json", rows, *words],
+        check=True,
+    )  # fmt: skip
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
+    assert [r["rate"] for r in tried] == [1, 5]
+    best = min(tried, key=lambda r: r["validation"])["rate"]
+    assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == [
+        (name, seed, rate) for seed in (0, 1) for name, rate in (("without", None), ("with", best))
+    ]
+    assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
+    assert made[0]["loss"] != made[2]["loss"]
 
 
 @pytest.mark.slow
