@@ -16,7 +16,7 @@ RowState = dict[str, Any]
 DECAYS = ("read", "every")
 
 DECAY = "decay"
-"""State of whole tables ``[detectors, 1, 2]``: the decay of all steps so far, as the logarithm of what it leaves of a row, in two parts: a
+"""State of whole tables ``[detectors, 1, 2]``: the decay of all steps so far, as minus the logarithm of what it leaves of a row, in two parts: a
 number and what its rounding left."""
 
 DECAYED = "decayed"

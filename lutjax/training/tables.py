@@ -315,7 +315,7 @@ class Optimizer:
           params, state: as `apply` returns them.
           rows: ids of rows by the names of tables, ``[..., T]``: these rows alone, at the cost of reading and writing them. Of a table whose
             reads are known before a step, as those of a memory of n-grams (``layer.row_ids(tokens)``), the loss then sees what it
-            would see if every step decayed every row.
+            would see if every step decayed every row. Ids are those of whole tables, not of a block of rows.
 
         Raises:
           ValueError: `rows` names what is no table, or ids have another number of tables.
