@@ -207,8 +207,8 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
 @needs_devices(2)
 @pytest.mark.thorough("*Explicit*")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_tables_over_devices_count_the_decay_of_every_step(kind):
     """Steps at rates of their own, under plain jit; the count of a table lies where the table does."""
-    """At rates of their own, under plain jit; the count of a table lies where the table does."""
     rule = tables.RowAdam(weight_decay=0.5, decay="every")
     rates = {"lut": np.linspace(0.5, 1, T)}
     optimizer = tables.Optimizer(rule, 0.25, rates=rates, tables={"lut"})
