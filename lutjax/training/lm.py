@@ -368,22 +368,17 @@ class Run(ModelRun[LanguageModel]):
         Args:
           max_windows: see `evaluate`.
         """
-        found, context = dict[str, lutjax.Usage](), self.config.context
+        found, config = dict[str, lutjax.Usage](), self.config
+        starts = _evaluation_windows(part.size, config.context, max_windows, 1).starts
+        tokens = part[starts + np.arange(config.context)[None, :]].astype(np.int32)
         model: Any = self.structure.empty()
-        starts = _evaluation_windows(part.size, context, max_windows, 1).starts
-        tokens = part[starts + np.arange(context)[None, :]].astype(np.int32)
-        for name in sorted(memory_tables(self.config)):
-            memory: Any = functools.reduce(_member, name.split("/")[:-1], model)
-            ids = memory.row_ids(tokens)
-            counts = [
-                np.bincount(ids[..., t].ravel(), minlength=memory.spec.rows) for t in range(ids.shape[-1])
-            ]
-            found[name] = lutjax.Usage(np.stack(counts))
+        places = config.memory_places if isinstance(config, GPTConfig) else ()
+        for place in places:
+            memory = model.layers[place].memory
+            ids, n_rows = memory.row_ids(tokens), memory.spec.rows
+            counts = [np.bincount(of_table.ravel(), minlength=n_rows) for of_table in np.moveaxis(ids, -1, 0)]
+            found[f"layers/{place}/memory/weights"] = lutjax.Usage(np.stack(counts))
         return found
-
-
-def _member(model: Any, name: str) -> Any:
-    return model[int(name)] if name.isdigit() else getattr(model, name)
 
 
 class Evaluation:

@@ -15,7 +15,7 @@ from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, meshes, models, presets, reports, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part
-from lutjax.training.lm import CONFIGS, Run, TrainingConfig, memory_tables, structure_of
+from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
 from lutjax.training.models import State
 from lutjax.training.text import Text, TextError, bigram_loss, load_text
 
@@ -200,7 +200,8 @@ class LanguageModel(Experiment):
     @property
     def _counted(self) -> bool:
         """True if reads of tables are counted at the end."""
-        return self.intervals.usage or bool(memory_tables(self.record.model))
+        model = self.record.model
+        return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
 
     @property
     def prompt(self) -> str:
