@@ -121,6 +121,16 @@ def test_each_file_of_measurements_says_how_it_was_made():
             assert (ROOT / script).exists(), script
 
 
+@pytest.mark.parametrize("name", ["memory", "memory_devices"])
+def test_tables_of_memories_are_those_of_the_rows(monkeypatch, name):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rows = (ROOT / "docs" / "benchmarks" / f"{name}.jsonl").read_text().splitlines()
+    made = importlib.import_module(name).table([json.loads(row) for row in rows])
+    page = (ROOT / "docs" / "appendix" / "memory.md").read_text()
+    for table in made.split("\n\n"):
+        assert f"\n{table}\n" in page, f"benchmarks/{name}.py prints the table"
+
+
 def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import columns
