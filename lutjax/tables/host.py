@@ -201,7 +201,7 @@ class HostTable:
         shape = index.shape
         n, ways = math.prod(shape[:-2]), shape[-1]
         own = np.arange(n * ways, dtype=np.int32).reshape(*shape[:-2], 1, ways)
-        rows = _given.get().get(self)
+        rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
             if is_concrete(flat):
@@ -211,10 +211,12 @@ class HostTable:
                 rows = jax.pure_callback(
                     lambda ids: self.gather(np.asarray(ids)), made, flat, vmap_method="sequential"
                 )
-        elif rows.shape != (n_tables, n * ways, width):
+        elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
-                f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}."
+                f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
             )
+        elif part is not None:
+            return rows, jnp.broadcast_to(own + part * (n * ways), shape)
         return rows, jnp.broadcast_to(own, shape)
 
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
@@ -375,13 +377,17 @@ def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowR
     return update_table(rows, gradient, rate, rule, state)
 
 
-_given: contextvars.ContextVar[Mapping[HostTable, Any]] = contextvars.ContextVar("given", default=MappingProxyType({}))
+_given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar("given", default=MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def given(rows: Mapping[HostTable, Any]) -> Iterator[None]:
-    """Give tables the rows that they read in this block, ``[tables, reads, numbers]``, as `HostTable.gather` returns them."""
-    before = _given.set({**_given.get(), **rows})
+def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
+    """Give tables the rows that they read in this block, ``[tables, reads, numbers]``, as `HostTable.gather` returns them.
+
+    Args:
+      part: number of the part of a batch that is read, where the rows are those of all parts.
+    """
+    before = _given.set({**_given.get(), **{table: (a, part) for table, a in rows.items()}})
     try:
         yield
     finally:

@@ -552,7 +552,7 @@ def _train(
 
     def save(number: int, loss: float | None, state: State) -> None:
         nonlocal saved
-        models.save(folder, number, state, record)
+        models.save(folder, number, state, record, experiment.run)
         saved = number
         hosts.by_first(draw)
         for watcher in watchers:
