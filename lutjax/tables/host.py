@@ -112,7 +112,7 @@ class HostTable:
                 with jax.default_device(_cpu()):
                     part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
 
-            _in_threads(fill, range(0, flat.size, _BLOCK))
+            in_threads(fill, range(0, flat.size, _BLOCK))
         else:
             with jax.default_device(_cpu()):
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
@@ -246,7 +246,7 @@ class HostTable:
         look_up: Any = gradient.look_up
         index = np.asarray(look_up.index)
         by_table = np.moveaxis(index.reshape(-1, *index.shape[-2:]), 1, 0)
-        unique: list[Any] = _in_threads(
+        unique: list[Any] = in_threads(
             lambda ids: np.unique(np.clip(ids, 0, self.shape[1] - 1), return_inverse=True), by_table
         )
         rows = [ids for ids, _ in unique]
@@ -261,19 +261,20 @@ class HostTable:
         local = dataclasses.replace(
             gradient,
             look_up=look_up.replace(index=inverse.reshape(index.shape)),
+            sealed=gradient.cotangent,
             shape=compact["weights"].shape,
         )
         with jax.default_device(_cpu()):
-            local, compact = jax.device_put((local, compact), _cpu())
-            moved, state = _moved(compact.pop("weights"), compact, local, np.asarray(rate), self.rule)
-        moved = {"weights": moved, **state}
-        of_host = {name: np.asarray(a) for name, a in moved.items()}
+            moved, state = _moved(
+                compact.pop("weights"), compact, jax.device_get(local), np.asarray(rate), self.rule
+            )
+        of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
 
         def put(job: tuple[str, int]) -> None:
             name, t = job
             arrays[name][t][rows[t]] = of_host[name][t, : rows[t].size]
 
-        _in_threads(put, [(name, t) for name in arrays for t in range(len(weights))])
+        in_threads(put, [(name, t) for name in arrays for t in range(len(weights))])
         for t, ids in enumerate(rows):
             self.moved[t][ids] = True
 
@@ -322,7 +323,7 @@ class HostTable:
             def put(part: slice, flat: np.ndarray = flat, saved: np.ndarray = saved) -> None:
                 flat[ids[part]] = saved[part]
 
-            _in_threads(put, _parts(len(ids), 1 << 16))
+            in_threads(put, parts(len(ids), 1 << 16))
         self.moved.reshape(-1)[ids] = True
 
 
@@ -421,11 +422,12 @@ def n_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
+def in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
+    """Return what a function returns of each job, run in all threads."""
     return list(_threads().map(function, jobs))
 
 
-def _parts(n: int, least: int = _LEAST) -> list[slice]:
+def parts(n: int, least: int = _LEAST) -> list[slice]:
     """Return parts of `n` rows for threads: some more than there are threads, none of them small."""
     size = max(-(-n // (4 * n_threads())), least)
     return [slice(first, first + size) for first in range(0, n, size)]
@@ -438,8 +440,8 @@ def _take(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
         table, ids, out, part = job
         np.take(table, ids[part], axis=0, out=out[part], mode="clip")
 
-    parts = [(*job, part) for job in jobs for part in _parts(len(job[1]))]
-    if len(parts) == 1:
-        take(parts[0])
+    shares = [(*job, part) for job in jobs for part in parts(len(job[1]))]
+    if len(shares) == 1:
+        take(shares[0])
     else:
-        _in_threads(take, parts)
+        in_threads(take, shares)
