@@ -4,7 +4,9 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import importlib
 import math
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,9 @@ from jaxtyping import Float, Int
 
 from lutjax._arguments import shown
 from lutjax._typing import Array
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Request, devices_of, kernel_registry
+from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
@@ -104,7 +109,7 @@ class HostTable:
         if self.init is jax.nn.initializers.zeros:
             self.weights = self._zeros(self.shape, self.dtype)
         elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
-            self.weights = self._empty()
+            self.weights = self._zeros(self.shape, self.dtype)
             flat, init, data = self.weights.reshape(-1), self.init, np.asarray(jax.random.key_data(key))
 
             def fill(first: int) -> None:
@@ -147,22 +152,21 @@ class HostTable:
             )
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return zeros that take no memory before they are written, in huge pages where the system has some."""
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         try:
-            return np.zeros(shape, dtype)
-        except MemoryError as error:
-            raise self._failed(error) from error
-
-    def _empty(self) -> np.ndarray:
-        try:
-            return np.empty(self.shape, self.dtype)
-        except MemoryError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: MemoryError) -> HostMemoryError:
-        return HostMemoryError(
-            f"the table {self.name} {self.dtype}{list(self.shape)}: the host gave no memory for {self.nbytes / 1e9:,.2f} GB ({error}): choose fewer "
-            "rows."
-        )
+            if not hasattr(mmap, "MAP_ANONYMOUS"):
+                return np.zeros(shape, dtype)
+            memory = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (MemoryError, OSError, OverflowError, ValueError) as error:
+            raise HostMemoryError(
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the host gave no memory for {n_bytes / 1e9:,.2f} GB ({error}): choose fewer "
+                "rows."
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a system without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
     def _there(self) -> np.ndarray:
         if self.weights is None:
@@ -185,8 +189,13 @@ class HostTable:
             raise ValueError(
                 f"HostTable: index is {shown(index)}; expected integer ids [n, {len(weights)}, ways]."
             )
+        n, _, ways = index.shape
+        found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype)
+        call = _call(index, self.shape, self.dtype)
+        if (native := _native("forward", call)) is not None:
+            native.gather(weights, index, found, n_threads())
+            return found
         ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
-        found = np.empty((*ids.shape, weights.shape[-1]), self.dtype)
         _take([(weights[t], ids[t], found[t]) for t in range(len(weights))])
         return found
 
@@ -243,8 +252,17 @@ class HostTable:
                 f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
             )
         assert self.moved is not None
+        gradient = jax.device_get(dataclasses.replace(gradient, sealed=gradient.cotangent))
         look_up: Any = gradient.look_up
-        index = np.asarray(look_up.index)
+        step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
+        shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        native = _native("update", look_up.replace(weights=shape), gradient.cotangent, step)
+        index = look_up.index
+        if native is not None:
+            native.update(weights, self.state, look_up, gradient.cotangent, step, n_threads())
+            for t, moved in enumerate(self.moved):
+                moved[np.clip(index[..., t, :], 0, self.shape[1] - 1)] = True
+            return
         by_table = np.moveaxis(index.reshape(-1, *index.shape[-2:]), 1, 0)
         unique: list[Any] = in_threads(
             lambda ids: np.unique(np.clip(ids, 0, self.shape[1] - 1), return_inverse=True), by_table
@@ -261,13 +279,10 @@ class HostTable:
         local = dataclasses.replace(
             gradient,
             look_up=look_up.replace(index=inverse.reshape(index.shape)),
-            sealed=gradient.cotangent,
             shape=compact["weights"].shape,
         )
         with jax.default_device(_cpu()):
-            moved, state = _moved(
-                compact.pop("weights"), compact, jax.device_get(local), np.asarray(rate), self.rule
-            )
+            moved, state = _moved(compact.pop("weights"), compact, local, step.rate, self.rule)
         of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
 
         def put(job: tuple[str, int]) -> None:
@@ -376,6 +391,28 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
 @functools.partial(jax.jit, static_argnums=4, donate_argnums=(0, 1))
 def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowRule) -> Any:
     return update_table(rows, gradient, rate, rule, state)
+
+
+def _call(index: Any, shape: tuple[int, int, int], dtype: Any) -> WeightedLookup:
+    """Return the call that reads one row for each id, in shapes."""
+    ids = jax.ShapeDtypeStruct(index.shape, np.int32)
+    coefficients = jax.ShapeDtypeStruct(index.shape, accumulator(dtype))
+    weights: Any = jax.ShapeDtypeStruct(shape, dtype)
+    arrays: Any = (ids, coefficients)
+    return WeightedLookup(weights, *arrays, groups=shape[0], valued=index.shape[-1])
+
+
+def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
+    """Return what works in the memory of NumPy of the implementation that runs such a call on the CPU; None if it has nothing."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step))
+    names = kernel_registry.request(call.op, None)
+    spec = kernel_registry.resolve_request(Request(direction, shapes[0], _device(), *shapes[1:]), names)
+    return getattr(importlib.import_module(spec.target), "on_host", None)
+
+
+@functools.cache
+def _device() -> Any:
+    return devices_of([jax.device_put(np.zeros(()), _cpu())])[0]
 
 
 _given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar("given", default=MappingProxyType({}))

@@ -1,6 +1,7 @@
 """Training of tables in the memory of the host: rows of batches to come are gathered while the device computes."""
 
 import contextlib
+import contextvars
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -97,8 +98,8 @@ class Ahead:
         assert step == self._next, "batch(step) comes first"
         self._queue.popleft()
         self._next += 1
-        self._updates.append(self._worker.submit(self._move, step, dict(gradients)))
-        self._queue.append(self._worker.submit(self._gathered, step + 1 + self.depth))
+        self._updates.append(self._submit(self._move, step, dict(gradients)))
+        self._queue.append(self._submit(self._gathered, step + 1 + self.depth))
         while self._updates and self._updates[0].done():
             self._updates.popleft().result()  # raises what was raised there
 
@@ -124,7 +125,7 @@ class Ahead:
         self._next = step
         for at in range(step, step + self.depth + 1):
             kept = rows[at - step] if at - step < len(rows) else None
-            self._queue.append(self._worker.submit(self._gathered, at, kept))
+            self._queue.append(self._submit(self._gathered, at, kept))
 
     def abstract(self) -> Batch:
         """Return shapes and dtypes of a batch."""
@@ -139,6 +140,10 @@ class Ahead:
         """Return the rows of the steps to come that the last updates are not in, `depth` at most: they belong to a checkpoint."""
         self.wait()
         return [future.result()[0] for future in list(self._queue)[: self.depth]]
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        # In the thread, too, implementations are those of `lutjax.use_implementation` around the caller.
+        return self._worker.submit(contextvars.copy_context().run, function, *args)
 
     def _gathered(
         self, step: int, kept: Mapping[str, np.ndarray] | None = None
