@@ -177,9 +177,12 @@ class HostTable:
         return self.weights
 
     def gather(
-        self, index: Int[np.ndarray, "n tables ways"]
+        self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the rows that ids address, of each table those of all ways of the first element, then of the next; ids out of range are clamped.
+
+        Args:
+          out: where to; by default new memory.
 
         Raises:
           ValueError: there are no rows yet, or the ids are those of another number of tables.
@@ -190,7 +193,7 @@ class HostTable:
                 f"HostTable: index is {shown(index)}; expected integer ids [n, {len(weights)}, ways]."
             )
         n, _, ways = index.shape
-        found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype)
+        found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
         call = _call(index, self.shape, self.dtype)
         if (native := _native("forward", call)) is not None:
             native.gather(weights, index, found, n_threads())
@@ -252,7 +255,7 @@ class HostTable:
                 f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
             )
         assert self.moved is not None
-        gradient = jax.device_get(dataclasses.replace(gradient, sealed=gradient.cotangent))
+        gradient = jax.device_get(opened(gradient))
         look_up: Any = gradient.look_up
         step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
         shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
@@ -340,6 +343,11 @@ class HostTable:
 
             in_threads(put, parts(len(ids), 1 << 16))
         self.moved.reshape(-1)[ids] = True
+
+
+def opened(gradient: TableGradient) -> TableGradient:
+    """Return a gradient whose cotangent is an array of floats, which every kind of device moves to the host."""
+    return dataclasses.replace(gradient, sealed=gradient.cotangent)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostMemoryError, HostTable, free_memory, given
+from lutjax.tables.host import HostMemoryError, HostTable, free_memory, given, opened
 from lutjax.tables._row_rules import RowRule
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import State
 
-__all__ = ["FOLDER", "Ahead", "Batch", "HostMemoryError", "HostTable", "free_memory", "given"]
+__all__ = ["FOLDER", "Ahead", "Batch", "HostMemoryError", "HostTable", "free_memory", "given", "opened"]
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Ahead:
-    """Queue of the rows of batches, and of updates: one thread does both, in an order that depends on nothing but the steps.
+    """Queue of the rows of batches, and of updates: one thread has the tables, and works in an order that depends on nothing but the steps.
 
     The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done. So with a depth of 0 they are exact, and a step begins
     after the update of the one before; with more, the thread works while the device computes, and rows lack at most the last `depth` updates.
@@ -81,9 +82,14 @@ class Ahead:
     ):
         self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
         self.depth = depth
-        self._worker = ThreadPoolExecutor(1, "lutjax-host-table")
-        self._queue: deque[Future[tuple[dict[str, np.ndarray], Batch]]] = deque()
+        # Threads for what needs no table go ahead of the one that has them.
+        self._threads = {
+            what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
+        }
+        self._known: dict[int, Future[Mapping[str, np.ndarray]]] = {}
+        self._queue: deque[tuple[Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
         self._updates: deque[Future[None]] = deque()
+        self._buffers: dict[tuple[int, ...], list[np.ndarray]] = {}
         self._next = 0
         """The step whose rows come first in the queue."""
 
@@ -91,15 +97,16 @@ class Ahead:
         """Return the rows of a step; the steps follow each other, or the queue begins anew."""
         if step != self._next or not self._queue:
             self.begin(step)
-        return self._queue[0].result()[1]
+        return self._queue[0][1].result()
 
     def update(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
         """Move rows by the gradients of a step, when the device has them, and gather those of a later step."""
         assert step == self._next, "batch(step) comes first"
         self._queue.popleft()
         self._next += 1
-        self._updates.append(self._submit(self._move, step, dict(gradients)))
-        self._queue.append(self._submit(self._gathered, step + 1 + self.depth))
+        found = self._submit("get", jax.device_get, {name: opened(g) for name, g in gradients.items()})
+        self._updates.append(self._submit("tables", self._move, step, found))
+        self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
             self._updates.popleft().result()  # raises what was raised there
 
@@ -111,8 +118,8 @@ class Ahead:
         """
         while self._updates:
             self._updates.popleft().result()
-        for future in self._queue:
-            future.result()
+        for rows, _ in self._queue:
+            rows.result()
 
     def begin(self, step: int, rows: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
         """Begin with a step.
@@ -122,10 +129,44 @@ class Ahead:
         """
         self.wait()
         self._queue.clear()
+        self._known.clear()
         self._next = step
         for at in range(step, step + self.depth + 1):
-            kept = rows[at - step] if at - step < len(rows) else None
-            self._queue.append(self._submit(self._gathered, at, kept))
+            self._fetch(at, rows[at - step] if at - step < len(rows) else None)
+
+    def _fetch(self, step: int, kept: Mapping[str, np.ndarray] | None = None) -> None:
+        for at in (step, step + 1):
+            if at not in self._known:
+                self._known[at] = self._submit("ids", self._ids, at)
+        ids = self._known.pop(step)
+        rows = self._submit("tables", self._gathered, ids, kept)
+        self._queue.append((rows, self._submit("put", lambda: self._put(Batch(rows.result(), dict(ids.result()))))))
+
+    def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        # In a thread, too, implementations are those of `lutjax.use_implementation` around the caller.
+        return self._threads[what].submit(contextvars.copy_context().run, function, *args)
+
+    def _gathered(
+        self, ids: Future[Mapping[str, np.ndarray]], kept: Mapping[str, np.ndarray] | None
+    ) -> dict[str, np.ndarray]:
+        found = ids.result()
+        if kept is not None:
+            return dict(kept)
+        return {name: table.gather(found[name], self._buffer(table, found[name])) for name, table in self._tables.items()}
+
+    def _buffer(self, table: HostTable, index: np.ndarray) -> np.ndarray:
+        """Return memory for rows: that of rows which nobody has any more, because new memory is slow to write to."""
+        shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
+        free = self._buffers.setdefault((*shape, table.dtype.num), [])
+        memory = free.pop() if free else np.empty(shape, table.dtype)
+        lent = memory.view()
+        weakref.finalize(lent, free.append, memory)
+        return lent
+
+    def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]]) -> None:
+        rate, found = self._rate(step), gradients.result()
+        for name, table in self._tables.items():
+            table.update(found[name], rate)
 
     def abstract(self) -> Batch:
         """Return shapes and dtypes of a batch."""
@@ -139,23 +180,7 @@ class Ahead:
     def queued(self) -> list[dict[str, np.ndarray]]:
         """Return the rows of the steps to come that the last updates are not in, `depth` at most: they belong to a checkpoint."""
         self.wait()
-        return [future.result()[0] for future in list(self._queue)[: self.depth]]
-
-    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        # In the thread, too, implementations are those of `lutjax.use_implementation` around the caller.
-        return self._worker.submit(contextvars.copy_context().run, function, *args)
-
-    def _gathered(
-        self, step: int, kept: Mapping[str, np.ndarray] | None = None
-    ) -> tuple[dict[str, np.ndarray], Batch]:
-        ids = self._ids(step)
-        rows = {name: table.gather(ids[name]) for name, table in self._tables.items()} if kept is None else dict(kept)
-        return rows if self.depth else {}, self._put(Batch(rows, dict(ids)))
-
-    def _move(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
-        rate = self._rate(step)
-        for name, table in self._tables.items():
-            table.update(gradients[name], rate)
+        return [rows.result() for rows, _ in list(self._queue)[: self.depth]]
 
 
 class Steps:

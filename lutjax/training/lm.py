@@ -375,9 +375,7 @@ class Run(ModelRun[LanguageModel]):
     ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
         """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host.Steps`."""
         state, loss, gradients = self._stepped(state, number, text, batch)
-        # Floats as they are: nobody computes with them, and every kind of device moves them to the host.
-        opened = {name: dataclasses.replace(g, sealed=g.cotangent) for name, g in gradients.items()}
-        return state, loss, opened
+        return state, loss, {name: host.opened(g) for name, g in gradients.items()}
 
     def _stepped(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], fetched: host.Batch
