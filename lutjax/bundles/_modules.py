@@ -74,6 +74,16 @@ def parts(module: nnx.Module) -> Iterator[Part]:
         yield Part(keys(path), kind, variable.get_value())
 
 
+def refuse_on_host(module: nnx.Module) -> None:
+    """Raise ValueError if a module has tables in the memory of the host."""
+    found = sorted(layers.host_tables_of(module))
+    if found:
+        raise ValueError(
+            f"save: the table {found[0]} lies in the memory of the host, and a bundle holds arrays of a device alone. Give the folder of the run to lutjax "
+            "generate and serve."
+        )
+
+
 def is_module(model: Any) -> bool:
     """Return whether a model is a module of Flax NNX."""
     return isinstance(model, nnx.Module)

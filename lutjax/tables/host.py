@@ -404,10 +404,9 @@ def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowR
 def _call(index: Any, shape: tuple[int, int, int], dtype: Any) -> WeightedLookup:
     """Return the call that reads one row for each id, in shapes."""
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
-    coefficients = jax.ShapeDtypeStruct(index.shape, accumulator(dtype))
-    weights: Any = jax.ShapeDtypeStruct(shape, dtype)
-    arrays: Any = (ids, coefficients)
-    return WeightedLookup(weights, *arrays, groups=shape[0], valued=index.shape[-1])
+    arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
+    options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
+    return WeightedLookup.of(arrays, options.items())
 
 
 def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import contextvars
-import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, free_memory, given, opened
 from lutjax.tables._row_rules import RowRule
 from lutjax.training.errors import CheckpointError
-from lutjax.training.loop import State
+from lutjax.training.loop import Advance, Repeated, State
 
 __all__ = ["FOLDER", "Ahead", "Batch", "HostMemoryError", "HostTable", "free_memory", "given", "opened"]
 
@@ -183,8 +182,8 @@ class Ahead:
         return [rows.result() for rows, _ in list(self._queue)[: self.depth]]
 
 
-class Steps:
-    """Steps that read rows of an `Ahead`, one jitted call each: a `lutjax.training.loop.Repeated` for tables in the memory of the host.
+class Steps(Repeated):
+    """Steps that read rows of an `Ahead`, one jitted call each.
 
     Args:
       step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
@@ -193,13 +192,8 @@ class Steps:
     """
 
     def __init__(self, step: Callable[..., tuple[State, Any, Any]], data: Any, ahead: Ahead):
-        self.step, self._data, self.ahead = step, data, ahead
+        self.step, self._data, self._of_data, self.ahead = step, data, None, ahead
         self._jitted = jax.jit(step, donate_argnums=0)
-
-    @functools.cached_property
-    def data(self) -> Any:
-        """The data, on the device."""
-        return jax.tree.map(jnp.asarray, self._data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
@@ -227,13 +221,7 @@ class Steps:
         """Trace the program for such states; calls use this trace."""
         self._jitted.trace(state, np.int32(0), self.data, self.ahead.abstract())
 
-    @property
-    def programs(self) -> int:
-        """The number of programs that were compiled for calls so far."""
-        n: int = self._jitted._cache_size()  # type: ignore[attr-defined]
-        return n
-
-    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Any]:
+    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         program = self._jitted.lower(state, number, self.data, self.ahead.abstract()).compile()
