@@ -77,14 +77,19 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     table = HostTable((N_TABLES, rows_of(gigabytes), WIDTH), np.float32, jax.nn.initializers.zeros)
     start = time.perf_counter()
     filled(table, jax.random.key(0))
-    print(f"{table} of {table.nbytes / 1e9:.1f} GB, written in {time.perf_counter() - start:.1f} s by {host.n_threads()} threads")
+    print(
+        f"{table} of {table.nbytes / 1e9:.1f} GB, written in {time.perf_counter() - start:.1f} s by {host.n_threads()} threads"
+    )
     table.start(tables.RowAdam())
     n = sizes.batch_size * sizes.context
     rng = np.random.default_rng(0)
     ids = rng.integers(0, table.shape[1], (n, N_TABLES, 1)).astype(np.int32)
     n_bytes = ids.size * WIDTH * 4
     source = np.ones((8, n_bytes // 4), np.float32)
-    copied, at = np.empty_like(source), [(k, part) for k in range(8) for part in host.parts(n_bytes // 4, 1 << 16)]
+    copied, at = (
+        np.empty_like(source),
+        [(k, part) for k in range(8) for part in host.parts(n_bytes // 4, 1 << 16)],
+    )
 
     def copy() -> None:
         host.in_threads(lambda job: np.copyto(copied[job], source[job]), at)
@@ -99,10 +104,15 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
             return lutjax.weighted_lookup(weights, own, jnp.ones(own.shape), groups=N_TABLES).sum()
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        gradient = tables.value_and_grad(loss)({"memory": jnp.asarray(table.gather(ids))}, jnp.asarray(ids))[1]["memory"]
+        gradient = tables.value_and_grad(loss)({"memory": jnp.asarray(table.gather(ids))}, jnp.asarray(ids))[
+            1
+        ]["memory"]
         gradient = jax.device_get(host.opened(table.gradient_of(gradient, ids)))
     out = table.gather(ids)
-    for name, f in (("gather", lambda: table.gather(ids, out)), ("update", lambda: table.update(gradient, 0.01))):
+    for name, f in (
+        ("gather", lambda: table.gather(ids, out)),
+        ("update", lambda: table.update(gradient, 0.01)),
+    ):
         seconds = best(f, repeats)
         print(
             f"| {name} | {seconds * 1e3:.2f} ms | {n_bytes / seconds / 1e9:.1f} GB/s of rows, {100 * n_bytes / seconds / copy_speed:.0f} % of copies | "
@@ -163,7 +173,9 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
     small, on_host = run_of(sizes, "device", 1 << 14), run_of(sizes, "host", rows_of(gigabytes))
     table = next(iter(table for table, _ in on_host.structure.host_tables.values()))
     n_dense = on_host.structure.n_parameters() - table.nbytes // 4
-    print(f"{n_dense / 1e6:.0f} M parameters on {jax.devices()[0].device_kind}, and a table of {table.nbytes / 1e9:.1f} GB in the memory of the host")
+    print(
+        f"{n_dense / 1e6:.0f} M parameters on {jax.devices()[0].device_kind}, and a table of {table.nbytes / 1e9:.1f} GB in the memory of the host"
+    )
     if "steps" in what:
         alone = step_time(small, sizes, repeats)
         print(f"| small table on the device | {alone * 1e3:.2f} ms a step |")
@@ -183,18 +195,29 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
         table.draw = lambda key: None  # type: ignore[method-assign]
         if "steps" in what:
             seconds = step_time(on_host, sizes, repeats)
-            print(f"| table on the host, depth {depth} | {seconds * 1e3:.2f} ms a step | {seconds / alone:.3f} times |", flush=True)
+            print(
+                f"| table on the host, depth {depth} | {seconds * 1e3:.2f} ms a step | {seconds / alone:.3f} times |",
+                flush=True,
+            )
     if "decode" in what:
         params, others = on_host.structure.init(0)
         for n, seconds in of_small.items():
             other = token_time(on_host, params, others, n, sizes, repeats)
-            print(f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host | {other / seconds:.3f} times |")
+            print(
+                f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host | {other / seconds:.3f} times |"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["rows", "steps", "decode"], help="rows, steps, decode; by default all")
-    parser.add_argument("--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "what", nargs="*", default=["rows", "steps", "decode"], help="rows, steps, decode; by default all"
+    )
+    parser.add_argument(
+        "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="sizes for a machine with two cores")
     given = parser.parse_args()

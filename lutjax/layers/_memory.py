@@ -348,7 +348,8 @@ def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
         return tables
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     return tuple(
-        Variable(f"{v.name}_key", "keys", words.shape, words.dtype, jax.random.key_data, drawn=v) for v in tables
+        Variable(f"{v.name}_key", "keys", words.shape, words.dtype, jax.random.key_data, drawn=v)
+        for v in tables
     )
 
 
@@ -366,7 +367,11 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 
 def read_rows(
-    spec: Any, weights: Array | HostTable, index: jax.Array, coefficients: jax.Array, groups: int | None = None
+    spec: Any,
+    weights: Array | HostTable,
+    index: jax.Array,
+    coefficients: jax.Array,
+    groups: int | None = None,
 ) -> jax.Array:
     """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}

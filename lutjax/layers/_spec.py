@@ -232,9 +232,7 @@ class Spec:
             raise ValueError(
                 f"{self.layer}: {name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
             )
-        return Variable(
-            name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init
-        )
+        return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init)
 
     def _cast(self, array: Any) -> Any:
         dtype = self.dtype  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 
 from lutjax._arguments import shown
 from lutjax._typing import Array
+from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Request, devices_of, kernel_registry
 from lutjax.ops.weighted_lookup import WeightedLookup
@@ -79,7 +80,7 @@ class HostTable:
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], dtype: DTypeLike, init: Callable[..., Any], name: str = "weights"
+        self, shape: tuple[int, ...], dtype: DTypeLike, init: Callable[..., Any], name: str = "weights"
     ):
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row).")
@@ -103,7 +104,7 @@ class HostTable:
         Raises:
           HostMemoryError: the memory of the host is too small.
         """
-        n_tables, n_rows, width = self.shape
+        n_tables, n_rows, _ = self.shape
         self.weights, self.moved, self.state, self.rule = None, None, {}, None
         self._require(self.nbytes + n_tables * n_rows, "it")
         if self.init is jax.nn.initializers.zeros:
@@ -139,9 +140,7 @@ class HostTable:
         sizes = rule.state_sizes(width)
         self._require(n_tables * n_rows * sum(sizes.values()) * dtype.itemsize, "the state of its optimiser")
         self.rule = rule
-        self.state = {
-            name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()
-        }
+        self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
 
     def _require(self, n_bytes: int, what: str) -> None:
         free = free_memory()
@@ -212,7 +211,7 @@ class HostTable:
         n_tables, _, width = self.shape
         shape = index.shape
         n, ways = math.prod(shape[:-2]), shape[-1]
-        own = np.arange(n * ways, dtype=np.int32).reshape(*shape[:-2], 1, ways)
+        own: Any = np.arange(n * ways, dtype=np.int32).reshape(*shape[:-2], 1, ways)
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
@@ -228,7 +227,10 @@ class HostTable:
                 f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
             )
         elif part is not None:
-            return rows, jnp.broadcast_to(own + part * (n * ways), shape)
+            own = own + part * (n * ways)
+        reads = _table_reads.current()
+        if reads is not None:
+            rows = reads.fetched(self, rows, index)
         return rows, jnp.broadcast_to(own, shape)
 
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
@@ -277,13 +279,20 @@ class HostTable:
         arrays = {"weights": weights, **self.state}
         compact = {name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()}
         _take(
-            [(a[t], ids, compact[name][t, : ids.size]) for name, a in arrays.items() for t, ids in enumerate(rows)]
+            [
+                (a[t], ids, compact[name][t, : ids.size])
+                for name, a in arrays.items()
+                for t, ids in enumerate(rows)
+            ]
         )
         local = dataclasses.replace(
             gradient,
             look_up=look_up.replace(index=inverse.reshape(index.shape)),
             shape=compact["weights"].shape,
         )
+        kernel_registry.follow_coroutine(
+            traced=False
+        )  # before jit asks for its key, in whatever thread this is
         with jax.default_device(_cpu()):
             moved, state = _moved(compact.pop("weights"), compact, local, step.rate, self.rule)
         of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
@@ -325,11 +334,18 @@ class HostTable:
         arrays = {"rows": weights, **self.state}
 
         def read(name: str) -> np.ndarray:
-            return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            found: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return found
 
         ids = read("ids")
-        if ids.ndim != 1 or ids.dtype != np.int64 or (ids.size and not 0 <= ids.min() <= ids.max() < self.moved.size):
-            raise ValueError(f"{folder} has ids that are no rows of the table {self.name} {list(self.shape)}.")
+        if (
+            ids.ndim != 1
+            or ids.dtype != np.int64
+            or (ids.size and not 0 <= ids.min() <= ids.max() < self.moved.size)
+        ):
+            raise ValueError(
+                f"{folder} has ids that are no rows of the table {self.name} {list(self.shape)}."
+            )
         for name, a in arrays.items():
             saved = read(name)
             if saved.shape != (len(ids), a.shape[-1]) or saved.dtype != a.dtype:
@@ -362,16 +378,13 @@ class Normal:
 
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         """Return an array, as `jax.nn.initializers.normal` does."""
-        found: jax.Array = jax.nn.initializers.normal(self.deviation)(key, shape, dtype)
-        return found
+        return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
 
     def in_parts(self, dtype: DTypeLike) -> bool:
         """Return whether `part` is a part of what a call draws: of float32, by JAX's default generator."""
-        return (
-            jnp.dtype(dtype) == jnp.float32
-            and jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-            and jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
-        )
+        config: Any = jax.config
+        usual = config.jax_threefry_partitionable and config.jax_default_prng_impl == "threefry2x32"
+        return bool(usual) and jnp.dtype(dtype) == jnp.float32
 
     def part(self, data: Any, first: int, count: int) -> jax.Array:
         """Return numbers ``first`` to ``first + count - 1`` of what a jitted call draws, in the order of memory.
@@ -380,7 +393,8 @@ class Normal:
           data: of the key.
         """
         high, low = divmod(first, 1 << 32)
-        return _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
+        drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
+        return drawn
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -401,7 +415,7 @@ def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowR
     return update_table(rows, gradient, rate, rule, state)
 
 
-def _call(index: Any, shape: tuple[int, int, int], dtype: Any) -> WeightedLookup:
+def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
     """Return the call that reads one row for each id, in shapes."""
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
     arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
@@ -422,7 +436,9 @@ def _device() -> Any:
     return devices_of([jax.device_put(np.zeros(()), _cpu())])[0]
 
 
-_given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar("given", default=MappingProxyType({}))
+_given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar(
+    "given", default=MappingProxyType({})
+)
 
 
 @contextlib.contextmanager
@@ -445,7 +461,10 @@ def free_memory() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
-    for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         with contextlib.suppress(OSError, ValueError):
             group = Path("/sys/fs/cgroup")
             found.append(int((group / most).read_text()) - int((group / used).read_text()))

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, free_memory, given, opened
-from lutjax.tables._row_rules import RowRule
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
@@ -139,7 +139,9 @@ class Ahead:
                 self._known[at] = self._submit("ids", self._ids, at)
         ids = self._known.pop(step)
         rows = self._submit("tables", self._gathered, ids, kept)
-        self._queue.append((rows, self._submit("put", lambda: self._put(Batch(rows.result(), dict(ids.result()))))))
+        self._queue.append(
+            (rows, self._submit("put", lambda: self._put(Batch(rows.result(), dict(ids.result())))))
+        )
 
     def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         # In a thread, too, implementations are those of `lutjax.use_implementation` around the caller.
@@ -151,7 +153,10 @@ class Ahead:
         found = ids.result()
         if kept is not None:
             return dict(kept)
-        return {name: table.gather(found[name], self._buffer(table, found[name])) for name, table in self._tables.items()}
+        return {
+            name: table.gather(found[name], self._buffer(table, found[name]))
+            for name, table in self._tables.items()
+        }
 
     def _buffer(self, table: HostTable, index: np.ndarray) -> np.ndarray:
         """Return memory for rows: that of rows which nobody has any more, because new memory is slow to write to."""
@@ -171,7 +176,9 @@ class Ahead:
         """Return shapes and dtypes of a batch."""
         ids = self._ids(0)
         rows = {
-            name: jax.ShapeDtypeStruct((len(a[0]), len(a) * a.shape[-1], self._tables[name].shape[-1]), self._tables[name].dtype)
+            name: jax.ShapeDtypeStruct(
+                (len(a[0]), len(a) * a.shape[-1], self._tables[name].shape[-1]), self._tables[name].dtype
+            )
             for name, a in ids.items()
         }
         return Batch(rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()})
@@ -191,7 +198,7 @@ class Steps(Repeated):
       ahead: of the tables.
     """
 
-    def __init__(self, step: Callable[..., tuple[State, Any, Any]], data: Any, ahead: Ahead):
+    def __init__(self, step: Any, data: Any, ahead: Ahead):
         self.step, self._data, self._of_data, self.ahead = step, data, None, ahead
         self._jitted = jax.jit(step, donate_argnums=0)
 
@@ -233,7 +240,9 @@ class Steps(Repeated):
         return program, advance
 
 
-def save(folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
+def save(
+    folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
+) -> None:
     """Write tables, and rows of steps to come, into the folder of a checkpoint."""
     for i, (name, table) in enumerate(tables.items()):
         table.save(folder / FOLDER / str(i))
@@ -255,7 +264,7 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
     """
     keys = structure.host_keys(others)
     for i, (name, (table, _)) in enumerate(structure.host_tables.items()):
-        table.draw(jax.random.wrap_key_data(np.asarray(keys[name])))
+        table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
         if rule is not None:
             table.start(rule)
         with _refused(folder):

@@ -253,7 +253,9 @@ class Run(ModelRun[LanguageModel]):
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
-            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth)
+            self.ahead = host.Ahead(
+                self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth
+            )
             self.advance = host.Steps(self._step_on_host, text, self.ahead)
             return
         if not self.training.select_every:
@@ -311,7 +313,7 @@ class Run(ModelRun[LanguageModel]):
     def init(self) -> State:
         state = super().init()
         for name, key in self.structure.host_keys(state.others).items():
-            self._on_host[name].draw(jax.random.wrap_key_data(np.asarray(key)))
+            self._on_host[name].draw(jax.random.wrap_key_data(key))
             self._on_host[name].start(self._rule_of_memory)
         return state
 
@@ -355,7 +357,10 @@ class Run(ModelRun[LanguageModel]):
     def _memories(self) -> dict[str, Any]:
         assert isinstance(self.config, GPTConfig)
         model: Any = self.structure.empty()
-        return {f"layers/{place}/memory/weights": model.layers[place].memory for place in self.config.memory_places}
+        return {
+            f"layers/{place}/memory/weights": model.layers[place].memory
+            for place in self.config.memory_places
+        }
 
     def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
         """Return the starts of the windows of a step in a text, and the key of its dropout."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ def test_training_is_that_of_a_memory_on_the_device() -> None:
 
 @pytest.mark.thorough("*-xla")
 @pytest.mark.parametrize("implementation", ["native", "xla"])
-@pytest.mark.parametrize("changes", [{"microbatches": 2}, {"memory_optimizer": "sgd", "clip": None}], ids=["parts", "sgd"])
+@pytest.mark.parametrize(
+    "changes", [{"microbatches": 2}, {"memory_optimizer": "sgd", "clip": None}], ids=["parts", "sgd"]
+)
 def test_training_in_parts_and_by_other_rules(implementation: str, changes: dict[str, Any]) -> None:
     if implementation == "native":
         pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
@@ -102,7 +105,7 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
         found = np.take_along_axis(snapshots[max(i - depth, 0)], ids[..., None], 1)
         np.testing.assert_array_equal(batch.rows[name], found)
         state, _ = run.advance(state, i, 1)
-    assert any((a != b).any() for a, b in zip(snapshots, snapshots[1:], strict=False))
+    assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
 
 
 def test_depth_changes_nothing_but_the_age_of_rows() -> None:
@@ -201,7 +204,9 @@ def test_a_table_that_does_not_fit_says_its_size_and_the_cure(
     result = command(*words_of(tmp_path), "--out", tmp_path / "run")
     assert result.exit_code
     assert result.output.splitlines()[-1].startswith("Error: the table ")
-    assert "takes 0.00 GB of the memory of the host, which has 0.00 GB free: choose fewer rows" in result.output
+    assert (
+        "takes 0.00 GB of the memory of the host, which has 0.00 GB free: choose fewer rows" in result.output
+    )
 
 
 def test_a_placement_that_does_not_exist() -> None:
