@@ -1,6 +1,8 @@
-"""Tables in the memory of the host beside those of a device: `python benchmarks/host_memory.py [rows] [steps] [decode]`.
+"""Tables in the memory of the host beside those of a device: `python benchmarks/host_memory.py [rows] [kinds] [steps] [decode]`.
 
 - `rows`: rows a second that all cores gather from a table of `--gigabytes` and move there, beside the speed at which they copy memory.
+- `kinds`: the same of a table of 0.3 GB that JAX has in a kind of memory of the device, computed on the host (`jax.experimental.compute_on`), and of one in the
+  memory of NumPy.
 - `steps`: milliseconds of a training step of a GPT of 100 M parameters whose memory of n-grams has so many gigabytes in the memory of the host, for queues of several
   depths and as rows that are read inside of the step, beside the same GPT with a small table on the device.
 - `decode`: milliseconds of a token of `generate`, of both.
@@ -17,10 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compute_on import compute_on
 
 import lutjax
 from lutjax.models import GPTConfig
+from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
+from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.training import tables
 from lutjax.training.lm import Run, TrainingConfig
@@ -120,6 +125,42 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
         )
 
 
+def of_kinds(sizes: Sizes, repeats: int) -> None:
+    """Print the times in which JAX gathers and moves rows of a table in each kind of memory, by stochastic gradient descent."""
+    n_rows, n = 600_000, sizes.batch_size * sizes.context * N_TABLES
+    ids = np.random.default_rng(0).integers(0, n_rows, n).astype(np.int32)
+    rows = np.full((n_rows, WIDTH), 0.01, np.float32)
+    table = HostTable((1, n_rows, WIDTH), np.float32, jax.nn.initializers.zeros)
+    filled(table, jax.random.key(0))
+    table.start(tables.SGD())
+    out, ones = table.gather(ids[:, None, None]), np.ones((n, 1, WIDTH), np.float32)
+    look_up = WeightedLookup.of(
+        (None, ids[:, None, None], np.ones((n, 1, 1), np.float32)),
+        {"groups": 1, "valued": 1, "accumulate": None}.items(),
+    )
+    gradient = TableGradient(look_up, ones, None, np.float32(0), table.shape, table.dtype)
+    moved = best(lambda: table.update(gradient, 0.1), repeats)
+    print(
+        f"| NumPy | {best(lambda: table.gather(ids[:, None, None], out), repeats) * 1e3:.2f} ms | {moved * 1e3:.2f} ms |"
+    )
+    device = jax.devices()[0]
+    for kind in sorted({memory.kind for memory in device.addressable_memories()} - {"device"}):
+        where = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        given, i, g = (jax.device_put(a, where) for a in (rows, ids, ones[:, 0]))
+        gather = compute_on("device_host")(jax.jit(lambda rows, ids: rows[ids]))
+        update = compute_on("device_host")(jax.jit(lambda rows, ids, g: rows.at[ids].add(-0.1 * g)))
+        gathers = jax.jit(gather, out_shardings=where)
+        updates = jax.jit(update, donate_argnums=0, out_shardings=where)
+        read = best(lambda a=given, i=i, f=gathers: f(a, i).block_until_ready(), repeats)
+        held = [given]
+
+        def move(held: list[Any] = held, i: Any = i, g: Any = g, f: Any = updates) -> None:
+            held[0] = f(held[0], i, g)
+            held[0].block_until_ready()
+
+        print(f"| {kind} | {read * 1e3:.2f} ms | {best(move, repeats) * 1e3:.2f} ms |")
+
+
 def run_of(sizes: Sizes, placement: str, rows: int, depth: int = 0) -> Run:
     """Return a run, of random bytes."""
     text = np.random.default_rng(0).integers(0, 256, 1 << 22).astype(np.uint8)
@@ -213,7 +254,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "what", nargs="*", default=["rows", "steps", "decode"], help="rows, steps, decode; by default all"
+        "what",
+        nargs="*",
+        default=["rows", "kinds", "steps", "decode"],
+        help="rows, kinds, steps, decode; by default all",
     )
     parser.add_argument(
         "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
@@ -224,6 +268,8 @@ def main() -> None:
     sizes = SMALL if given.small else Sizes()
     if "rows" in given.what:
         of_rows(given.gigabytes, sizes, given.repeats)
+    if "kinds" in given.what:
+        of_kinds(sizes, given.repeats)
     if {"steps", "decode"} & set(given.what):
         of_models(given.gigabytes, sizes, given.repeats, given.what)
 

@@ -68,7 +68,7 @@ class HostTable:
     Raises:
       ValueError: the shape is none of tables.
 
-    Source: docs/memory.md, section "In the memory of the host".
+    Source: docs/semantics.md, section 14.
 
     Example:
       >>> import jax, numpy as np

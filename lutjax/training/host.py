@@ -15,11 +15,11 @@ import numpy as np
 
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostMemoryError, HostTable, free_memory, given, opened
+from lutjax.tables.host import HostMemoryError, HostTable, given, opened
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
-__all__ = ["FOLDER", "Ahead", "Batch", "HostMemoryError", "HostTable", "free_memory", "given", "opened"]
+__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "given"]
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """Rows of a batch on the device, by the names of their tables.
 
     Attributes:
-      rows: ``[tables, reads, numbers]`` each, see `lutjax.tables.host.HostTable.gather`.
+      rows: ``[tables, reads, numbers]`` each, see `lutjax.training.host.HostTable.gather`.
       ids: of these rows, ``[n, tables, ways]``.
     """
 

@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) -> None:
 
 
 def pair(**changes: Any) -> tuple[GPT, GPT]:
-    """The same model with its memory on the device and on the host."""
+    """Two models, with the same memory on the device and on the host."""
     device, on_host = (
         GPT(dataclasses.replace(config, **changes), rngs=nnx.Rngs(0)) for config in (MODEL, HOST)
     )
