@@ -88,7 +88,7 @@ class ProductKeyMemoryArguments(_KeyArguments):
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
       placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and the layer keeps the key of
-        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.

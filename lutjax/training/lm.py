@@ -18,6 +18,7 @@ from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.models._fields import check_names, one_of
+from lutjax.tables.host import opened
 from lutjax.training import host, hosts, meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure, arrays
@@ -380,7 +381,7 @@ class Run(ModelRun[LanguageModel]):
     ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
         """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host.Steps`."""
         state, loss, gradients = self._stepped(state, number, text, batch)
-        return state, loss, {name: host.opened(g) for name, g in gradients.items()}
+        return state, loss, {name: opened(g) for name, g in gradients.items()}
 
     def _stepped(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], fetched: host.Batch
