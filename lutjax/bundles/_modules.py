@@ -75,12 +75,12 @@ def parts(module: nnx.Module) -> Iterator[Part]:
 
 
 def refuse_on_host(module: nnx.Module) -> None:
-    """Raise ValueError if a module has tables in the memory of the host."""
+    """Raise BundleError if a module has tables in the memory of the host."""
     found = sorted(layers.host_tables_of(module))
     if found:
-        raise ValueError(
-            f"save: the table {found[0]} lies in the memory of the host, and a bundle holds arrays of a device alone. Give the folder of the run to lutjax "
-            "generate and serve."
+        raise BundleError(
+            f"the table {found[0]} lies in the memory of the host, and bundles and programs hold arrays of a device alone. Give the folder of the run to "
+            "lutjax generate or serve."
         )
 
 

@@ -38,6 +38,7 @@ PLACEMENTS = ("device", "host")
 
 _BLOCK = 1 << 21  # numbers that are drawn or copied at a time, by one thread
 _LEAST = 1 << 12  # rows that are worth a thread of their own
+_SMALL = 1 << 17  # bytes of rows that are not
 
 
 class HostMemoryError(MemoryError):
@@ -98,6 +99,12 @@ class HostTable:
         """Bytes of the rows."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def bytes_beside(self, rule: RowRule) -> int:
+        """Return the bytes of the state of a rule, and of what says which rows have moved."""
+        n_tables, n_rows, width = self.shape
+        numbers = sum(rule.state_sizes(width).values())
+        return n_tables * n_rows * (1 + numbers * accumulator(self.dtype).itemsize)
+
     def draw(self, key: Any) -> None:
         """Make the rows, drawn from a key of `jax.random` as the initializer draws those of a table on a device.
 
@@ -115,14 +122,14 @@ class HostTable:
 
             def fill(first: int) -> None:
                 part = flat[first : first + _BLOCK]
-                with jax.default_device(_cpu()):
+                with jax.default_device(cpu()):
                     part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
 
             in_threads(fill, range(0, flat.size, _BLOCK))
         else:
-            with jax.default_device(_cpu()):
+            with jax.default_device(cpu()):
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
-                    jax.device_put(key, _cpu())
+                    jax.device_put(key, cpu())
                 )
             self.weights = np.array(drawn)
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
@@ -138,7 +145,7 @@ class HostTable:
         n_tables, n_rows, width = self.shape
         dtype = accumulator(self.dtype)
         sizes = rule.state_sizes(width)
-        self._require(n_tables * n_rows * sum(sizes.values()) * dtype.itemsize, "the state of its optimiser")
+        self._require(self.bytes_beside(rule), "the state of its optimiser")
         self.rule = rule
         self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
 
@@ -193,6 +200,10 @@ class HostTable:
             )
         n, _, ways = index.shape
         found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
+        if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
+            for t, table in enumerate(weights):
+                np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
+            return found
         call = _call(index, self.shape, self.dtype)
         if (native := _native("forward", call)) is not None:
             native.gather(weights, index, found, n_threads())
@@ -293,7 +304,7 @@ class HostTable:
         kernel_registry.follow_coroutine(
             traced=False
         )  # before jit asks for its key, in whatever thread this is
-        with jax.default_device(_cpu()):
+        with jax.default_device(cpu()):
             moved, state = _moved(compact.pop("weights"), compact, local, step.rate, self.rule)
         of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
 
@@ -425,15 +436,22 @@ def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
 
 def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
     """Return what works in the memory of NumPy of the implementation that runs such a call on the CPU; None if it has nothing."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step))
     names = kernel_registry.request(call.op, None)
-    spec = kernel_registry.resolve_request(Request(direction, shapes[0], _device(), *shapes[1:]), names)
-    return getattr(importlib.import_module(spec.target), "on_host", None)
+    leaves = [(np.shape(a), a.dtype) for a in call.values()]
+    rule = None if step is None else (step.rule, step.factor is None)
+
+    def find() -> tuple[Any]:
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step))
+        spec = kernel_registry.resolve_request(Request(direction, shapes[0], _device(), *shapes[1:]), names)
+        return (getattr(importlib.import_module(spec.target), "on_host", None),)
+
+    key = ("host", direction, names, tuple(leaves), call.options(), rule)
+    return kernel_registry.remembered(key, find)[0]
 
 
 @functools.cache
 def _device() -> Any:
-    return devices_of([jax.device_put(np.zeros(()), _cpu())])[0]
+    return devices_of([jax.device_put(np.zeros(()), cpu())])[0]
 
 
 _given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar(
@@ -467,12 +485,27 @@ def free_memory() -> int | None:
     ):
         with contextlib.suppress(OSError, ValueError):
             group = Path("/sys/fs/cgroup")
-            found.append(int((group / most).read_text()) - int((group / used).read_text()))
+            limit, taken = (int((group / name).read_text()) for name in (most, used))
+            stat = (group / used).with_name("memory.stat").read_text().split()
+            taken -= int(stat[stat.index("inactive_file") + 1])  # what the kernel gives away first
+            found.append(limit - taken)
     return max(min(found), 0) if found else None
 
 
-def _cpu() -> jax.Device:
-    return jax.local_devices(backend="cpu")[0]
+def cpu() -> jax.Device:
+    """Return the CPU as a device of JAX.
+
+    Raises:
+      ValueError: JAX was told to do without it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+        raise ValueError(
+            f"a table in the memory of the host needs the CPU beside the device, and JAX was told to use {asked} alone: set JAX_PLATFORMS to "
+            f"{asked},cpu, or leave it out."
+        ) from error
 
 
 @functools.cache

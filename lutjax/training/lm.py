@@ -18,7 +18,7 @@ from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.models._fields import check_names, one_of
-from lutjax.tables.host import opened
+from lutjax.tables.host import cpu, opened
 from lutjax.training import host, hosts, meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure, arrays
@@ -318,6 +318,11 @@ class Run(ModelRun[LanguageModel]):
             self._on_host[name].start(self._rule_of_memory)
         return state
 
+    @property
+    def host_bytes(self) -> int:
+        rule, tables_there = self._rule_of_memory, self._on_host.values()
+        return sum(table.nbytes + table.bytes_beside(rule) for table in tables_there)
+
     def write_beside(self, folder: Path) -> None:
         if self._on_host:
             host.save(folder, self._on_host, self.ahead.queued())
@@ -340,7 +345,7 @@ class Run(ModelRun[LanguageModel]):
         return jax.jit(of_step)
 
     def _of_step(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with jax.default_device(cpu()):
             starts, rate = self._on_cpu(np.int32(number))
         return np.asarray(starts), np.asarray(rate)
 

@@ -182,6 +182,11 @@ class ModelRun(Generic[M]):
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
         return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of tables in the memory of the host, and of the state of their optimiser."""
+        return 0
+
     def write_beside(self, folder: Path) -> None:
         """Write what belongs to a checkpoint and is no array of the state into its folder."""
 

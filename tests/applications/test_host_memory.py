@@ -16,7 +16,7 @@ from flax import nnx
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.tables import host as tables_on_host
-from lutjax.training import lm_runs
+from lutjax.training import experiments, lm_runs
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
@@ -149,7 +149,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) -> None:
     assert len(one) == len(np.load(out / "checkpoints" / "12" / "host" / "0" / "ids.npy")) < 6 * 300
     model, _ = lm_runs.load_model(out)
     assert command("generate", out, "--prompt", "abc", "--bytes", 5).output.startswith("abc")
-    with pytest.raises(ValueError, match=r"save: .*memory of the host"):
+    with pytest.raises(ValueError, match=r"weights lies in the memory of the host"):
         lutjax.save(model, tmp_path / "bundle")
     np.save(out / "checkpoints" / "12" / "host" / "0" / "ids.npy", np.arange(3))
     damaged = command("generate", out, "--prompt", "abc", "--bytes", 5)
@@ -192,6 +192,14 @@ def test_what_cannot_be_trained(model: dict[str, Any], training: dict[str, Any],
         run_of(dataclasses.replace(HOST, **model), **training)
 
 
+def test_a_dry_run_says_what_the_host_holds(tmp_path: Path) -> None:
+    result = command(*words_of(tmp_path), "--out", tmp_path / "run", "--dry-run")
+    assert (
+        "in the memory of the host: 0.1 MB, of which a checkpoint has the rows that have moved"
+        in result.output
+    )
+
+
 def test_a_mesh_is_refused() -> None:
     with pytest.raises(ValueError, match="one process on one device"):
         run_of().divide({"data": 2})
@@ -200,13 +208,18 @@ def test_a_mesh_is_refused() -> None:
 def test_a_table_that_does_not_fit_says_its_size_and_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_on_host, "free_memory", lambda: 10_000)
-    result = command(*words_of(tmp_path), "--out", tmp_path / "run")
-    assert result.exit_code
-    assert result.output.splitlines()[-1].startswith("Error: the table ")
-    assert (
-        "takes 0.00 GB of the memory of the host, which has 0.00 GB free: choose fewer rows" in result.output
+    words = words_of(tmp_path)
+    monkeypatch.setattr(experiments, "free_memory", lambda: 10_000)
+    result = command(*words, "--out", tmp_path / "run")
+    assert result.output.endswith(
+        "Error: the run needs 0.1 MB of the memory of the host for tables and the state of their optimiser; 0.0 MB are free. Choose fewer or smaller "
+        "rows, or a machine with more memory.\n"
     )
+    monkeypatch.undo()
+    monkeypatch.setattr(tables_on_host, "free_memory", lambda: 10_000)
+    result = command(*words, "--out", tmp_path / "run")
+    assert result.exit_code
+    assert result.output.splitlines()[-1].startswith("Error: the table weights float32[6, 300, 8]: it takes ")
 
 
 def test_a_placement_that_does_not_exist() -> None:
