@@ -247,7 +247,7 @@ class HostTable:
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
         """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
         look_up: Any = gradient.look_up
-        index = jnp.asarray(index).reshape(look_up.index.shape)
+        index = index.reshape(look_up.index.shape)
         return dataclasses.replace(gradient, look_up=look_up.replace(index=index), shape=self.shape)
 
     def update(self, gradient: TableGradient, rate: Any) -> None:

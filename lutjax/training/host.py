@@ -15,7 +15,7 @@ import numpy as np
 
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.host import HostMemoryError, HostTable, given, opened
+from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
@@ -30,11 +30,27 @@ class Batch(NamedTuple):
 
     Attributes:
       rows: ``[tables, reads, numbers]`` each, see `lutjax.training.host.HostTable.gather`.
-      ids: of these rows, ``[n, tables, ways]``.
+      ids: by which these rows are told apart, ``[n, tables, ways]``, below their number: of the same row the same, in the order of the ids in the table.
     """
 
     rows: dict[str, Any]
     ids: dict[str, Any]
+
+
+class Ids(NamedTuple):
+    """Ids of the rows of a batch, by the names of their tables: in the tables, and those of a `Batch`."""
+
+    of_tables: dict[str, np.ndarray]
+    own: dict[str, np.ndarray]
+
+
+def _numbered(ids: np.ndarray) -> np.ndarray:
+    """Return numbers of the different ids of each table, ``[n, tables, ways]``."""
+    by_table = np.moveaxis(ids, 1, 0)
+    found = in_threads(
+        lambda a: np.unique(a, return_inverse=True)[1].reshape(a.shape).astype(np.int32), by_table
+    )
+    return np.stack(found, 1)
 
 
 class Ahead:
@@ -64,8 +80,7 @@ class Ahead:
       ...         return (lutjax.weighted_lookup(weights, own, jnp.ones(own.shape)) - 1).sum()
       >>> for step in range(2):
       ...     batch = ahead.batch(step)
-      ...     gradients = tables.value_and_grad(loss)(batch.rows, batch.ids["memory"])[1]
-      ...     ahead.update(step, {"memory": table.gradient_of(gradients["memory"], batch.ids["memory"])})
+      ...     ahead.update(step, tables.value_and_grad(loss)(batch.rows, batch.ids["memory"])[1])
       >>> ahead.wait()
       >>> table.weights[0, :3, 0]
       array([-1.5, -1.5,  0. ], dtype=float32)
@@ -85,8 +100,8 @@ class Ahead:
         self._threads = {
             what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
         }
-        self._known: dict[int, Future[Mapping[str, np.ndarray]]] = {}
-        self._queue: deque[tuple[Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
+        self._known: dict[int, Future[Ids]] = {}
+        self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
         self._updates: deque[Future[None]] = deque()
         self._buffers: dict[tuple[int, ...], list[np.ndarray]] = {}
         self._next = 0
@@ -96,15 +111,19 @@ class Ahead:
         """Return the rows of a step; the steps follow each other, or the queue begins anew."""
         if step != self._next or not self._queue:
             self.begin(step)
-        return self._queue[0][1].result()
+        return self._queue[0][2].result()
 
     def update(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
-        """Move rows by the gradients of a step, when the device has them, and gather those of a later step."""
+        """Move rows by the gradients of a step, when the device has them, and gather those of a later step.
+
+        Args:
+          gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
+        """
         assert step == self._next, "batch(step) comes first"
-        self._queue.popleft()
+        ids, _, _ = self._queue.popleft()
         self._next += 1
         found = self._submit("get", jax.device_get, {name: opened(g) for name, g in gradients.items()})
-        self._updates.append(self._submit("tables", self._move, step, found))
+        self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
             self._updates.popleft().result()  # raises what was raised there
@@ -117,7 +136,7 @@ class Ahead:
         """
         while self._updates:
             self._updates.popleft().result()
-        for rows, _ in self._queue:
+        for _, rows, _ in self._queue:
             rows.result()
 
     def begin(self, step: int, rows: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
@@ -136,21 +155,23 @@ class Ahead:
     def _fetch(self, step: int, kept: Mapping[str, np.ndarray] | None = None) -> None:
         for at in (step, step + 1):
             if at not in self._known:
-                self._known[at] = self._submit("ids", self._ids, at)
+                self._known[at] = self._submit("ids", self._ids_of, at)
         ids = self._known.pop(step)
         rows = self._submit("tables", self._gathered, ids, kept)
         self._queue.append(
-            (rows, self._submit("put", lambda: self._put(Batch(rows.result(), dict(ids.result())))))
+            (ids, rows, self._submit("put", lambda: self._put(Batch(rows.result(), ids.result().own))))
         )
+
+    def _ids_of(self, step: int) -> "Ids":
+        found = dict(self._ids(step))
+        return Ids(found, {name: _numbered(ids) for name, ids in found.items()})
 
     def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         # In a thread, too, implementations are those of `lutjax.use_implementation` around the caller.
         return self._threads[what].submit(contextvars.copy_context().run, function, *args)
 
-    def _gathered(
-        self, ids: Future[Mapping[str, np.ndarray]], kept: Mapping[str, np.ndarray] | None
-    ) -> dict[str, np.ndarray]:
-        found = ids.result()
+    def _gathered(self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+        found = ids.result().of_tables
         if kept is not None:
             return dict(kept)
         return {
@@ -167,10 +188,10 @@ class Ahead:
         weakref.finalize(lent, free.append, memory)
         return lent
 
-    def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]]) -> None:
-        rate, found = self._rate(step), gradients.result()
+    def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
+        rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
-            table.update(found[name], rate)
+            table.update(table.gradient_of(found[name], index[name]), rate)
 
     def abstract(self) -> Batch:
         """Return shapes and dtypes of a batch."""
@@ -186,7 +207,7 @@ class Ahead:
     def queued(self) -> list[dict[str, np.ndarray]]:
         """Return the rows of the steps to come that the last updates are not in, `depth` at most: they belong to a checkpoint."""
         self.wait()
-        return [rows.result() for rows, _ in list(self._queue)[: self.depth]]
+        return [rows.result() for _, rows, _ in list(self._queue)[: self.depth]]
 
 
 class Steps(Repeated):

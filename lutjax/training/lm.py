@@ -428,10 +428,8 @@ class Run(ModelRun[LanguageModel]):
         (_, (losses, others)), gradients = value_and_grad((state.params, fetched.rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
-        of_rows = {
-            name: table.gradient_of(gradients[1][name], fetched.ids[name])
-            for name, table in self._on_host.items()
-        }
+        # Ids that are the same where a row is: then a norm has their sum.
+        of_rows = {name: _with_ids(g, fetched.ids[name]) for name, g in gradients[1].items()}
         gradients = (gradients[0], of_rows)
         if training.clip is not None:
             gradients = meshes.with_all_samples(gradients, self.mesh)
@@ -477,6 +475,13 @@ class Run(ModelRun[LanguageModel]):
                 counts = lutjax.Usage(np.asarray(found.counts, np.int64))
                 total[name] = total[name] + counts if name in total else counts
         return total
+
+
+def _with_ids(gradient: tables.TableGradient, ids: Array) -> tables.TableGradient:
+    look_up: Any = gradient.look_up
+    return dataclasses.replace(
+        gradient, look_up=look_up.replace(index=jnp.asarray(ids).reshape(look_up.index.shape))
+    )
 
 
 class Evaluation:

@@ -101,7 +101,7 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
         snapshots.append(table.weights.copy())
         batch = run.ahead.batch(i)
         name = "layers/0/memory/weights"
-        ids = np.moveaxis(np.asarray(batch.ids[name])[..., 0], 1, 0)
+        ids = np.moveaxis(run._ids(i)[name][..., 0], 1, 0)
         found = np.take_along_axis(snapshots[max(i - depth, 0)], ids[..., None], 1)
         np.testing.assert_array_equal(batch.rows[name], found)
         state, _ = run.advance(state, i, 1)
