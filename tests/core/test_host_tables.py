@@ -12,7 +12,9 @@ from flax import nnx
 import lutjax
 from lutjax.layers import linen
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
+from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
+from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, Normal
 from lutjax.training import tables
 from lutjax.training.nnx import update_host, value_and_grad
@@ -77,7 +79,7 @@ def test_reads_are_those_of_a_device(kind: str) -> None:
     np.testing.assert_allclose(call(device), call(on_host), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.thorough("*-xla-*", "experts-*", "ngrams-native-rule[02]")
+@pytest.mark.thorough("*-xla-rule[012]", "experts-*", "ngrams-*", "keys-native-rule[12]")
 @pytest.mark.parametrize("rule", RULES, ids=[f"rule{i}" for i in range(len(RULES))])
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 @pytest.mark.parametrize("kind", ["ngrams", "keys", "experts"])
@@ -128,6 +130,33 @@ def test_rows_that_moved_are_saved(tmp_path: Path) -> None:
     wrong.draw(jax.random.key(0))
     with pytest.raises(ValueError, match=r"has ids that are no rows|has rows float32"):
         wrong.load(tmp_path / "table")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"rule{i}" for i in range(len(RULES))])
+def test_updates_by_any_number_of_threads_have_the_same_bits(
+    rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads share the rows of one table, many of which are read several times."""
+    pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 900, (2500, 1, 2)).astype(np.int32)
+    coefficients = rng.normal(size=index.shape).astype(np.float32)
+    options = {"groups": 1, "valued": 2, "accumulate": None}
+    look_up = WeightedLookup.of((None, index, coefficients), options.items())
+    cotangent = rng.normal(size=(2500, 1, 3)).astype(np.float32)
+    found = []
+    for n_threads in (1, 3, 5):
+        monkeypatch.setattr(host, "n_threads", lambda n=n_threads: n)
+        table = HostTable((1, 900, 3), np.float32, Normal(1.0))
+        table.draw(jax.random.key(0))
+        table.start(rule)
+        gradient = TableGradient(look_up, cotangent, None, np.float32(0), table.shape, table.dtype)
+        for _ in range(2):
+            table.update(gradient, 0.1)
+        found.append((table.weights, table.state))
+    for weights, state in found[1:]:
+        np.testing.assert_array_equal(weights, found[0][0])
+        jax.tree.map(np.testing.assert_array_equal, state, found[0][1])
 
 
 def test_ids_beyond_the_rows_are_those_of_the_nearest() -> None:
