@@ -354,8 +354,11 @@ class Run(ModelRun[LanguageModel]):
 
     def _ids(self, number: int) -> dict[str, np.ndarray]:
         """Return the ids of the rows that a step reads of each table in the memory of the host."""
-        starts, _ = self._of_step(number)
-        tokens = np.asarray(self._train[starts[:, None] + np.arange(self.config.context)], np.int32)
+        return self._ids_of(self._train, self._of_step(number)[0])
+
+    def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the ids of the rows that windows of a text read of each table in the memory of the host."""
+        tokens = np.asarray(text[starts[:, None] + np.arange(self.config.context)], np.int32)
         memories = {name: self._memories[name].row_ids(tokens) for name in self._on_host}
         return {name: ids.reshape(-1, ids.shape[-1], 1) for name, ids in memories.items()}
 
@@ -461,7 +464,9 @@ class Run(ModelRun[LanguageModel]):
             if isinstance(self.config, GPTConfig)
             else self.config
         )
-        structure, mesh = structure_of(config), self.mesh
+        structure, mesh = self.structure if config == self.config else structure_of(config), self.mesh
+        for name, (table, _) in structure.host_tables.items():
+            table.weights = self._on_host[name].weights
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
 
         @functools.partial(jax.jit, **where)
@@ -472,7 +477,15 @@ class Run(ModelRun[LanguageModel]):
         total: dict[str, lutjax.Usage] = {}
         for starts in self._evaluation.windows(part.size, max_windows).starts:
             for name, found in count(state.params, state.others, part, starts).items():
+                if self._on_host and name not in structure.tables:
+                    continue  # rows that were gathered, each of which is read once
                 counts = lutjax.Usage(np.asarray(found.counts, np.int64))
+                total[name] = total[name] + counts if name in total else counts
+            for name, ids in self._ids_of(part, starts.reshape(-1)).items():
+                n_rows = self._on_host[name].shape[1]
+                counts = lutjax.Usage(
+                    np.stack([np.bincount(a.ravel(), minlength=n_rows) for a in np.moveaxis(ids, 1, 0)])
+                )
                 total[name] = total[name] + counts if name in total else counts
         return total
 

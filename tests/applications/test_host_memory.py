@@ -78,6 +78,15 @@ def test_training_is_that_of_a_memory_on_the_device() -> None:
     )
 
 
+@pytest.mark.thorough
+def test_reads_are_counted_as_on_the_device() -> None:
+    run, device = run_of(), run_of(MODEL)
+    found, want = (one.usage(one.init(), TEXT[:300]) for one in (run, device))
+    assert set(found) == set(want) == set(run.structure.host_tables)
+    for name, usage in want.items():
+        np.testing.assert_array_equal(found[name].counts, usage.counts)
+
+
 @pytest.mark.thorough("*-xla")
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 @pytest.mark.parametrize(
