@@ -139,9 +139,17 @@ class HostTable:
 
         Raises:
           HostMemoryError: the memory of the host is too small.
+          ValueError: the rule keeps more than numbers of each row.
         """
         if self.rule == rule:
             return
+        more = set(jax.eval_shape(rule.init, jax.ShapeDtypeStruct(self.shape, self.dtype)))
+        more -= set(rule.state_sizes(self.shape[-1]))
+        if more:
+            raise ValueError(
+                f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
+                f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
+            )
         n_tables, n_rows, width = self.shape
         dtype = accumulator(self.dtype)
         sizes = rule.state_sizes(width)

@@ -313,9 +313,12 @@ class Run(ModelRun[LanguageModel]):
 
     def init(self) -> State:
         state = super().init()
-        for name, key in self.structure.host_keys(state.others).items():
-            self._on_host[name].draw(jax.random.wrap_key_data(key))
-            self._on_host[name].start(self._rule_of_memory)
+        if self._on_host:
+            self.ahead.wait()
+            for name, key in self.structure.host_keys(state.others).items():
+                self._on_host[name].draw(jax.random.wrap_key_data(key))
+                self._on_host[name].start(self._rule_of_memory)
+            self.ahead.begin(0)
         return state
 
     @property

@@ -119,8 +119,8 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
 
 def test_depth_changes_nothing_but_the_age_of_rows() -> None:
     exact, _ = trained(run_of())
-    stale, _ = trained(run_of(memory_depth=2))
-    again, _ = trained(run_of(memory_depth=2))
+    run = run_of(memory_depth=2)
+    stale, again = (trained(run)[0] for _ in range(2))
     assert stale == again
     assert exact[0] == stale[0]
     assert exact[1:] != stale[1:]

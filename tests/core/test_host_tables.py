@@ -184,6 +184,13 @@ def test_other_initializers_are_drawn_as_a_whole() -> None:
     np.testing.assert_array_equal(table.weights, np.ones((1, 9, 2)))
 
 
+class Counting(tables.SGD):
+    """A rule that keeps something of the whole table."""
+
+    def init(self, weights: Any) -> dict[str, Any]:
+        return {"total": jnp.zeros(())}
+
+
 def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     table = HostTable((2, 7, 3), np.float32, jax.nn.initializers.zeros)
     with pytest.raises(ValueError, match="has no rows yet: draw them"):
@@ -199,6 +206,8 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         made("keys", "host", row_axis="rows")
     with pytest.raises(ValueError, match=r"only layers of lutjax.layers.nnx have tables"):
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
+    with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also keeps total: take a rule"):
+        table.start(Counting())
     layer = made("ngrams", "host")
     _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
     with pytest.raises(ValueError, match=r"no rule by which its rows move: call start\(rule\)"):
