@@ -87,7 +87,7 @@ def test_reads_are_counted_as_on_the_device() -> None:
         np.testing.assert_array_equal(found[name].counts, usage.counts)
 
 
-@pytest.mark.thorough("*-xla")
+@pytest.mark.thorough("*-xla", "sgd-native")
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 @pytest.mark.parametrize(
     "changes", [{"microbatches": 2}, {"memory_optimizer": "sgd", "clip": None}], ids=["parts", "sgd"]
@@ -117,6 +117,7 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
 
 
+@pytest.mark.thorough
 def test_depth_changes_nothing_but_the_age_of_rows() -> None:
     exact, _ = trained(run_of())
     run = run_of(memory_depth=2)
