@@ -90,9 +90,9 @@ TOPICS: dict[str, Topic] = {
             (
                 "Kinds of variables",
                 "lutjax.layers.nnx",
-                "Tables Scalars Anchors Targets Wires Thresholds Quantised",
+                "Tables Scalars Anchors Targets Wires Thresholds Quantised Keys",
             ),
-            ("Functions of models", "lutjax.layers.nnx", "check quantised tables_of"),
+            ("Functions of models", "lutjax.layers.nnx", "check quantised tables_of host_tables_of"),
             ("Initial values", "lutjax.layers.initializers", "residual_gates residual_table"),
         ),
     ),
@@ -175,7 +175,12 @@ TOPICS: dict[str, Topic] = {
                 "Optimizer OptimizerState SGD RowAdagrad RowAdam RowMomentum RowRule scaled normalised",
             ),
             ("Norms", "lutjax.training.tables", "global_norm clip_by_global_norm"),
-            ("Flax NNX", "lutjax.training.nnx", "value_and_grad Optimizer"),
+            ("Flax NNX", "lutjax.training.nnx", "value_and_grad Optimizer update_host"),
+            (
+                "In the memory of the host",
+                "lutjax.training.host",
+                "HostTable HostMemoryError Ahead Batch given",
+            ),
             ("Flax Linen", "lutjax.training.linen", "TrainState"),
             (
                 "Kinds of parameters",
@@ -328,6 +333,7 @@ MODULES = (
     "lutjax.serving",
     "lutjax.sharding",
     "lutjax.training.linen",
+    "lutjax.training.host",
     "lutjax.training.nnx",
     "lutjax.training.parameters",
     "lutjax.training.tables",

@@ -74,6 +74,16 @@ def parts(module: nnx.Module) -> Iterator[Part]:
         yield Part(keys(path), kind, variable.get_value())
 
 
+def refuse_on_host(module: nnx.Module) -> None:
+    """Raise BundleError if a module has tables in the memory of the host."""
+    found = sorted(layers.host_tables_of(module))
+    if found:
+        raise BundleError(
+            f"the table {found[0]} lies in the memory of the host, and bundles and programs hold arrays of a device alone. Give the folder of the run to "
+            "lutjax generate or serve."
+        )
+
+
 def is_module(model: Any) -> bool:
     """Return whether a model is a module of Flax NNX."""
     return isinstance(model, nnx.Module)

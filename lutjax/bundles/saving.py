@@ -132,6 +132,7 @@ def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]
     from lutjax.bundles import _modules, _records
     from lutjax.training.loaded import Loaded
 
+    _modules.refuse_on_host(model)
     record = getattr(model, "record", None)
     facts = {
         "architecture": type(model).__name__,

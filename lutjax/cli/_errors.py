@@ -66,6 +66,11 @@ def explain(error: BaseException, *, training: bool) -> str | None:
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, str(error))
     ):
+        if isinstance(error, MemoryError) and "lutjax.tables.host" in sys.modules:
+            from lutjax.tables.host import HostMemoryError
+
+            if isinstance(error, HostMemoryError):
+                return str(error)
         where = "this machine" if isinstance(error, MemoryError) else "the device"
         advice = (
             "Checkpoints are whole: go on with --resume where more is free, or start again in another folder with a "

@@ -33,6 +33,10 @@ class TableReads(abc.ABC):
     def stand_in(self, table: Any, made: jax.Array) -> None:
         """Take an array that was made of a table, and whose gradient is that of the table, as the table itself."""
 
+    def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
+        """Return rows that stand for a table in the memory of the host: those which ids address, one after the other."""
+        return rows
+
     @abc.abstractmethod
     def scale(self, name: str, factor: Any) -> None:
         """Multiply the gradient of a table by one more factor."""

@@ -19,10 +19,11 @@ from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
+from lutjax.tables.host import PLACEMENTS, HostTable, Normal
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ngrams import check_hashes, places, rows_at
 
-NORMAL_ROWS = jax.nn.initializers.normal(0.02)
+NORMAL_ROWS = Normal(0.02)
 """First values of rows of a memory."""
 
 MATRIX = jax.nn.initializers.lecun_normal()
@@ -79,6 +80,8 @@ class NgramMemoryArguments(Arguments):
         `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and the layer keeps the key of
+        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
@@ -104,6 +107,7 @@ class NgramMemoryArguments(Arguments):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
+    placement: str = "device"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -125,6 +129,7 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         self._require_size("width", 1)
         accumulation(self.layer, self.accumulate)
         self._normalise_dtypes()
+        check_placement(self)
 
     @property
     def n_tables(self) -> int:
@@ -147,7 +152,7 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         projection, vector = (self.row_size, self.features), (self.features,)
         tables = (self.n_tables, rows_here(self, self.rows), self.width)
         found = [
-            self._trained("weights", tables, self.weights_init, "tables"),  # type: ignore[arg-type]
+            *placed(self, self._trained("weights", tables, self.weights_init, "tables")),  # type: ignore[arg-type]
             self._trained("key_kernel", projection, self.kernel_init),
             self._trained("value_kernel", projection, self.kernel_init),
             self._trained("query_scale", vector, ones),
@@ -328,6 +333,26 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         )
 
 
+def check_placement(spec: Any) -> None:
+    """Raise ValueError if the tables of a spec cannot lie where it says."""
+    spec._require_one_of("placement", PLACEMENTS)
+    if spec.placement == "host" and spec.row_axis is not None:
+        raise ValueError(
+            f"{spec.layer}: placement is 'host' and row_axis {spec.row_axis!r}; tables in the memory of the host are whole."
+        )
+
+
+def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
+    """Return variables that are tables; of those in the memory of the host the keys that draw them."""
+    if spec.placement == "device":
+        return tables
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    return tuple(
+        Variable(f"{v.name}_key", "keys", words.shape, words.dtype, jax.random.key_data, drawn=v)
+        for v in tables
+    )
+
+
 def rows_here(spec: Any, n_rows: int) -> int:
     """Return the rows of a table that a device has: inside of a `jax.shard_map` over the axis of rows a block, else all."""
     if spec.row_axis not in jax.sharding.get_abstract_mesh().manual_axes:
@@ -342,10 +367,16 @@ def rows_here(spec: Any, n_rows: int) -> int:
 
 
 def read_rows(
-    spec: Any, weights: Array, index: jax.Array, coefficients: jax.Array, groups: int | None = None
+    spec: Any,
+    weights: Array | HostTable,
+    index: jax.Array,
+    coefficients: jax.Array,
+    groups: int | None = None,
 ) -> jax.Array:
     """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
+    if isinstance(weights, HostTable):
+        weights, index = weights.read(index)
     if spec.row_axis is None:
         return lutjax.weighted_lookup(weights, index, coefficients, **options)
     coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))

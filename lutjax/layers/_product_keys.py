@@ -17,7 +17,7 @@ from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._memory import MATRIX, normalised, read_rows, rows_here
+from lutjax.layers._memory import MATRIX, check_placement, normalised, placed, read_rows, rows_here
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
 
@@ -54,6 +54,7 @@ class _KeyArguments(Arguments):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
+    placement: str = "device"
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,6 +87,8 @@ class ProductKeyMemoryArguments(_KeyArguments):
         `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and the layer keeps the key of
+        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
@@ -110,7 +113,7 @@ class ProductKeyExpertsArguments(_KeyArguments):
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation: as in `ProductKeyMemory`.
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -150,6 +153,7 @@ class _KeySpec(_KeyArguments, Spec):
         self._require_size("key_size", 1)
         accumulation(self.layer, self.accumulate)
         self._normalise_dtypes()
+        check_placement(self)
 
     @property
     def n_rows(self) -> int:
@@ -167,7 +171,7 @@ class _KeySpec(_KeyArguments, Spec):
             self._trained("query_kernel", (self.in_features, queries), self.kernel_init),
             self._trained("query_scale", (self.heads, 2, self.key_size), ones),
             self._trained("half_keys", (self.heads, 2, self.n_keys, self.key_size), self.keys_init),
-            *self._tables(),
+            *placed(self, *self._tables()),
         )
 
     def _inputs(self, x: Any) -> jax.Array:

@@ -36,11 +36,13 @@ class Variable:
     Attributes:
       name: the same in every library.
       kind: ``"params"``, ``"tables"`` or ``"scalars"``, which are trained, or ``"anchors"``, ``"targets"``, ``"wires"`` (ids),
-        ``"thresholds"`` or ``"quantised"`` (tables of integers): kept, never trained.
+        ``"thresholds"``, ``"quantised"`` (tables of integers) or ``"keys"`` (of tables in the memory of the host): kept, never trained.
       shape: its shape.
       dtype: its dtype.
       init: draws it from a key of `jax.random`.
       derive: makes it from the variables before it, instead of `init`.
+      drawn: of a key, the variable that it draws into the memory of the host.
+      initializer: makes `init`, of key, shape and dtype.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Variable:
     dtype: Any
     init: Callable[[Any], Any]
     derive: Callable[[Arrays], Any] | None = None
+    drawn: "Variable | None" = None
+    initializer: Any = None
 
     @property
     def collection(self) -> str:
@@ -228,7 +232,7 @@ class Spec:
             raise ValueError(
                 f"{self.layer}: {name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
             )
-        return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype))
+        return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init)
 
     def _cast(self, array: Any) -> Any:
         dtype = self.dtype  # type: ignore[attr-defined]
@@ -277,8 +281,13 @@ def sizes(spec_type: type[Spec]) -> frozenset[str]:
     return frozenset(fields | {name for name in derived if hasattr(spec_type, name)})
 
 
-def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple[Variable, ...]]:
+def build(
+    spec_type: type[Spec], options: Mapping[str, Any], *, host: bool = False
+) -> tuple[Any, tuple[Variable, ...]]:
     """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
+
+    Args:
+      host: whether the layer may have tables in the memory of the host.
 
     Raises:
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
@@ -289,6 +298,10 @@ def build(spec_type: type[Spec], options: Mapping[str, Any]) -> tuple[Any, tuple
     options = checked(spec_type.__name__.removesuffix("Spec"), spec_type, options)
     spec = spec_type(**options, **spec_type.implied_by(explicit))
     given = spec_type.arrays_of(explicit)
+    if not host and any(v.drawn for v in spec.variables()):
+        raise ValueError(
+            f"{spec.layer}: placement is 'host'; only layers of lutjax.layers.nnx have tables in the memory of the host."
+        )
     spec.check(given)
 
     def variable(v: Variable) -> Variable:

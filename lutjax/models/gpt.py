@@ -21,6 +21,7 @@ from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
+from lutjax.tables.host import PLACEMENTS
 from lutjax.values._dtypes import FLOATS, accumulator
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
@@ -73,6 +74,7 @@ class GPTConfig(Config):
       memory_heads: tables for each length.
       memory_width: numbers of a row of the memory.
       memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
+      memory_placement: ``"device"``, or ``"host"``: the tables of the memory lie in the memory of the host, of which a device sees the rows that it reads.
 
     Raises:
       ValueError: a size is impossible.
@@ -104,6 +106,7 @@ class GPTConfig(Config):
     memory_heads: int = 2
     memory_width: int = 8
     memory_layers: tuple[int, ...] = (0,)
+    memory_placement: str = one_of(PLACEMENTS, "device")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,6 +172,7 @@ class GPTConfig(Config):
             "heads": self.memory_heads,
             "width": self.memory_width,
             "seed": place,
+            "placement": self.memory_placement,
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
         }

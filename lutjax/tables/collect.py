@@ -11,6 +11,7 @@ from lutjax import _compat
 from lutjax._arguments import shown
 from lutjax.dispatch import _meshes, _table_reads
 from lutjax.tables.gradient import TableGradient, seal
+from lutjax.tables.host import HostTable
 from lutjax.tables.update import of_parts
 from lutjax.tables.watch import Read, TableUseError, Watch
 
@@ -37,7 +38,11 @@ def chosen(where: str, tables: Any) -> Any:
 
 
 def value_and_grad(
-    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False
+    loss: Callable[..., Any],
+    *,
+    tables: Chosen | None = None,
+    has_aux: bool = False,
+    host: Mapping[str, HostTable] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
     """`jax.value_and_grad`, with the gradients of tables in factors.
 
@@ -50,6 +55,8 @@ def value_and_grad(
         them; or a function of name and array. By default those that the loss itself looks up: a table that reaches its op in
         another way, cast for example, then has a dense gradient.
       has_aux: as in jax.
+      host: tables in the memory of the host that the loss reads, by names of your choice. The gradients are then a pair: those of the parameters, and a
+        dict of the `TableGradient` of each of these, for `HostTable.update`.
 
     Returns:
       A function like `loss` that returns its value (and aux) and gradients of the structure of the parameters: a
@@ -77,6 +84,7 @@ def value_and_grad(
 
     if tables is not None:
         tables = chosen("value_and_grad", tables)
+    names = {table: name for name, table in (host or {}).items()}
 
     def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         def look(params: Any, watch: Watch) -> Any:
@@ -87,45 +95,56 @@ def value_and_grad(
 
         def abstract(params: Any) -> None:
             split = Split(params, (lambda name, array: True) if tables is None else tables)
-            watch = Watch(split.tables, None)
+            watch = Watch(split.tables, None, names)
             look(split.join(split.others, split.tables), watch)
             found.update(watch.look_ups)
 
         jax.eval_shape(abstract, params)
-        split = Split(params, frozenset(found) if tables is None else tables)
+        for name in names.values():
+            if name not in found:
+                raise TableUseError(
+                    f"the table {name} in the memory of the host is not read by the loss: leave it out of `host`."
+                )
+        of_params = frozenset(found) - frozenset(names.values())
+        split = Split(params, of_params if tables is None else tables)
         split.check_look_ups(found)
         guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
-        taps = {name: _zeros(found[name]) for name in split.tables}
+        taps = {name: _zeros(found[name]) for name in (*split.tables, *names.values())}
 
         def tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
             guarded = {
                 name: _guard(name)(table, guard)
                 for (name, table), guard in zip(split.tables.items(), guards, strict=True)
             }
-            watch = Watch(guarded, taps)
+            watch = Watch(guarded, taps, names)
             result = look(split.join(others, guarded), watch)
             split.check_look_ups(
                 watch.look_ups
             )  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
-            return value, (aux, {name: read.call for name, read in watch.look_ups.items()}, watch.factors)
+            look_ups = {name: read.call for name, read in watch.look_ups.items()}
+            return value, (aux, look_ups, watch.factors, watch.ids)
 
-        (value, (aux, look_ups, factors)), (of_others, of_taps, _) = jax.value_and_grad(
+        (value, (aux, look_ups, factors, ids)), (of_others, of_taps, _) = jax.value_and_grad(
             tapped, argnums=(0, 1, 2), has_aux=True
         )(split.others, taps, guards)
-        gradients = {
-            name: TableGradient(
+
+        def of(name: str, table: Any) -> TableGradient:
+            return TableGradient(
                 look_up=look_ups[name],
                 sealed=seal(of_taps[name][0]),
                 factor=factors.get(name),
                 after=of_taps[name][1],
                 shape=table.shape,
                 dtype=table.dtype,
-                axes=_compat.varying_axes(table),
+                axes=_compat.varying_axes(table) if isinstance(table, jax.Array) else frozenset(),
             )
-            for name, table in split.tables.items()
-        }
-        return ((value, aux) if has_aux else value), split.join(of_others, gradients)
+
+        gradients = split.join(of_others, {name: of(name, table) for name, table in split.tables.items()})
+        if host is not None:
+            read = {name: table.gradient_of(of(name, table), ids[name]) for name, table in host.items()}
+            gradients = (gradients, read)
+        return ((value, aux) if has_aux else value), gradients
 
     return differentiated
 

@@ -35,9 +35,17 @@ class Watch(TableReads):
       tables: traced values, by name.
       taps: for each name a zero of the shape of its look-up's output, and a scalar zero; None in the first
         evaluation, which only finds these shapes.
+      host: names of tables in the memory of the host.
     """
 
-    def __init__(self, tables: Mapping[str, jax.Array], taps: Mapping[str, tuple[Any, Any]] | None):
+    def __init__(
+        self,
+        tables: Mapping[str, jax.Array],
+        taps: Mapping[str, tuple[Any, Any]] | None,
+        host: Mapping[Any, str] | None = None,
+    ):
+        self._host = host or {}
+        self.ids: dict[str, Any] = {}
         self._names = {id(table): name for name, table in tables.items()}
         self._tables = tables  # kept, so that an id stays that of one object
         self._made: list[jax.Array] = []
@@ -78,6 +86,22 @@ class Watch(TableReads):
         if name is not None:
             self._names[id(made)] = name
             self._made.append(made)
+
+    def fetched(self, table: Any, rows: jax.Array, index: Any) -> jax.Array:
+        """Watch the rows of a table in the memory of the host; keep the ids by which they were read."""
+        name = self._host.get(table)
+        if name is None:
+            return rows
+        if name in self.ids:
+            raise TableUseError(
+                f"the table {name} in the memory of the host is read twice in the loss, but a factored gradient holds one look-up. Join the two "
+                "batches into one call."
+            )
+        rows = jax.lax.stop_gradient(rows) + jnp.zeros((), rows.dtype)  # an array of its own
+        self.ids[name] = jax.lax.stop_gradient(index)
+        self._names[id(rows)] = name
+        self._made.append(rows)
+        return rows
 
     def scale(self, name: str, factor: Any) -> None:
         """Multiply the gradient of a table by one more factor."""

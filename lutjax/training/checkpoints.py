@@ -107,7 +107,11 @@ def _others(folder: Path) -> Iterator[Path]:
 
 
 def save(
-    directory: str | os.PathLike[str], step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]
+    directory: str | os.PathLike[str],
+    step: int,
+    trees: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a checkpoint.
 
@@ -115,6 +119,7 @@ def save(
       directory: holds the checkpoints of one run; made if it is missing.
       trees: pytrees of arrays by name.
       meta: anything that JSON can hold.
+      beside: writes other files into the folder of the checkpoint.
 
     Raises:
       CheckpointError: there is a checkpoint of this step, and it is whole.
@@ -149,6 +154,8 @@ def save(
 
     hosts.by_first(begin)
     try:
+        if beside is not None:
+            hosts.by_first(lambda: beside(temporary))
         content = _write(temporary, step, trees, meta)
         hosts.by_first(lambda: finish(content))
     finally:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from lutjax.dispatch.registry import devices_of, kernel_registry
+from lutjax.tables.host import free_memory
 from lutjax.training import checkpoints, hosts, kernels, loop, meshes, models, presets, runs
 from lutjax.training.errors import CheckpointError, HostError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
@@ -284,7 +285,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Refuses a run whose arrays alone are larger than the memory of its devices, before any of them is made.
+    """Refuses a run whose arrays alone are larger than the memory of its devices or of the host, before any of them is made.
 
     Raises:
       RunError: they are.
@@ -297,6 +298,12 @@ def check_memory(experiment: Experiment) -> None:
         raise RunError(
             f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimiser, {_size(batch)} for "
             f"the batch; {meshes.words(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
+        )
+    free = free_memory()
+    if free is not None and run.host_bytes > free:
+        raise RunError(
+            f"the run needs {_size(run.host_bytes)} of the memory of the host for tables and the state of their optimiser; {_size(free)} are free. Choose "
+            "fewer or smaller rows, or a machine with more memory."
         )
 
 
@@ -387,6 +394,9 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     show.line(f"dry run of training {experiment.describe()} on {meshes.words(experiment.run.mesh)}")
     show.line(f"parameters: {count:,} ({_size(_bytes(params))})")
+    if experiment.run.host_bytes:
+        held = _size(experiment.run.host_bytes)
+        show.line(f"in the memory of the host: {held}, of which a checkpoint has the rows that have moved")
     held = ""
     if experiment.run.mesh is not None:
         part = jax.tree.map(
@@ -552,7 +562,7 @@ def _train(
 
     def save(number: int, loss: float | None, state: State) -> None:
         nonlocal saved
-        models.save(folder, number, state, record)
+        models.save(folder, number, state, record, experiment.run)
         saved = number
         hosts.by_first(draw)
         for watcher in watchers:

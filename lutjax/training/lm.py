@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.models._fields import check_names, one_of
-from lutjax.training import hosts, meshes, optimizers, parameters, tables
+from lutjax.tables.host import cpu, opened
+from lutjax.training import host, hosts, meshes, optimizers, parameters, tables
 from lutjax.training.configs import Training
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
@@ -64,6 +66,8 @@ class TrainingConfig(Training):
       memory_optimizer: how rows of a memory of n-grams move: sgd, row_adagrad, row_momentum or row_adam, always by factored gradients.
       memory_rate: factor of the learning rate for rows of a memory.
       memory_weight_decay: as table_weight_decay, of rows of a memory.
+      memory_depth: of the queue of rows of a memory in the memory of the host: the most steps whose updates the rows that a step reads may lack. 0: none, and
+        what is learnt is what a memory on the device learns; with more the CPU works while the device computes.
       optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
       weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
         none.
@@ -88,6 +92,7 @@ class TrainingConfig(Training):
     memory_optimizer: str = one_of(optimizers.TABLE_OPTIMIZERS, "row_adam")
     memory_rate: float = 1.0
     memory_weight_decay: float = 0.0
+    memory_depth: int = 0
     optimizer: str = one_of(optimizers.OPTIMIZERS, "row_adagrad")
     microbatches: int = 1
     schedule: str = one_of(optimizers.SCHEDULES, "constant")
@@ -102,7 +107,7 @@ class TrainingConfig(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(microbatches=1, select_every=0)
+        self.check_least(microbatches=1, select_every=0, memory_depth=0)
         self.check_fractions("warmup", "cooldown")
         if self.batch_size % self.microbatches:
             raise ValueError(
@@ -151,9 +156,10 @@ def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[L
 
 
 def memory_tables(config: ModelConfig) -> frozenset[str]:
-    """Return the names of the tables of n-grams of a model, whose rows lie in no order."""
+    """Return the names of the tables of n-grams of a model on the device, whose rows lie in no order."""
     places = config.memory_places if isinstance(config, GPTConfig) else ()
-    return frozenset(f"layers/{place}/memory/weights" for place in places)
+    on_host = isinstance(config, GPTConfig) and config.memory_placement == "host"
+    return frozenset(f"layers/{place}/memory/weights" for place in places if not on_host)
 
 
 class Selected(NamedTuple):
@@ -202,11 +208,12 @@ class Run(ModelRun[LanguageModel]):
             of_name = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
             rule = of_name(weight_decay=training.table_weight_decay)
         of_memory = optimizers.TABLE_OPTIMIZERS[training.memory_optimizer]
+        self._rule_of_memory = of_memory(weight_decay=training.memory_weight_decay)
         self._optimizer = tables.Optimizer(
             rule,
             rate,
             rest=rest,
-            rules=dict.fromkeys(memory, of_memory(weight_decay=training.memory_weight_decay)),
+            rules=dict.fromkeys(memory, self._rule_of_memory),
             rates=dict.fromkeys(memory, training.memory_rate),
             tables=memory if training.table_optimizer == SAME else structure.tables,
         )
@@ -218,7 +225,25 @@ class Run(ModelRun[LanguageModel]):
                 f"select_every is {training.select_every}; give the validation part to select on."
             )
         self._train, self._validation = train, validation
+        self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
+        if self._on_host and training.select_every:
+            raise ValueError(
+                f"select_every is {training.select_every}; with memory_placement 'host' no second model is kept: it must be 0."
+            )
+        if training.memory_depth and not self._on_host:
+            raise ValueError(
+                f"memory_depth is {training.memory_depth}; it is for a memory with memory_placement 'host' alone."
+            )
         self._place(None)
+
+    def divide(self, asked: Mapping[str, int] | None = None) -> None:
+        if not self._on_host:
+            super().divide(asked)
+        elif hosts.count() > 1 or any(n > 1 for n in (asked or {}).values()):
+            raise ValueError(
+                "memory_placement is 'host'; a memory in the memory of the host is trained by one process on one device: start one, and leave the "
+                "mesh out."
+            )
 
     def _place(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
@@ -228,6 +253,12 @@ class Run(ModelRun[LanguageModel]):
             self._padding = -self._train.size % mesh.size
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
+        if self._on_host:
+            self.ahead = host.Ahead(
+                self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth
+            )
+            self.advance = host.Steps(self._step_on_host, text, self.ahead)
+            return
         if not self.training.select_every:
             self.advance = self._repeated(self.step, text, where)
             return
@@ -280,20 +311,104 @@ class Run(ModelRun[LanguageModel]):
         kept = jax.lax.cond(due, select, lambda state, kept: kept, state, kept._replace(optimizer=None))
         return state._replace(optimizer=kept._replace(optimizer=state.optimizer)), loss
 
+    def init(self) -> State:
+        state = super().init()
+        if self._on_host:
+            self.ahead.wait()
+            for name, key in self.structure.host_keys(state.others).items():
+                self._on_host[name].draw(jax.random.wrap_key_data(key))
+                self._on_host[name].start(self._rule_of_memory)
+            self.ahead.begin(0)
+        return state
+
+    @property
+    def host_bytes(self) -> int:
+        rule, tables_there = self._rule_of_memory, self._on_host.values()
+        return sum(table.nbytes + table.bytes_beside(rule) for table in tables_there)
+
+    def write_beside(self, folder: Path) -> None:
+        if self._on_host:
+            host.save(folder, self._on_host, self.ahead.queued())
+
+    def read_beside(self, folder: Path, others: Any) -> None:
+        if self._on_host:
+            host.load(folder, self.structure, others, self._rule_of_memory)
+            rows = host.queued(folder, self.ahead.abstract(), self.training.memory_depth)
+            self.ahead.begin(int(folder.name), rows)
+
+    @functools.cached_property
+    def _on_cpu(self) -> Callable[[Any], tuple[Array, Any]]:
+        """Starts of the windows of a step, and the learning rate of the memory."""
+
+        def of_step(number: Array) -> tuple[Array, Any]:
+            with jax.numpy_dtype_promotion("standard"):
+                rate = self.training.rate()(number) * self.training.memory_rate
+            return self._starts(number, self._train.size)[0], rate
+
+        return jax.jit(of_step)
+
+    def _of_step(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        with jax.default_device(cpu()):
+            starts, rate = self._on_cpu(np.int32(number))
+        return np.asarray(starts), np.asarray(rate)
+
+    def _rate_of_memory(self, number: int) -> np.ndarray:
+        return self._of_step(number)[1]
+
+    def _ids(self, number: int) -> dict[str, np.ndarray]:
+        """Return the ids of the rows that a step reads of each table in the memory of the host."""
+        return self._ids_of(self._train, self._of_step(number)[0])
+
+    def _ids_of(self, text: Bytes, starts: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the ids of the rows that windows of a text read of each table in the memory of the host."""
+        tokens = np.asarray(text[starts[:, None] + np.arange(self.config.context)], np.int32)
+        memories = {name: self._memories[name].row_ids(tokens) for name in self._on_host}
+        return {name: ids.reshape(-1, ids.shape[-1], 1) for name, ids in memories.items()}
+
+    @functools.cached_property
+    def _memories(self) -> dict[str, Any]:
+        assert isinstance(self.config, GPTConfig)
+        model: Any = self.structure.empty()
+        return {
+            f"layers/{place}/memory/weights": model.layers[place].memory
+            for place in self.config.memory_places
+        }
+
+    def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
+        """Return the starts of the windows of a step in a text, and the key of its dropout."""
+        data_key, dropout_key = jax.random.split(
+            jax.random.fold_in(jax.random.key(self.training.seed), number)
+        )
+        starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
+        return starts, dropout_key
+
     def step(self, state: State, number: Array, text: UInt8[Array, "bytes"]) -> tuple[State, Array]:
         """Return the state after one step, and the mean loss of its batch. See `lutjax.training.loop.Step`."""
+        state, loss, _ = self._stepped(state, number, text, host.Batch({}, {}))
+        return state, loss
+
+    def _step_on_host(
+        self, state: State, number: Array, text: UInt8[Array, "bytes"], batch: host.Batch
+    ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
+        """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host.Steps`."""
+        state, loss, gradients = self._stepped(state, number, text, batch)
+        return state, loss, {name: opened(g) for name, g in gradients.items()}
+
+    def _stepped(
+        self, state: State, number: Array, text: UInt8[Array, "bytes"], fetched: host.Batch
+    ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
         training, context = self.training, self.config.context
-        data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(training.seed), number))
-        n_starts = text.size - self._padding - context
-        starts = jax.random.randint(data_key, (training.batch_size,), 0, n_starts)
+        starts, dropout_key = self._starts(number, text.size - self._padding)
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
 
-        def loss_of(params: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
+        def loss_of(given: Any, batch: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Any]]:
+            params, rows = given
             *text, part = batch
             inputs, labels = meshes.by_sample(text, self.mesh)
             model = self.structure.model(params, state.others)
             rngs = nnx.Rngs(dropout=jax.random.fold_in(dropout_key, part[0]))
-            logits = model(inputs, deterministic=False, rngs=rngs)
+            with host.given({self._on_host[name]: a for name, a in rows.items()}, part[0]):
+                logits = model(inputs, deterministic=False, rngs=rngs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             mean = losses.mean()
             total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
@@ -304,8 +419,10 @@ class Run(ModelRun[LanguageModel]):
                 )
             return objective, (mean, arrays(model)[1])
 
-        if self._factored or training.table_gradient != "dense":
-            value_and_grad = tables.value_and_grad(loss_of, tables=self._factored, has_aux=True)
+        # Names in the pair of parameters and rows that are differentiated.
+        factored = {f"0/{name}" for name in self._factored} | {f"1/{name}" for name in self._on_host}
+        if factored or training.table_gradient != "dense":
+            value_and_grad = tables.value_and_grad(loss_of, tables=factored, has_aux=True)
         else:
             value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
         if training.microbatches > 1:
@@ -314,15 +431,18 @@ class Run(ModelRun[LanguageModel]):
         if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
         batch = (*windows, part)
-        (_, (losses, others)), gradients = value_and_grad(state.params, batch)
+        (_, (losses, others)), gradients = value_and_grad((state.params, fetched.rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
+        # Ids that are the same where a row is: then a norm has their sum.
+        of_rows = {name: _with_ids(g, fetched.ids[name]) for name, g in gradients[1].items()}
+        gradients = (gradients[0], of_rows)
         if training.clip is not None:
             gradients = meshes.with_all_samples(gradients, self.mesh)
             gradients = tables.clip_by_global_norm(gradients, training.clip)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
-            params, optimizer = self._optimizer.apply(state.params, gradients, state.optimizer)
-        return State(params, others, optimizer), jnp.mean(losses)
+            params, optimizer = self._optimizer.apply(state.params, gradients[0], state.optimizer)
+        return State(params, others, optimizer), jnp.mean(losses), gradients[1]
 
     def evaluate(self, state: State, part: Bytes, *, max_windows: int | None = None) -> float:
         """Mean loss over a part of a text, in nats per byte, without dropout.
@@ -347,7 +467,9 @@ class Run(ModelRun[LanguageModel]):
             if isinstance(self.config, GPTConfig)
             else self.config
         )
-        structure, mesh = structure_of(config), self.mesh
+        structure, mesh = self.structure if config == self.config else structure_of(config), self.mesh
+        for name, (table, _) in structure.host_tables.items():
+            table.weights = self._on_host[name].weights
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
 
         @functools.partial(jax.jit, **where)
@@ -358,7 +480,15 @@ class Run(ModelRun[LanguageModel]):
         total: dict[str, lutjax.Usage] = {}
         for starts in self._evaluation.windows(part.size, max_windows).starts:
             for name, found in count(state.params, state.others, part, starts).items():
+                if self._on_host and name not in structure.tables:
+                    continue  # rows that were gathered, each of which is read once
                 counts = lutjax.Usage(np.asarray(found.counts, np.int64))
+                total[name] = total[name] + counts if name in total else counts
+            for name, ids in self._ids_of(part, starts.reshape(-1)).items():
+                n_rows = self._on_host[name].shape[1]
+                counts = lutjax.Usage(
+                    np.stack([np.bincount(a.ravel(), minlength=n_rows) for a in np.moveaxis(ids, 1, 0)])
+                )
                 total[name] = total[name] + counts if name in total else counts
         return total
 
@@ -379,6 +509,13 @@ class Run(ModelRun[LanguageModel]):
             counts = [np.bincount(of_table.ravel(), minlength=n_rows) for of_table in np.moveaxis(ids, -1, 0)]
             found[f"layers/{place}/memory/weights"] = lutjax.Usage(np.stack(counts))
         return found
+
+
+def _with_ids(gradient: tables.TableGradient, ids: Array) -> tables.TableGradient:
+    look_up: Any = gradient.look_up
+    return dataclasses.replace(
+        gradient, look_up=look_up.replace(index=jnp.asarray(ids).reshape(look_up.index.shape))
+    )
 
 
 class Evaluation:

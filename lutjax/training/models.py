@@ -1,6 +1,7 @@
 """Runs of Flax NNX models: their arrays, how these make a model, and their checkpoints."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,7 +13,8 @@ from jax.sharding import Mesh
 from lutjax._extras import needed_by
 from lutjax.files._messages import in_a_line
 from lutjax.layers import nnx as layers
-from lutjax.training import checkpoints, meshes, runs
+from lutjax.tables.host import HostTable
+from lutjax.training import checkpoints, host, meshes, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated, Step
 from lutjax.training.nnx import filled
@@ -69,9 +71,21 @@ class Structure(Generic[M]):
             if isinstance(v, layers.Tables)
         )
 
+    @functools.cached_property
+    def host_tables(self) -> dict[str, tuple[HostTable, str]]:
+        """Tables in the memory of the host, with the names of their keys among `State.others`, by their names. All models of the structure share them."""
+        return layers.host_tables_of(self.empty())
+
+    def host_keys(self, others: Any) -> dict[str, Any]:
+        """Return the keys of `host_tables` in `State.others`, by the names of the tables."""
+        named = jax.tree.flatten_with_path(others)[0]
+        found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
+        return {name: found[key] for name, (_, key) in self.host_tables.items()}
+
     def n_parameters(self) -> int:
         """Return the number of trained parameters."""
-        return sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
+        on_host = sum(math.prod(table.shape) for table, _ in self.host_tables.values())
+        return on_host + sum(int(np.prod(p.shape)) for p in jax.tree.leaves(self.abstract()[0]))
 
     def drawn(self, key: Any) -> tuple[Any, Any]:
         """`State.params` and `State.others` of a new model, drawn from a key of `jax.random`."""
@@ -168,6 +182,17 @@ class ModelRun(Generic[M]):
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
         return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of tables in the memory of the host, and of the state of their optimiser."""
+        return 0
+
+    def write_beside(self, folder: Path) -> None:
+        """Write what belongs to a checkpoint and is no array of the state into its folder."""
+
+    def read_beside(self, folder: Path, others: Any) -> None:
+        """Read what `write_beside` wrote; `others` are those of the state."""
+
     def _shardings(self, mesh: Mesh) -> State:
         """Return where the arrays of the state lie on a mesh."""
         state = jax.eval_shape(self._first_state, *self.structure.abstract())
@@ -178,12 +203,14 @@ class ModelRun(Generic[M]):
         return State(params, others, self._init_optimizer(params))
 
 
-def save(folder: Path, step: int, state: State, record: runs.Record) -> None:
+def save(
+    folder: Path, step: int, state: State, record: runs.Record, run: ModelRun[Any] | None = None
+) -> None:
     """Writes a checkpoint into the folder of a run; see `runs.save`. An optimiser's state of None is left out."""
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
         trees["optimizer"] = state.optimizer
-    runs.save(folder, step, trees, record)
+    runs.save(folder, step, trees, record, None if run is None else run.write_beside)
 
 
 def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
@@ -194,7 +221,9 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
     """
     abstract = run.abstract()
     params, others = _restore_model(folder, step, run.structure, (abstract.params, abstract.others))
-    return State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
+    state = State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
+    run.read_beside(folder / runs.FOLDER / str(step), others)
+    return state
 
 
 def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = None) -> M:
@@ -206,7 +235,9 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     abstract = structure.abstract()
     if mesh is not None:
         abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh, structure.tables))
-    return structure.model(*_restore_model(folder, step, structure, abstract))
+    params, others = _restore_model(folder, step, structure, abstract)
+    host.load(folder / runs.FOLDER / str(step), structure, others)
+    return structure.model(params, others)
 
 
 class Loader(Generic[M, R]):

@@ -7,19 +7,20 @@ from typing import Any
 import jax
 
 from lutjax._extras import needed_by
-from lutjax.layers.nnx import tables_of
+from lutjax.layers.nnx import host_tables_of, tables_of
 from lutjax.tables.collect import Chosen
+from lutjax.tables.gradient import TableGradient
 from lutjax.training import tables
 
 with needed_by(__name__):
     from flax import nnx
 
 
-__all__ = ["Optimizer", "value_and_grad"]
+__all__ = ["Optimizer", "update_host", "value_and_grad"]
 
 
 def value_and_grad(
-    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False
+    loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False, host: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """`lutjax.training.tables.value_and_grad` of a loss of a module.
 
@@ -32,6 +33,8 @@ def value_and_grad(
       tables: which of the parameters are tables: their names, the paths in the module joined by ``/``, or a function of name and
         array. By default those of which the layers say so: all `lutjax.layers.nnx.Tables`.
       has_aux: as in jax.
+      host: whether the gradients are a pair, with those of the tables in the memory of the host after the others: a `TableGradient` of each by its name,
+        which `update_host` takes.
 
     Returns:
       A function like `loss` that returns its value (and aux) and gradients: nested dicts of the module's `nnx.Param`,
@@ -65,7 +68,8 @@ def value_and_grad(
             return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
 
         wanted = tables_of(model) if tables is None else tables
-        gradient = _value_and_grad(pure, tables=wanted, has_aux=True)
+        on_host = {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
+        gradient = _value_and_grad(pure, tables=wanted, has_aux=True, host=on_host)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
         nnx.update(model, filled(others, changed))
         return ((value, aux) if has_aux else value), gradients
@@ -74,6 +78,47 @@ def value_and_grad(
 
 
 _value_and_grad = tables.value_and_grad  # the option `tables` hides the module
+
+
+def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate: Any) -> None:
+    """Move the tables of a module in the memory of the host by one step, each by the rule that ``table.start(rule)`` gave it; outside of jit.
+
+    Args:
+      gradients: of these tables, from `value_and_grad` with ``host=True``.
+      rate: the learning rate of the step.
+
+    Raises:
+      ValueError: a table has no rule yet, or the gradients are those of another module.
+
+    Source: docs/semantics.md, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import ProductKeyMemory
+      >>> from lutjax.training.nnx import update_host, value_and_grad
+      >>> from lutjax.training.tables import RowAdam
+      >>> layer = ProductKeyMemory(8, 4, n_keys=16, k=2, placement="host", rngs=nnx.Rngs(0))
+      >>> layer.weights.start(RowAdam())
+      >>> @nnx.jit
+      ... def step(layer, x):
+      ...     value, (_, gradients) = value_and_grad(lambda layer: jnp.mean((layer(x) - 1) ** 2), host=True)(layer)
+      ...     return value, gradients
+      >>> losses = []
+      >>> for _ in range(3):
+      ...     loss, gradients = step(layer, jnp.ones((3, 8)))
+      ...     update_host(layer, gradients, 0.1)
+      ...     losses.append(float(loss))
+      >>> losses[0] > losses[1] > losses[2]
+      True
+    """
+    tables = {name: table for name, (table, _) in host_tables_of(model).items()}
+    if set(tables) != set(gradients):
+        raise ValueError(
+            f"update_host: the gradients are of the tables {sorted(gradients)}; the module has {sorted(tables)} in the memory of the host."
+        )
+    for name, table in tables.items():
+        table.update(gradients[name], rate)
 
 
 class Optimizer(nnx.Module):

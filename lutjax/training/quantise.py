@@ -43,6 +43,8 @@ def deployed_record(folder: Path, record: Record) -> Record:
     if config.feed_forward not in SCORED:
         tables = "no tables" if config.feed_forward == "dense" else "tables without a form of integers"
         raise RunError(f"{folder} has {tables}: its feed_forward is {config.feed_forward!r}; {advice}")
+    if config.memory_places and config.memory_placement == "host":
+        raise RunError(f"{folder} has a memory in the memory of the host, which has no form of integers.")
     read = READS[config.read]
     if not isinstance(read, Confidence | PowersOfTwo):
         raise RunError(

@@ -370,11 +370,18 @@ def _holds_checkpoints(folder: Path) -> bool:
     return any(checkpoints.is_checkpoint(path) for path in folder.iterdir() if path.is_dir())
 
 
-def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> None:
+def save(
+    folder: Path,
+    step: int,
+    trees: Mapping[str, Any],
+    record: Record,
+    beside: Callable[[Path], None] | None = None,
+) -> None:
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
       record: a dataclass of what JSON can hold and of such dataclasses, whose `own_kind` is one of `COMMANDS`.
+      beside: as for `checkpoints.save`.
     """
     meta = {
         "lutjax": lutjax.__version__,
@@ -382,7 +389,7 @@ def save(folder: Path, step: int, trees: Mapping[str, Any], record: Record) -> N
         "kind": record.own_kind(),
         **dataclasses.asdict(record),
     }
-    checkpoints.save(folder / FOLDER, step, trees, meta)
+    checkpoints.save(folder / FOLDER, step, trees, meta, beside)
 
 
 def kind(folder: Path) -> str:

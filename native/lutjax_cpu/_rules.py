@@ -35,25 +35,30 @@ def update(
     Args:
       inputs, integers, numbers: arrays and options of the kernel's own, ``update.inputs`` and so on there.
     """
-    rule, dtype = step.rule, jnp.float32
-    names = tuple(rule.state_sizes(weights.shape[2]))
-    state = [step.state[n] for n in names]
+    dtype = jnp.float32
+    state, of_rule, of_numbers = options(step.rule, weights.shape[2], accumulate)
+    arrays = [step.state[n] for n in state]
     factor = jnp.ones((), dtype) if step.factor is None else step.factor.astype(dtype)
-    decays = {RowMomentum: ("momentum",), RowAdam: ("b1", "b2")}.get(type(rule), ())
-    decay, second_decay = (*(getattr(rule, n) for n in decays), 0.0, 0.0)[:2]
     table, *moved = kernel(
         name,
-        (weights, step.rate.astype(dtype), factor, *state, *inputs),
-        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (weights, *state)],
-        integers=(_RULES.index(type(rule)), len(state), accumulate is not None, *integers),
-        numbers=(
-            rule.weight_decay,
-            getattr(rule, "eps", 0.0),
-            decay,
-            second_decay,
-            scale(accumulate),
-            *numbers,
-        ),
-        in_place={0: 0} | {3 + i: 1 + i for i in range(len(state))},
+        (weights, step.rate.astype(dtype), factor, *arrays, *inputs),
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (weights, *arrays)],
+        integers=(*of_rule, *integers),
+        numbers=(*of_numbers, *numbers),
+        in_place={0: 0} | {3 + i: 1 + i for i in range(len(arrays))},
     )
-    return table, dict(zip(names, moved, strict=True))
+    return table, dict(zip(state, moved, strict=True))
+
+
+def options(
+    rule: RowRule, n_outputs: int, accumulate: FixedPoint | None
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...]]:
+    """Return the names of the arrays of a rule's state, and the integers and numbers with which a kernel's own begin."""
+    state = tuple(rule.state_sizes(n_outputs))
+    decays = {RowMomentum: ("momentum",), RowAdam: ("b1", "b2")}.get(type(rule), ())
+    decay, second_decay = (*(getattr(rule, n) for n in decays), 0.0, 0.0)[:2]
+    return (
+        state,
+        (_RULES.index(type(rule)), len(state), accumulate is not None),
+        (rule.weight_decay, getattr(rule, "eps", 0.0), decay, second_decay, scale(accumulate)),
+    )

@@ -1,4 +1,5 @@
-// The one function that XLA calls: it finds a kernel by name, and gives it arrays, numbers and XLA's own threads.
+// The one function that XLA calls: it finds a kernel by name, and gives it arrays, numbers and XLA's own threads. And one that Python calls, with arrays
+// of NumPy and threads that begin and end with the call.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -9,6 +10,8 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #ifdef __linux__
@@ -86,6 +89,19 @@ void run(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
   for (int64_t i = 0; i < helpers; ++i) pool->Schedule([work] { work->help(); });
   work->help();
   work->wait();
+}
+
+// As `run`, with threads of its own.
+void run_in_threads(void* self, int64_t n, void (*body)(void*, int64_t), void* data) {
+  Work work(n, body, data);
+  std::vector<std::thread> threads;
+  const int64_t helpers = std::min(*static_cast<int64_t*>(self), n) - 1;
+  try {
+    for (int64_t i = 0; i < helpers; ++i) threads.emplace_back([&work] { work.help(); });
+  } catch (const std::system_error&) {  // no more threads: those that are there do all
+  }
+  work.help();
+  for (std::thread& thread : threads) thread.join();
 }
 
 // Asks for huge pages of a large output. Of memory that nobody has written yet every page of 4 KB costs a fault, and these take longer than
@@ -198,6 +214,15 @@ XLA_FFI_DEFINE_HANDLER(handler, call_kernel,
                            .Attr<ffi::Span<const double>>("numbers"));
 
 LUTJAX_EXPORT XLA_FFI_Error* lutjax_cpu_handler(XLA_FFI_CallFrame* frame) { return handler(frame); }
+
+// Runs a kernel on arrays in any memory, with so many threads. Returns null, or what went wrong.
+LUTJAX_EXPORT const char* lutjax_cpu_run(const char* name, const lutjax::Array* inputs, const lutjax::Array* outputs, const int64_t* integers,
+                                         const double* numbers, int64_t n_threads) {
+  const lutjax::Kernel kernel = lutjax::find(name);
+  if (kernel == nullptr) return "there is no such kernel for this CPU";
+  Memory memory;
+  return kernel({inputs, outputs, integers, numbers, {run_in_threads, &n_threads, n_threads}, allocate, &memory});
+}
 
 // Uses so many threads in a loop from now on, for tests; 0: as many as the pool has. Returns what was said before.
 LUTJAX_EXPORT int64_t lutjax_cpu_use_threads(int64_t wanted) { return threads_wanted.exchange(wanted < 0 ? 0 : wanted); }

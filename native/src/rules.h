@@ -14,7 +14,7 @@
 //
 // The hits of a table are sorted by row and keep their order otherwise; each row that was hit moves once, along the sum of its
 // gradients. Without sums, where the rule needs none (`RowRule.additive`, float32 rows, no fixed point, one rate for a table), hits are added to the table one after the
-// other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table, so a result does not depend on the number of threads.
+// other: `how` then multiplies by the rate, n is 1, and `sums` is the row. One task owns a table or a part of its rows, so a result does not depend on the number of threads.
 #pragma once
 
 #include <cmath>
@@ -147,6 +147,12 @@ struct Update {
   float gradient_of(float sum) const { return sum; }
   float gradient_of(int32_t sum) const { return static_cast<float>(sum) / scale; }
 
+  // Asks for the state of a row of all tables: numbers of which each row has one, the first line of others.
+  void ask_for_state(int64_t row, int64_t size) const {
+    for (int i = 0; i < 3; ++i)
+      if (state[i] != nullptr) prefetch(state[i] + row * (rule == Rule::momentum || i == 2 ? size : 1));
+  }
+
   template <class Sum, class W>
   void move(int64_t t, int64_t of, int64_t size, const Sum* sums, float* gradient, W* to) const;
 };
@@ -227,12 +233,21 @@ struct TimesRate {
   Parts addend(const Floats& x) const { return scale * x; }
 };
 
+// Parts of each table that tasks own: where there are more threads than tables, and hits for all of them.
+inline int64_t parts_of(const Call& call, int64_t n_tables, int64_t n_hits) {
+  const int64_t wanted = (call.pool.n_threads + n_tables - 1) / most<int64_t>(n_tables, 1);
+  return most<int64_t>(least(wanted, n_hits / 512), 1);
+}
+
+// The hits of part `part` of `parts` of the rows of a table.
 template <class Row>
-inline int64_t hits_of(int64_t t, int64_t n_hits, const Row& row, Hit* hits) {
+inline int64_t hits_of(int64_t t, int64_t n_hits, const Row& row, Hit* hits, int64_t n_rows = INT64_MAX, int64_t part = 0,
+                       int64_t parts = 1) {
+  const int64_t first = n_rows * part / parts, end = n_rows * (part + 1) / parts;
   int64_t n = 0;
   for (int64_t i = 0; i < n_hits; ++i) {
     const int64_t of = row(t, i);
-    if (of >= 0) hits[n++] = {static_cast<int32_t>(of), static_cast<int32_t>(i)};
+    if (of >= first && of < end) hits[n++] = {static_cast<int32_t>(of), static_cast<int32_t>(i)};
   }
   return n;
 }
@@ -241,10 +256,12 @@ template <class Row, class Sum>
 bool add_to_rows(const Call& call, const Update& u, int64_t n_hits, const Row& row, const Sum& sum) {
   const int64_t n_rows = u.weights.shape[1], size = u.weights.shape[2], asked = least<int64_t>(size * 4, 1024);
   float* weights = data<float>(u.weights);
-  return in_parallel_with(call, n_rows > 0 ? u.weights.shape[0] : 0, n_hits * static_cast<int64_t>(sizeof(Hit)),
-                          [&](int64_t t, char* scratch) {
+  const int64_t parts = parts_of(call, u.weights.shape[0], n_hits);
+  return in_parallel_with(call, n_rows > 0 ? u.weights.shape[0] * parts : 0, n_hits * static_cast<int64_t>(sizeof(Hit)),
+                          [&](int64_t task, char* scratch) {
+                            const int64_t t = task / parts;
                             Hit* hits = reinterpret_cast<Hit*>(scratch);
-                            const int64_t n = hits_of(t, n_hits, row, hits);
+                            const int64_t n = hits_of(t, n_hits, row, hits, n_rows, task % parts, parts);
                             float* table = weights + t * n_rows * size;
                             const TimesRate how{-*u.rate.of(t, 0) * *u.factor.of(t, 0)};
                             for (int64_t i = 0; i < n; ++i) {
@@ -259,11 +276,13 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
   const int64_t n_tables = u.weights.shape[0], n_rows = u.weights.shape[1], size = u.weights.shape[2];
   W* weights = data<W>(u.weights);
   const int64_t room = n_hits, bytes = bytes_to_sort(room), sums_at = (bytes + 63) / 64 * 64;
-  return in_parallel_with(call, n_rows > 0 ? n_tables : 0, sums_at + size * 8 + 64, [&](int64_t t, char* scratch) {
+  const int64_t parts = parts_of(call, n_tables, n_hits);
+  return in_parallel_with(call, n_rows > 0 ? n_tables * parts : 0, sums_at + size * 8 + 64, [&](int64_t task, char* scratch) {
+    const int64_t t = task / parts;
     Hit* hits = reinterpret_cast<Hit*>(scratch);
     auto* sums = reinterpret_cast<typename How::Sum*>(scratch + sums_at);
     float* gradient = reinterpret_cast<float*>(sums + size);
-    const int64_t n = hits_of(t, n_hits, row, hits);
+    const int64_t n = hits_of(t, n_hits, row, hits, n_rows, task % parts, parts);
     hits = sorted(hits, n, room, n_rows);
     W* table = weights + t * n_rows * size;
     const int64_t asked = least<int64_t>(size * static_cast<int64_t>(sizeof(W)), 1024);
@@ -272,7 +291,10 @@ bool move_rows_of(const Call& call, const Update& u, const How& how, int64_t n_h
       const int32_t of = hits[first].row;
       for (last = first + 1; last < n && hits[last].row == of;) ++last;
       for (ahead = most(ahead, last); ahead < least(n, last + kAhead); ++ahead)
-        if (hits[ahead].row != hits[ahead - 1].row) ask_for(table + hits[ahead].row * size, asked);
+        if (hits[ahead].row != hits[ahead - 1].row) {
+          ask_for(table + hits[ahead].row * size, asked);
+          u.ask_for_state(t * n_rows + hits[ahead].row, size);
+        }
       for (int64_t o = 0; o < size; ++o) sums[o] = 0;
       sum(how, t, hits + first, last - first, sums);
       u.move(t, of, size, sums, gradient, table + of * size);

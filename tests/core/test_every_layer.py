@@ -9,7 +9,7 @@ from layer_libraries import spec_type_of
 from lutjax import reads, wiring
 from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
 
-NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis"}
+NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis", "placement"}
 """Arguments that say how, where or when, and not what, is computed; and those that draw variables."""
 
 

@@ -1,8 +1,8 @@
 """Layers for Flax NNX.
 
 Trained variables are `nnx.Param`: positions, logits, scores, projections, and thresholds if they are learnable; of tables and of the
-scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds` and
-`Quantised`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
+scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds`,
+`Quantised` and `Keys`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
 decodes keeps its latest keys in `nnx.Cache`.
 """
 
@@ -12,6 +12,7 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._images import ConvLUT, SpatialLUT, WindowLUT
     from lutjax.layers.nnx._layer import (
         Anchors,
+        Keys,
         Quantised,
         Scalars,
         Tables,
@@ -19,6 +20,7 @@ with needed_by("lutjax.layers.nnx"):
         Thresholds,
         Wires,
         check,
+        host_tables_of,
         tables_of,
     )
     from lutjax.layers.nnx._logic import (
@@ -35,7 +37,7 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
-    "Wires", "check", "quantised", "tables_of",
+    "Wires", "check", "host_tables_of", "quantised", "tables_of",
 ]  # fmt: skip

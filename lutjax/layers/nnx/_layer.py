@@ -14,6 +14,8 @@ from jaxtyping import Float, Shaped
 from lutjax._arguments import require_rngs
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.tables.host import HostTable
+from lutjax.values._ids import is_concrete
 
 
 class Tables(nnx.Param[Any]):
@@ -44,6 +46,10 @@ class Quantised(nnx.Variable[Any]):
     """Tables of integers, and their scale. They are read, never trained."""
 
 
+class Keys(nnx.Variable[Any]):
+    """Keys of random numbers of which tables in the memory of the host are drawn."""
+
+
 _VARIABLES = {
     "params": nnx.Param,
     "tables": Tables,
@@ -53,6 +59,7 @@ _VARIABLES = {
     "wires": Wires,
     "thresholds": Thresholds,
     "quantised": Quantised,
+    "keys": Keys,
 }
 
 
@@ -92,11 +99,16 @@ class Layer(nnx.Module):
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
         options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
-        self._declared, variables = _spec.build(self.spec_type, options)
+        self._declared, variables = _spec.build(self.spec_type, options, host=True)
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
             setattr(self, v.name, _VARIABLES[v.kind](arrays[v.name]))
+            if v.drawn is not None:
+                table = HostTable(v.drawn.shape, v.drawn.dtype, v.drawn.initializer, v.drawn.name)
+                setattr(self, v.drawn.name, table)
+                if is_concrete(arrays[v.name]):
+                    table.draw(jax.random.wrap_key_data(arrays[v.name]))
 
     if TYPE_CHECKING:  # variables
 
@@ -152,8 +164,9 @@ class Layer(nnx.Module):
         return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
 
     def _held(self) -> Any:
-        """Return the arrays, with ids checked where they are known."""
-        return self.spec.held(self._arrays())
+        """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
+        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in self._declared.variables() if v.drawn}
+        return {**self.spec.held(self._arrays()), **on_host}
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
@@ -244,6 +257,27 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
       frozenset({'layers/0/weights'})
     """
     return frozenset("/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables)))
+
+
+def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
+    """Return the tables of a model that lie in the memory of the host, and the names of the keys that draw them, by their names.
+
+    A name is the path in the module, joined by ``/``, as in `tables_of`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from lutjax.layers.nnx import NgramMemory, host_tables_of
+      >>> host_tables_of(NgramMemory(16, rows=1000, placement="host", rngs=nnx.Rngs(0)))
+      {'weights': (HostTable(float32[8, 1000, 2]), 'weights_key')}
+    """
+    found = {}
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Layer):
+            for v in module._declared.variables():
+                if v.drawn is not None:
+                    name, key = ("/".join(map(str, (*path, name))) for name in (v.drawn.name, v.name))
+                    found[name] = getattr(module, v.drawn.name), key
+    return found
 
 
 def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> None:

@@ -50,6 +50,8 @@ class NgramMemory(Layer):
         `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
+        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -100,6 +102,7 @@ class NgramMemory(Layer):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
+        placement: str = "device",
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
@@ -164,6 +167,8 @@ class ProductKeyMemory(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
+        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -205,6 +210,7 @@ class ProductKeyMemory(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
+        placement: str = "device",
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
@@ -236,6 +242,8 @@ class ProductKeyExperts(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
+        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -280,6 +288,7 @@ class ProductKeyExperts(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
+        placement: str = "device",
         activation: Callable[..., Any] = jax.nn.gelu,
         rngs: nnx.Rngs,
     ) -> None:

@@ -9,8 +9,10 @@ from lutjax.dispatch.contract import Step
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addend_dtype, result
-from lutjax_cpu import _rules
+from lutjax_cpu import _host as on_host, _rules
 from lutjax_cpu._call import kernel, scale
+
+__all__ = ["backward", "forward", "on_host", "update"]
 
 
 def forward(call: WeightedLookup, *, device: Any) -> jax.Array:

@@ -1,0 +1,551 @@
+"""Tables in the memory of the host: rows are read and moved there, and a device sees only those of its batch."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from lutjax._arguments import shown
+from lutjax._typing import Array
+from lutjax.dispatch import _table_reads
+from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Request, devices_of, kernel_registry
+from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables._row_rules import RowRule
+from lutjax.tables.gradient import TableGradient
+from lutjax.tables.update import update_table
+from lutjax.values._dtypes import accumulator
+from lutjax.values._ids import is_concrete
+
+PLACEMENTS = ("device", "host")
+"""Where the tables of a memory may lie."""
+
+_BLOCK = 1 << 21  # numbers that are drawn or copied at a time, by one thread
+_LEAST = 1 << 12  # rows that are worth a thread of their own
+_SMALL = 1 << 17  # bytes of rows that are not
+
+
+class HostMemoryError(MemoryError):
+    """Error of a table that does not fit the memory of the host."""
+
+
+class HostTable:
+    """Tables whose rows and state of an optimiser are NumPy arrays in the memory of the host.
+
+    A device reads rows that the CPU has gathered, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
+    move them on a device, so in the same order. The arrays are made by `draw` or `load`: until then the object takes no memory.
+
+    It is compared and hashed by its identity, so it can be an attribute of an `nnx.Module`.
+
+    Args:
+      shape: ``(tables, rows, numbers of a row)``.
+      dtype: of the rows.
+      init: draws the first values, as in `jax.nn.initializers`. Of `Normal` they are drawn block by block; zeros take no memory before a row moves; of
+        others the whole is drawn at once, which takes several times the memory of the table.
+      name: of the table, for messages.
+
+    Attributes:
+      weights: the rows, ``[tables, rows, numbers]``; None before they are made.
+      moved: which rows have moved since they were drawn, ``[tables, rows]``.
+      rule: by which rows move; see `start`.
+      state: of the rule, as ``rule.init`` makes it.
+
+    Raises:
+      ValueError: the shape is none of tables.
+
+    Source: docs/semantics.md, section 14.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from lutjax.tables.host import HostTable, Normal
+      >>> table = HostTable((2, 1000, 4), np.float32, Normal(0.02))
+      >>> table.draw(jax.random.key(0))
+      >>> table.gather(np.array([[[3], [999]]])).shape
+      (2, 1, 4)
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: DTypeLike, init: Callable[..., Any], name: str = "weights"
+    ):
+        if len(shape) != 3 or min(shape) < 1:
+            raise ValueError(f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row).")
+        self.shape, self.dtype, self.init, self.name = tuple(shape), np.dtype(dtype), init, name
+        self.weights: np.ndarray | None = None
+        self.moved: np.ndarray | None = None
+        self.rule: RowRule | None = None
+        self.state: dict[str, np.ndarray] = {}
+
+    def __repr__(self) -> str:
+        return f"HostTable({self.dtype}{list(self.shape)})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def bytes_beside(self, rule: RowRule) -> int:
+        """Return the bytes of the state of a rule, and of what says which rows have moved."""
+        n_tables, n_rows, width = self.shape
+        numbers = sum(rule.state_sizes(width).values())
+        return n_tables * n_rows * (1 + numbers * accumulator(self.dtype).itemsize)
+
+    def draw(self, key: Any) -> None:
+        """Make the rows, drawn from a key of `jax.random` as the initializer draws those of a table on a device.
+
+        Raises:
+          HostMemoryError: the memory of the host is too small.
+        """
+        n_tables, n_rows, _ = self.shape
+        self.weights, self.moved, self.state, self.rule = None, None, {}, None
+        self._require(self.nbytes + n_tables * n_rows, "it")
+        if self.init is jax.nn.initializers.zeros:
+            self.weights = self._zeros(self.shape, self.dtype)
+        elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
+            self.weights = self._zeros(self.shape, self.dtype)
+            flat, init, data = self.weights.reshape(-1), self.init, np.asarray(jax.random.key_data(key))
+
+            def fill(first: int) -> None:
+                part = flat[first : first + _BLOCK]
+                with jax.default_device(cpu()):
+                    part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
+
+            in_threads(fill, range(0, flat.size, _BLOCK))
+        else:
+            with jax.default_device(cpu()):
+                drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
+                    jax.device_put(key, cpu())
+                )
+            self.weights = np.array(drawn)
+        self.moved = np.zeros((n_tables, n_rows), np.bool_)
+
+    def start(self, rule: RowRule) -> None:
+        """Make the state of a rule, zeros, unless there is one.
+
+        Raises:
+          HostMemoryError: the memory of the host is too small.
+          ValueError: the rule keeps more than numbers of each row.
+        """
+        if self.rule == rule:
+            return
+        more = set(jax.eval_shape(rule.init, jax.ShapeDtypeStruct(self.shape, self.dtype)))
+        more -= set(rule.state_sizes(self.shape[-1]))
+        if more:
+            raise ValueError(
+                f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
+                f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
+            )
+        n_tables, n_rows, width = self.shape
+        dtype = accumulator(self.dtype)
+        sizes = rule.state_sizes(width)
+        self._require(self.bytes_beside(rule), "the state of its optimiser")
+        self.rule = rule
+        self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
+
+    def _require(self, n_bytes: int, what: str) -> None:
+        free = free_memory()
+        if free is not None and n_bytes > free:
+            raise HostMemoryError(
+                f"the table {self.name} {self.dtype}{list(self.shape)}: {what} takes {n_bytes / 1e9:,.2f} GB of the memory of the host, which has "
+                f"{free / 1e9:,.2f} GB free: choose fewer rows, or a machine with more memory."
+            )
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return zeros that take no memory before they are written, in huge pages where the system has some."""
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        try:
+            if not hasattr(mmap, "MAP_ANONYMOUS"):
+                return np.zeros(shape, dtype)
+            memory = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (MemoryError, OSError, OverflowError, ValueError) as error:
+            raise HostMemoryError(
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the host gave no memory for {n_bytes / 1e9:,.2f} GB ({error}): choose fewer "
+                "rows."
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a system without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+
+    def _there(self) -> np.ndarray:
+        if self.weights is None:
+            raise ValueError(
+                f"the table {self.name} {self.dtype}{list(self.shape)} has no rows yet: draw them with draw(key), or load a checkpoint; a model that "
+                "is made inside of jit has none."
+            )
+        return self.weights
+
+    def gather(
+        self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
+    ) -> Float[np.ndarray, "tables reads numbers"]:
+        """Return the rows that ids address, of each table those of all ways of the first element, then of the next; ids out of range are clamped.
+
+        Args:
+          out: where to; by default new memory.
+
+        Raises:
+          ValueError: there are no rows yet, or the ids are those of another number of tables.
+        """
+        weights = self._there()
+        if index.ndim != 3 or index.shape[1] != len(weights):
+            raise ValueError(
+                f"HostTable: index is {shown(index)}; expected integer ids [n, {len(weights)}, ways]."
+            )
+        n, _, ways = index.shape
+        found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
+        if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
+            for t, table in enumerate(weights):
+                np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
+            return found
+        call = _call(index, self.shape, self.dtype)
+        if (native := _native("forward", call)) is not None:
+            native.gather(weights, index, found, n_threads())
+            return found
+        ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
+        _take([(weights[t], ids[t], found[t]) for t in range(len(weights))])
+        return found
+
+    def read(
+        self, index: Int[Array, "*batch tables ways"]
+    ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
+        """Return a table of the rows that ids address, on the device, and the ids of the same rows in it.
+
+        The rows are those of `given`, if there are some; otherwise the CPU gathers them, while a jitted function waits.
+        """
+        n_tables, _, width = self.shape
+        shape = index.shape
+        n, ways = math.prod(shape[:-2]), shape[-1]
+        own: Any = np.arange(n * ways, dtype=np.int32).reshape(*shape[:-2], 1, ways)
+        rows, part = _given.get().get(self, (None, None))
+        if rows is None:
+            flat = jnp.asarray(index).reshape(n, n_tables, ways)
+            if is_concrete(flat):
+                rows = jnp.asarray(self.gather(np.asarray(flat)))
+            else:
+                made = jax.ShapeDtypeStruct((n_tables, n * ways, width), self.dtype)
+                rows = jax.pure_callback(
+                    lambda ids: self.gather(np.asarray(ids)), made, flat, vmap_method="sequential"
+                )
+        elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
+            raise ValueError(
+                f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
+            )
+        elif part is not None:
+            own = own + part * (n * ways)
+        reads = _table_reads.current()
+        if reads is not None:
+            rows = reads.fetched(self, rows, index)
+        return rows, jnp.broadcast_to(own, shape)
+
+    def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
+        """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
+        look_up: Any = gradient.look_up
+        index = index.reshape(look_up.index.shape)
+        return dataclasses.replace(gradient, look_up=look_up.replace(index=index), shape=self.shape)
+
+    def update(self, gradient: TableGradient, rate: Any) -> None:
+        """Move the rows that were read, in their own memory, as `lutjax.update_table` does.
+
+        Args:
+          gradient: of this table; see `gradient_of`.
+          rate: the learning rate of this step.
+
+        Raises:
+          ValueError: there is no rule yet, or the gradient is of another table.
+        """
+        weights = self._there()
+        if self.rule is None:
+            raise ValueError(f"the table {self.name} has no rule by which its rows move: call start(rule).")
+        if gradient.shape != self.shape:
+            raise ValueError(
+                f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
+            )
+        assert self.moved is not None
+        gradient = jax.device_get(opened(gradient))
+        look_up: Any = gradient.look_up
+        step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
+        shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        native = _native("update", look_up.replace(weights=shape), gradient.cotangent, step)
+        index = look_up.index
+        if native is not None:
+            native.update(weights, self.state, look_up, gradient.cotangent, step, n_threads())
+            for t, moved in enumerate(self.moved):
+                moved[np.clip(index[..., t, :], 0, self.shape[1] - 1)] = True
+            return
+        by_table = np.moveaxis(index.reshape(-1, *index.shape[-2:]), 1, 0)
+        unique: list[Any] = in_threads(
+            lambda ids: np.unique(np.clip(ids, 0, self.shape[1] - 1), return_inverse=True), by_table
+        )
+        rows = [ids for ids, _ in unique]
+        inverse = np.stack([at.reshape(by_table.shape[1:]) for _, at in unique], 1).astype(np.int32)
+        # Few sizes, so that few programs are compiled.
+        room = 1 << max(max(ids.size for ids in rows) - 1, 0).bit_length()
+        arrays = {"weights": weights, **self.state}
+        compact = {name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()}
+        _take(
+            [
+                (a[t], ids, compact[name][t, : ids.size])
+                for name, a in arrays.items()
+                for t, ids in enumerate(rows)
+            ]
+        )
+        local = dataclasses.replace(
+            gradient,
+            look_up=look_up.replace(index=inverse.reshape(index.shape)),
+            shape=compact["weights"].shape,
+        )
+        kernel_registry.follow_coroutine(
+            traced=False
+        )  # before jit asks for its key, in whatever thread this is
+        with jax.default_device(cpu()):
+            moved, state = _moved(compact.pop("weights"), compact, local, step.rate, self.rule)
+        of_host = {name: np.asarray(a) for name, a in {"weights": moved, **state}.items()}
+
+        def put(job: tuple[str, int]) -> None:
+            name, t = job
+            arrays[name][t][rows[t]] = of_host[name][t, : rows[t].size]
+
+        in_threads(put, [(name, t) for name in arrays for t in range(len(weights))])
+        for t, ids in enumerate(rows):
+            self.moved[t][ids] = True
+
+    def save(self, folder: Path) -> None:
+        """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key."""
+        weights = self._there()
+        assert self.moved is not None
+        folder.mkdir(parents=True)
+        ids = np.flatnonzero(self.moved)
+        np.save(folder / "ids.npy", ids)
+        for name, a in {"rows": weights, **self.state}.items():
+            flat = a.reshape(-1, a.shape[-1])
+            shape = (len(ids), a.shape[-1])
+            path = folder / f"{name}.npy"
+            if not len(ids):  # which cannot be mapped
+                np.save(path, np.empty(shape, a.dtype))
+                continue
+            found = np.lib.format.open_memmap(path, "w+", a.dtype, shape)
+            _take([(flat, ids, found)])
+            found.flush()
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, after `draw` with the same key, and `start` with the same rule where there is a state.
+
+        Raises:
+          ValueError: it is of another table or rule.
+        """
+        weights = self._there()
+        assert self.moved is not None
+        arrays = {"rows": weights, **self.state}
+
+        def read(name: str) -> np.ndarray:
+            found: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return found
+
+        ids = read("ids")
+        if (
+            ids.ndim != 1
+            or ids.dtype != np.int64
+            or (ids.size and not 0 <= ids.min() <= ids.max() < self.moved.size)
+        ):
+            raise ValueError(
+                f"{folder} has ids that are no rows of the table {self.name} {list(self.shape)}."
+            )
+        for name, a in arrays.items():
+            saved = read(name)
+            if saved.shape != (len(ids), a.shape[-1]) or saved.dtype != a.dtype:
+                raise ValueError(
+                    f"{folder} has {name} {saved.dtype}{list(saved.shape)}; the table {self.name} needs {a.dtype}{[len(ids), a.shape[-1]]}."
+                )
+            flat = a.reshape(-1, a.shape[-1])
+
+            def put(part: slice, flat: np.ndarray = flat, saved: np.ndarray = saved) -> None:
+                flat[ids[part]] = saved[part]
+
+            in_threads(put, parts(len(ids), 1 << 16))
+        self.moved.reshape(-1)[ids] = True
+
+
+def opened(gradient: TableGradient) -> TableGradient:
+    """Return a gradient whose cotangent is an array of floats, which every kind of device moves to the host."""
+    return dataclasses.replace(gradient, sealed=gradient.cotangent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Initializer of normally distributed numbers, any part of which can be drawn alone.
+
+    Attributes:
+      deviation: standard deviation.
+    """
+
+    deviation: float
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        """Return an array, as `jax.nn.initializers.normal` does."""
+        return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
+
+    def in_parts(self, dtype: DTypeLike) -> bool:
+        """Return whether `part` is a part of what a call draws: of float32, by JAX's default generator."""
+        config: Any = jax.config
+        usual = config.jax_threefry_partitionable and config.jax_default_prng_impl == "threefry2x32"
+        return bool(usual) and jnp.dtype(dtype) == jnp.float32
+
+    def part(self, data: Any, first: int, count: int) -> jax.Array:
+        """Return numbers ``first`` to ``first + count - 1`` of what a jitted call draws, in the order of memory.
+
+        Args:
+          data: of the key.
+        """
+        high, low = divmod(first, 1 << 32)
+        drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
+        return drawn
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -> jax.Array:
+    # As `jax.random.normal` draws each number: by its place in the array, in two words.
+    at = low + jnp.arange(count, dtype=jnp.uint32)
+    words = threefry_2x32(data, jnp.concatenate([high + (at < low).astype(jnp.uint32), at]))
+    bits = words[:count] ^ words[count:]
+    unit = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32) - np.float32(1)
+    least = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jnp.maximum(least, unit * (np.float32(1) - least) + least)
+    drawn: jax.Array = np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform) * jnp.float32(deviation)
+    return drawn
+
+
+@functools.partial(jax.jit, static_argnums=4, donate_argnums=(0, 1))
+def _moved(rows: Any, state: Any, gradient: TableGradient, rate: Any, rule: RowRule) -> Any:
+    return update_table(rows, gradient, rate, rule, state)
+
+
+def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
+    """Return the call that reads one row for each id, in shapes."""
+    ids = jax.ShapeDtypeStruct(index.shape, np.int32)
+    arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, jax.ShapeDtypeStruct(index.shape, accumulator(dtype)))
+    options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
+    return WeightedLookup.of(arrays, options.items())
+
+
+def _native(direction: Any, call: Any, cotangent: Any = None, step: Step | None = None) -> Any:
+    """Return what works in the memory of NumPy of the implementation that runs such a call on the CPU; None if it has nothing."""
+    names = kernel_registry.request(call.op, None)
+    leaves = [(np.shape(a), a.dtype) for a in call.values()]
+    rule = None if step is None else (step.rule, step.factor is None)
+
+    def find() -> tuple[Any]:
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step))
+        spec = kernel_registry.resolve_request(Request(direction, shapes[0], _device(), *shapes[1:]), names)
+        return (getattr(importlib.import_module(spec.target), "on_host", None),)
+
+    key = ("host", direction, names, tuple(leaves), call.options(), rule)
+    return kernel_registry.remembered(key, find)[0]
+
+
+@functools.cache
+def _device() -> Any:
+    return devices_of([jax.device_put(np.zeros(()), cpu())])[0]
+
+
+_given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar(
+    "given", default=MappingProxyType({})
+)
+
+
+@contextlib.contextmanager
+def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
+    """Give tables the rows that they read in this block, ``[tables, reads, numbers]``, as `HostTable.gather` returns them.
+
+    Args:
+      part: number of the part of a batch that is read, where the rows are those of all parts.
+    """
+    before = _given.set({**_given.get(), **{table: (a, part) for table, a in rows.items()}})
+    try:
+        yield
+    finally:
+        _given.reset(before)
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process may still take, as the kernel and its control group tell; None where nothing tells."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            group = Path("/sys/fs/cgroup")
+            limit, taken = (int((group / name).read_text()) for name in (most, used))
+            stat = (group / used).with_name("memory.stat").read_text().split()
+            taken -= int(stat[stat.index("inactive_file") + 1])  # what the kernel gives away first
+            found.append(limit - taken)
+    return max(min(found), 0) if found else None
+
+
+def cpu() -> jax.Device:
+    """Return the CPU as a device of JAX.
+
+    Raises:
+      ValueError: JAX was told to do without it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+        raise ValueError(
+            f"a table in the memory of the host needs the CPU beside the device, and JAX was told to use {asked} alone: set JAX_PLATFORMS to "
+            f"{asked},cpu, or leave it out."
+        ) from error
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n_threads(), "lutjax-host")
+
+
+def n_threads() -> int:
+    """Return the number of threads that copy rows: one for each CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_threads(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
+    """Return what a function returns of each job, run in all threads."""
+    return list(_threads().map(function, jobs))
+
+
+def parts(n: int, least: int = _LEAST) -> list[slice]:
+    """Return parts of `n` rows for threads: some more than there are threads, none of them small."""
+    size = max(-(-n // (4 * n_threads())), least)
+    return [slice(first, first + size) for first in range(0, n, size)]
+
+
+def _take(jobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+    """Copy rows in all threads: of tables, ids ``[n]`` and where their rows go, ``[n, numbers]``."""
+
+    def take(job: tuple[np.ndarray, np.ndarray, np.ndarray, slice]) -> None:
+        table, ids, out, part = job
+        np.take(table, ids[part], axis=0, out=out[part], mode="clip")
+
+    shares = [(*job, part) for job in jobs for part in parts(len(job[1]))]
+    if len(shares) == 1:
+        take(shares[0])
+    else:
+        in_threads(take, shares)

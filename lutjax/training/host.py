@@ -1,0 +1,325 @@
+"""Training of tables in the memory of the host: rows of batches to come are gathered while the device computes."""
+
+import contextlib
+import contextvars
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lutjax.tables._row_rules import RowRule
+from lutjax.tables.gradient import TableGradient
+from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
+from lutjax.training.errors import CheckpointError
+from lutjax.training.loop import Advance, Repeated, State
+
+__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "given"]
+
+FOLDER = "host"
+"""Folder of a checkpoint with what lies in the memory of the host."""
+
+
+class Batch(NamedTuple):
+    """Rows of a batch on the device, by the names of their tables.
+
+    Attributes:
+      rows: ``[tables, reads, numbers]`` each, see `lutjax.training.host.HostTable.gather`.
+      ids: by which these rows are told apart, ``[n, tables, ways]``, below their number: of the same row the same, in the order of the ids in the table.
+    """
+
+    rows: dict[str, Any]
+    ids: dict[str, Any]
+
+
+class Ids(NamedTuple):
+    """Ids of the rows of a batch, by the names of their tables: in the tables, and those of a `Batch`."""
+
+    of_tables: dict[str, np.ndarray]
+    own: dict[str, np.ndarray]
+
+
+def _numbered(ids: np.ndarray) -> np.ndarray:
+    """Return numbers of the different ids of each table, ``[n, tables, ways]``."""
+    by_table = np.moveaxis(ids, 1, 0)
+    found = in_threads(
+        lambda a: np.unique(a, return_inverse=True)[1].reshape(a.shape).astype(np.int32), by_table
+    )
+    return np.stack(found, 1)
+
+
+class Ahead:
+    """Queue of the rows of batches, and of updates: one thread has the tables, and works in an order that depends on nothing but the steps.
+
+    The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done. So with a depth of 0 they are exact, and a step begins
+    after the update of the one before; with more, the thread works while the device computes, and rows lack at most the last `depth` updates.
+
+    Args:
+      tables: by name, with rules by which their rows move.
+      ids: returns the ids that a step reads of each table, ``[n, tables, ways]``.
+      rate: returns the learning rate of a step.
+      depth: of the queue, in steps.
+      put: puts a pytree of arrays on the device.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax, numpy as np
+      >>> from lutjax.training import host, tables
+      >>> table = host.HostTable((1, 100, 2), np.float32, jax.nn.initializers.zeros)
+      >>> table.draw(jax.random.key(0))
+      >>> table.start(tables.SGD())
+      >>> ids = lambda step: {"memory": np.full((3, 1, 1), step, np.int32)}
+      >>> ahead = host.Ahead({"memory": table}, ids, rate=lambda step: 0.5)
+      >>> def loss(rows, index):
+      ...     with host.given({table: rows["memory"]}):
+      ...         weights, own = table.read(index)
+      ...         return (lutjax.weighted_lookup(weights, own, jnp.ones(own.shape)) - 1).sum()
+      >>> for step in range(2):
+      ...     batch = ahead.batch(step)
+      ...     ahead.update(step, tables.value_and_grad(loss)(batch.rows, batch.ids["memory"])[1])
+      >>> ahead.wait()
+      >>> table.weights[0, :3, 0]
+      array([-1.5, -1.5,  0. ], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, HostTable],
+        ids: Callable[[int], Mapping[str, np.ndarray]],
+        rate: Callable[[int], Any],
+        depth: int = 0,
+        put: Callable[[Any], Any] = jax.device_put,
+    ):
+        self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
+        self.depth = depth
+        # Threads for what needs no table go ahead of the one that has them.
+        self._threads = {
+            what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
+        }
+        self._known: dict[int, Future[Ids]] = {}
+        self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
+        self._updates: deque[Future[None]] = deque()
+        self._buffers: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self._next = 0
+        """The step whose rows come first in the queue."""
+
+    def batch(self, step: int) -> Batch:
+        """Return the rows of a step; the steps follow each other, or the queue begins anew."""
+        if step != self._next or not self._queue:
+            self.begin(step)
+        return self._queue[0][2].result()
+
+    def update(self, step: int, gradients: Mapping[str, TableGradient]) -> None:
+        """Move rows by the gradients of a step, when the device has them, and gather those of a later step.
+
+        Args:
+          gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
+        """
+        assert step == self._next, "batch(step) comes first"
+        ids, _, _ = self._queue.popleft()
+        self._next += 1
+        found = self._submit("get", jax.device_get, {name: opened(g) for name, g in gradients.items()})
+        self._updates.append(self._submit("tables", self._move, step, found, ids))
+        self._fetch(step + 1 + self.depth)
+        while self._updates and self._updates[0].done():
+            self._updates.popleft().result()  # raises what was raised there
+
+    def wait(self) -> None:
+        """Wait until all updates are done.
+
+        Raises:
+          Exception: what an update or a gather raised.
+        """
+        while self._updates:
+            self._updates.popleft().result()
+        for _, rows, _ in self._queue:
+            rows.result()
+
+    def begin(self, step: int, rows: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
+        """Begin with a step.
+
+        Args:
+          rows: of the first steps, as `queued` returned them; those of the others are gathered now.
+        """
+        self.wait()
+        self._queue.clear()
+        self._known.clear()
+        self._next = step
+        for at in range(step, step + self.depth + 1):
+            self._fetch(at, rows[at - step] if at - step < len(rows) else None)
+
+    def _fetch(self, step: int, kept: Mapping[str, np.ndarray] | None = None) -> None:
+        for at in (step, step + 1):
+            if at not in self._known:
+                self._known[at] = self._submit("ids", self._ids_of, at)
+        ids = self._known.pop(step)
+        rows = self._submit("tables", self._gathered, ids, kept)
+        self._queue.append(
+            (ids, rows, self._submit("put", lambda: self._put(Batch(rows.result(), ids.result().own))))
+        )
+
+    def _ids_of(self, step: int) -> "Ids":
+        found = dict(self._ids(step))
+        return Ids(found, {name: _numbered(ids) for name, ids in found.items()})
+
+    def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        # In a thread, too, implementations are those of `lutjax.use_implementation` around the caller.
+        return self._threads[what].submit(contextvars.copy_context().run, function, *args)
+
+    def _gathered(self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+        found = ids.result().of_tables
+        if kept is not None:
+            return dict(kept)
+        return {
+            name: table.gather(found[name], self._buffer(table, found[name]))
+            for name, table in self._tables.items()
+        }
+
+    def _buffer(self, table: HostTable, index: np.ndarray) -> np.ndarray:
+        """Return memory for rows: that of rows which nobody has any more, because new memory is slow to write to."""
+        shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
+        free = self._buffers.setdefault((*shape, table.dtype.num), [])
+        memory = free.pop() if free else np.empty(shape, table.dtype)
+        lent = memory.view()
+        weakref.finalize(lent, free.append, memory)
+        return lent
+
+    def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
+        rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
+        for name, table in self._tables.items():
+            table.update(table.gradient_of(found[name], index[name]), rate)
+
+    def abstract(self) -> Batch:
+        """Return shapes and dtypes of a batch."""
+        ids = self._ids(0)
+        rows = {
+            name: jax.ShapeDtypeStruct(
+                (len(a[0]), len(a) * a.shape[-1], self._tables[name].shape[-1]), self._tables[name].dtype
+            )
+            for name, a in ids.items()
+        }
+        return Batch(rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()})
+
+    def queued(self) -> list[dict[str, np.ndarray]]:
+        """Return the rows of the steps to come that the last updates are not in, `depth` at most: they belong to a checkpoint."""
+        self.wait()
+        return [rows.result() for _, rows, _ in list(self._queue)[: self.depth]]
+
+
+class Steps(Repeated):
+    """Steps that read rows of an `Ahead`, one jitted call each.
+
+    Args:
+      step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
+      data: pytree of arrays that is passed to every step; put on the device when it is used first.
+      ahead: of the tables.
+    """
+
+    def __init__(self, step: Any, data: Any, ahead: Ahead):
+        self.step, self._data, self._of_data, self.ahead = step, data, None, ahead
+        self._jitted = jax.jit(step, donate_argnums=0)
+
+    def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
+        """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        state, losses = self._run(self._jitted, state, first, [count])
+        return state, losses[0]
+
+    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+        """Runs steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
+        return self._run(self._jitted, state, first, ends)
+
+    def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+        losses = []
+        for number in range(first, first + ends[-1]):
+            batch = self.ahead.batch(number)
+            state, loss, gradients = program(state, np.int32(number), self.data, batch)
+            self.ahead.update(number, gradients)
+            losses.append(loss)
+        self.ahead.wait()
+        found = np.asarray(jax.device_get(losses), np.float32)
+        parts = zip([0, *ends[:-1]], ends, strict=True)
+        # Added one after the other, as on the device.
+        return state, np.asarray([np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts])
+
+    def trace(self, state: State) -> None:
+        """Trace the program for such states; calls use this trace."""
+        self._jitted.trace(state, np.int32(0), self.data, self.ahead.abstract())
+
+    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
+        """The program for states of these shapes and dtypes, and how to call it."""
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        program = self._jitted.lower(state, number, self.data, self.ahead.abstract()).compile()
+
+        def advance(state: State, first: int, count: int) -> tuple[State, Any]:
+            state, losses = self._run(program, state, first, [count])
+            return state, losses[0]
+
+        return program, advance
+
+
+def save(
+    folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
+) -> None:
+    """Write tables, and rows of steps to come, into the folder of a checkpoint."""
+    for i, (name, table) in enumerate(tables.items()):
+        table.save(folder / FOLDER / str(i))
+        for k, rows in enumerate(queued):
+            np.save(folder / FOLDER / str(i) / f"queued_{k}.npy", rows[name])
+
+
+def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
+    """Make the tables of a structure, of what a checkpoint has of them.
+
+    Args:
+      structure: a `lutjax.training.models.Structure`.
+      others: `State.others`, with the keys of the draws.
+      rule: by which rows are moved further; None: no state is read.
+
+    Raises:
+      CheckpointError: the checkpoint has other tables.
+      HostMemoryError: the memory of the host is too small.
+    """
+    keys = structure.host_keys(others)
+    for i, (name, (table, _)) in enumerate(structure.host_tables.items()):
+        table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
+        if rule is not None:
+            table.start(rule)
+        with _refused(folder):
+            table.load(folder / FOLDER / str(i))
+
+
+def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
+    """Return the rows of steps to come that `save` wrote.
+
+    Args:
+      like: shapes and dtypes of a batch; see `Ahead.abstract`.
+
+    Raises:
+      CheckpointError: they are of another run.
+    """
+    found: list[dict[str, np.ndarray]] = []
+    for k in range(depth):
+        rows = {}
+        for i, (name, wanted) in enumerate(like.rows.items()):
+            path = folder / FOLDER / str(i) / f"queued_{k}.npy"
+            with _refused(folder):
+                rows[name] = np.load(path, allow_pickle=False)
+            if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
+                raise CheckpointError(
+                    f"the checkpoint {folder} does not fit this run: {path.name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
+                    f"{wanted.dtype}{list(wanted.shape)}."
+                )
+        found.append(rows)
+    return found
+
+
+@contextlib.contextmanager
+def _refused(folder: Path) -> Any:
+    try:
+        yield
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"the checkpoint {folder} does not fit this model: {error}") from error

@@ -1,0 +1,232 @@
+"""Tables in the memory of the host: reads, draws and updates are those of tables on a device; errors."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import lutjax
+from lutjax.layers import linen
+from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
+from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables import host
+from lutjax.tables.gradient import TableGradient
+from lutjax.tables.host import HostMemoryError, HostTable, Normal
+from lutjax.training import tables
+from lutjax.training.nnx import update_host, value_and_grad
+
+FIXED = lutjax.FixedPoint(2.0**16)
+X = np.random.default_rng(1).normal(size=(3, 8, 6)).astype(np.float32)
+TOKENS = np.random.default_rng(2).integers(0, 9, (3, 8))
+RULES = (tables.SGD(), tables.RowAdagrad(), tables.RowMomentum(weight_decay=0.1), tables.RowAdam(b1=0.5))
+
+
+def made(kind: str, placement: str, **options: Any) -> Any:
+    options = {"placement": placement, "rngs": nnx.Rngs(0), **options}
+    if kind == "ngrams":
+        return NgramMemory(6, rows=20, heads=2, **options)
+    layer = ProductKeyMemory if kind == "keys" else ProductKeyExperts
+    return layer(6, 6, n_keys=5, heads=2, k=3, **options)
+
+
+def call(layer: Any) -> jax.Array:
+    y: jax.Array = layer(X, TOKENS) if isinstance(layer, NgramMemory) else layer(X)
+    return y
+
+
+def pair(kind: str, **options: Any) -> tuple[Any, Any]:
+    """A layer with tables on the device, and the same with tables on the host."""
+    device, on_host = (made(kind, placement, **options) for placement in ("device", "host"))
+    for name, (table, _) in host_tables_of(on_host).items():
+        table.weights[:] = np.asarray(getattr(device, name)[...])
+    return device, on_host
+
+
+def stepped(layer: Any, rule: Any, rates: tuple[float, ...]) -> list[float]:
+    """Losses of steps that move tables alone."""
+    on_host = {name: table for name, (table, _) in host_tables_of(layer).items()}
+    states = {}
+    for table in on_host.values():
+        table.start(rule)
+
+    @nnx.jit
+    def step(layer: Any) -> Any:
+        return value_and_grad(lambda layer: jnp.mean((call(layer) - 1) ** 2), host=True)(layer)
+
+    losses = []
+    for rate in rates:
+        value, (gradients, of_host) = step(layer)
+        losses.append(float(value))
+        for name in () if on_host else ("down", "up") if hasattr(layer, "down") else ("weights",):
+            weights = getattr(layer, name)[...]
+            states.setdefault(name, rule.init(weights))
+            moved, states[name] = jax.jit(lutjax.update_table, static_argnums=3)(
+                weights, gradients[name], rate, rule, states[name]
+            )
+            getattr(layer, name)[...] = moved
+        update_host(layer, of_host, rate)
+    return [*losses, float(jnp.mean(call(layer)))]
+
+
+@pytest.mark.parametrize("kind", ["ngrams", "keys", "experts"])
+def test_reads_are_those_of_a_device(kind: str) -> None:
+    device, on_host = pair(kind)
+    np.testing.assert_allclose(call(device), nnx.jit(call)(on_host), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(call(device), call(on_host), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.thorough("*-xla-rule[012]", "experts-*", "ngrams-*", "keys-native-rule[12]")
+@pytest.mark.parametrize("rule", RULES, ids=[f"rule{i}" for i in range(len(RULES))])
+@pytest.mark.parametrize("implementation", ["native", "xla"])
+@pytest.mark.parametrize("kind", ["ngrams", "keys", "experts"])
+def test_updates_are_those_of_a_device(kind: str, implementation: str, rule: Any) -> None:
+    if implementation == "native":
+        pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
+    with lutjax.use_implementation({"weighted_lookup": implementation}):
+        losses = [stepped(layer, rule, (0.1, 0.2)) for layer in pair(kind)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ngrams", pytest.param("keys", marks=pytest.mark.thorough)])
+def test_fixed_point_gives_the_same_bits(kind: str) -> None:
+    one, other = (
+        stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1)) for layer in pair(kind, accumulate=FIXED)
+    )
+    assert one == other
+
+
+def test_rows_are_drawn_as_on_a_device() -> None:
+    shape = (3, 70, 5)
+    table = HostTable(shape, np.float32, Normal(0.02))
+    table.draw(jax.random.key(3))
+    want = jax.jit(lambda key: Normal(0.02)(key, shape))(jax.random.key(3))
+    np.testing.assert_array_equal(table.weights, want)
+    # Beyond 2**32 numbers, whose places have two words.
+    data = jax.random.key_data(jax.random.key(3))
+    near = np.asarray(Normal(1.0).part(data, 2**32 - 3, 6))
+    np.testing.assert_array_equal(near[3:], Normal(1.0).part(data, 2**32, 3))
+    assert len(set(near.tolist())) == 6
+
+
+def test_rows_that_moved_are_saved(tmp_path: Path) -> None:
+    layer = made("ngrams", "host")
+    stepped(layer, tables.RowAdam(), (0.1,))
+    table = layer.weights
+    table.save(tmp_path / "table")
+    other = HostTable(table.shape, table.dtype, table.init)
+    other.draw(jax.random.wrap_key_data(layer.weights_key[...]))
+    other.start(tables.RowAdam())
+    other.load(tmp_path / "table")
+    np.testing.assert_array_equal(other.weights, table.weights)
+    np.testing.assert_array_equal(other.moved, table.moved)
+    for name, state in table.state.items():
+        np.testing.assert_array_equal(other.state[name], state)
+    assert 0 < np.load(tmp_path / "table" / "ids.npy").size < table.moved.size
+    wrong = HostTable((2, 20, 2), np.float32, table.init)
+    wrong.draw(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"has ids that are no rows|has rows float32"):
+        wrong.load(tmp_path / "table")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"rule{i}" for i in range(len(RULES))])
+def test_updates_by_any_number_of_threads_have_the_same_bits(
+    rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads share the rows of one table, many of which are read several times."""
+    pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 900, (2500, 1, 2)).astype(np.int32)
+    coefficients = rng.normal(size=index.shape).astype(np.float32)
+    options = {"groups": 1, "valued": 2, "accumulate": None}
+    look_up = WeightedLookup.of((None, index, coefficients), options.items())
+    cotangent = rng.normal(size=(2500, 1, 3)).astype(np.float32)
+    found = []
+    for n_threads in (1, 3, 5):
+        monkeypatch.setattr(host, "n_threads", lambda n=n_threads: n)
+        table = HostTable((1, 900, 3), np.float32, Normal(1.0))
+        table.draw(jax.random.key(0))
+        table.start(rule)
+        gradient = TableGradient(look_up, cotangent, None, np.float32(0), table.shape, table.dtype)
+        for _ in range(2):
+            table.update(gradient, 0.1)
+        found.append((table.weights, table.state))
+    for weights, state in found[1:]:
+        np.testing.assert_array_equal(weights, found[0][0])
+        jax.tree.map(np.testing.assert_array_equal, state, found[0][1])
+
+
+def test_ids_beyond_the_rows_are_those_of_the_nearest() -> None:
+    table = HostTable((2, 7, 3), np.float32, Normal(1.0))
+    table.draw(jax.random.key(0))
+    assert table.weights is not None
+    index = np.array([[[-5, 3], [99, 6]]])
+    want = [table.weights[0, [0, 3]], table.weights[1, [6, 6]]]
+    for implementation in ("xla", *(("native",) if _native() else ())):
+        with lutjax.use_implementation(implementation):
+            np.testing.assert_array_equal(table.gather(index), want)
+
+
+def _native() -> bool:
+    try:
+        import lutjax_cpu  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def test_other_initializers_are_drawn_as_a_whole() -> None:
+    table = HostTable((1, 9, 2), np.float32, jax.nn.initializers.ones)
+    table.draw(jax.random.key(0))
+    np.testing.assert_array_equal(table.weights, np.ones((1, 9, 2)))
+
+
+class Counting(tables.SGD):
+    """A rule that keeps something of the whole table."""
+
+    def init(self, weights: Any) -> dict[str, Any]:
+        return {"total": jnp.zeros(())}
+
+
+def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = HostTable((2, 7, 3), np.float32, jax.nn.initializers.zeros)
+    with pytest.raises(ValueError, match="has no rows yet: draw them"):
+        table.gather(np.zeros((1, 2, 1), np.int32))
+    table.draw(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"expected integer ids \[n, 2, ways\]"):
+        table.gather(np.zeros((1, 3, 1), np.int32))
+    with pytest.raises(ValueError, match="shape is"):
+        HostTable((0, 1, 1), np.float32, jax.nn.initializers.zeros)
+    with pytest.raises(ValueError, match="placement is 'disk'"):
+        made("ngrams", "disk")
+    with pytest.raises(ValueError, match="row_axis 'rows'; tables in the memory of the host are whole"):
+        made("keys", "host", row_axis="rows")
+    with pytest.raises(ValueError, match=r"only layers of lutjax.layers.nnx have tables"):
+        linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
+    with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also keeps total: take a rule"):
+        table.start(Counting())
+    layer = made("ngrams", "host")
+    _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
+    with pytest.raises(ValueError, match=r"no rule by which its rows move: call start\(rule\)"):
+        update_host(layer, gradients, 0.1)
+    with pytest.raises(ValueError, match="the gradients are of the tables"):
+        update_host(layer, {}, 0.1)
+    with pytest.raises(tables.TableUseError, match="is read twice"):
+        value_and_grad(lambda layer: (call(layer) + call(layer)).sum(), host=True)(layer)
+    with pytest.raises(tables.TableUseError, match="is not read by the loss"):
+        value_and_grad(lambda layer: layer.key_kernel[...].sum(), tables=(), host=True)(layer)
+    monkeypatch.setattr(host, "free_memory", lambda: 100)
+    with pytest.raises(
+        HostMemoryError, match=r"the table weights float32\[2, 7, 3\]: it takes .* GB free: choose fewer rows"
+    ):
+        table.draw(jax.random.key(0))
+
+
+def test_a_host_that_gives_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "free_memory", lambda: None)
+    table = HostTable((2, 2**31 - 1, 2**14), np.float32, jax.nn.initializers.zeros)
+    with pytest.raises(HostMemoryError, match=r"the host gave no memory for .* GB"):
+        table.draw(jax.random.key(0))
