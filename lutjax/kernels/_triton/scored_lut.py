@@ -28,7 +28,15 @@ import triton.language as tl
 from lutjax import reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows, detect
+from lutjax.kernels._triton import (
+    _gate_tiles,
+    _one_hot,
+    _owned_columns,
+    _row_additions,
+    _row_tiles,
+    _weighted_rows,
+    detect,
+)
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
@@ -59,9 +67,27 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(dtype)
 
 
+Sums = Callable[[jax.Array, jax.Array, jax.Array, tuple[int, int, int], int, Device], jax.Array]
+
+SUMS: dict[str, Sums] = {
+    "owned": _owned_columns.sums,
+    "owned_one_by_one": functools.partial(_owned_columns.sums, pairs=False),
+    "owned_sync": functools.partial(_owned_columns.sums, sync=True),
+    "one_hot": _one_hot.sums,
+}
+CHOSEN: str | None = None
+
+
 def backward(
-    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+    call: ScoredLut,
+    cotangent: jax.Array,
+    needs: frozenset[str],
+    *,
+    device: Device,
+    sums: str | None = None,
 ) -> dict[str, jax.Array]:
+    """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics."""
+    sums = sums or CHOSEN
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     tile = _Tile.of("backward", _backward_rule, call, device)
@@ -72,24 +98,37 @@ def backward(
     def where(name: str, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, "float32") if name in needs else nothing
 
-    d_scalars, d_keep, dx, d_weights = launch(
+    n_tables = len(call.weights)
+    by_rows = "weights" in needs and sums in SUMS and _owned_columns.fits(call.weights.shape[1])
+    formula = _formula(call.read)
+    assert formula is not None
+    ways = (formula.valued, n_tables, n)
+    d_scalars, d_keep, rows, factors, dx, d_weights = launch(
         _differentiate,
         *_inputs(tile),
         cotangent,
         outputs=[
             where("scalars", max(n_scalars, 1), tile.programs),
-            where("keep", tile.output_blocks, call.weights.shape[0], n),
+            where("keep", tile.output_blocks, n_tables, n),
+            jax.ShapeDtypeStruct(ways[1:] if by_rows else (1,), "int32"),
+            jax.ShapeDtypeStruct(ways if by_rows else (1,), "float32"),
         ],
-        zeroed=[where("x", n_inputs_of, n_inputs, n), where("weights", *call.weights.shape)],
+        zeroed=[
+            where("x", n_inputs_of, n_inputs, n),
+            nothing if by_rows else where("weights", *call.weights.shape),
+        ],
         **tile.arguments,
         OF_X="x" in needs,
-        OF_WEIGHTS="weights" in needs,
+        OF_WEIGHTS="weights" in needs and not by_rows,
+        OF_ROWS=by_rows,
         OF_SCALARS="scalars" in needs,
         OF_KEEP="keep" in needs,
     )
     found: dict[str, Callable[[], jax.Array]] = {
         "x": lambda: dx.transpose(2, 0, 1),
-        "weights": lambda: d_weights,
+        "weights": lambda: d_weights
+        if not by_rows
+        else SUMS[sums](rows, factors, cotangent, call.weights.shape, call.groups, device),
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
     }
@@ -412,7 +451,20 @@ def _sums(
 
 @kernel
 def _differentiate(
-    x, weights, ends, scalars, keep, exponents, dy, d_scalars, d_keep, dx, d_weights, c: tl.constexpr
+    x,
+    weights,
+    ends,
+    scalars,
+    keep,
+    exponents,
+    dy,
+    d_scalars,
+    d_keep,
+    rows,
+    row_factors,
+    dx,
+    d_weights,
+    c: tl.constexpr,
 ):
     sample, exists, block, _, group, first, last = _place(c)
     s = _scalars(scalars, c)
@@ -426,6 +478,13 @@ def _differentiate(
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
+        if c.OF_ROWS:
+            if block == 0:
+                here = t.to(c.INDEX) * c.n_samples + sample
+                tl.store(rows + here, (index << 7) | ((index ^ flip) << 23), mask=exists)
+                tl.store(row_factors + here, factors[0], mask=exists)
+                if c.WAYS == 2 and not c.HARD:
+                    tl.store(row_factors + c.n_tables * c.n_samples + here, factors[1], mask=exists)
         # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
         # does not change if it ends as another began: so each has a value of its own.
         row, factor = index, factors[0]
