@@ -127,9 +127,9 @@ def sums(
         PART=triton.cdiv(blocks, parts),
         WIDTH=WIDTH,
         WAYS=len(factors),
-        BASE=_base(n_rows),
-        CLEAR=_CLEAR,
-        READ=_READ,
+        BASE=base("owned_sums", 4 * _LANES * n_rows),
+        CLEAR=CLEAR,
+        READ=READ,
         ADD=add_of_block(len(factors), pairs, sync),
         CONSTRAINTS=",".join(["=r", "r", "r"] + ["f"] * (2 + WIDTH)),
     )
@@ -213,16 +213,25 @@ def _block(rows, factors, dy, block, last, i, has_table, c: tl.constexpr):
 
 
 # ------------------------------------------------------------------------------------- PTX
-def _base(n_rows: int) -> str:
-    """Reserve the sums of a warp; return where those of a lane begin."""
+def base(name: str, size: int) -> str:
+    """PTX that reserves so many bytes of shared memory; returns where those of a thread begin."""
     return (
-        f"{{ .shared .align 128 .b8 owned_sums[{4 * _LANES * n_rows}]; .reg .b32 start; mov.u32 start, owned_sums; "
+        f"{{ .shared .align 128 .b8 {name}[{size}]; .reg .b32 start; mov.u32 start, {name}; "
         "mad.lo.u32 $0, $1, 4, start; }"
     )
 
 
-_CLEAR = "{ st.volatile.shared.f32 [$1], 0f00000000; mov.u32 $0, 0; }"
-_READ = "ld.volatile.shared.f32 $0, [$1];"
+CLEAR = "{ st.volatile.shared.f32 [$1], 0f00000000; mov.u32 $0, 0; }"
+READ = "ld.volatile.shared.f32 $0, [$1];"
+ADD = (
+    "{ .reg .f32 s; ld.volatile.shared.f32 s, [$1]; add.f32 s, s, $2; st.volatile.shared.f32 [$1], s; mov.u32 $0, 0; }"
+)
+# One end, and its negative to the other, which may be the same.
+ADD_DIFFERENCE = (
+    "{ .reg .f32 s, t; .reg .pred e; ld.volatile.shared.f32 s, [$1]; ld.volatile.shared.f32 t, [$2]; "
+    "setp.eq.u32 e, $1, $2; add.f32 s, s, $3; selp.f32 t, s, t, e; sub.f32 t, t, $3; "
+    "st.volatile.shared.f32 [$1], s; st.volatile.shared.f32 [$2], t; mov.u32 $0, 0; }"
+)
 
 
 @functools.cache

@@ -76,6 +76,8 @@ SUMS: dict[str, Sums] = {
     "one_hot": _one_hot.sums,
 }
 CHOSEN: str | None = None
+OWN_INPUTS = False
+_MOST_OWN = 8 * 1024  # bytes of a warp
 
 
 def backward(
@@ -85,13 +87,20 @@ def backward(
     *,
     device: Device,
     sums: str | None = None,
+    own_inputs: bool | None = None,
 ) -> dict[str, jax.Array]:
-    """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics."""
+    """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics.
+
+    `own_inputs`: whether programs add up the gradient of inputs in shared memory first; None: `OWN_INPUTS`.
+    """
     sums = sums or CHOSEN
+    own_inputs = (OWN_INPUTS if own_inputs is None else own_inputs) and "x" in needs
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
     tile = _Tile.of("backward", _backward_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
+    how = tile.rows.how
+    own_inputs &= how.rows == 32 * how.warps and 128 * n_inputs <= _MOST_OWN and how.warps * 128 * n_inputs <= 48 * 1024
     n_scalars = len(call.scalars)
     nothing = jax.ShapeDtypeStruct((1,), "float32")
 
@@ -105,7 +114,7 @@ def backward(
     ways = (formula.valued, n_tables, n)
     d_scalars, d_keep, rows, factors, dx, d_weights = launch(
         _differentiate,
-        *_inputs(tile),
+        *_inputs(tile, ends_of_groups=not own_inputs),
         cotangent,
         outputs=[
             where("scalars", max(n_scalars, 1), tile.programs),
@@ -117,10 +126,16 @@ def backward(
             where("x", n_inputs_of, n_inputs, n),
             nothing if by_rows else where("weights", *call.weights.shape),
         ],
-        **tile.arguments,
+        **tile.arguments | {"OWN_INPUTS": own_inputs},
         OF_X="x" in needs,
         OF_WEIGHTS="weights" in needs and not by_rows,
         OF_ROWS=by_rows,
+        OWN_BASE=_owned_columns.base("owned_inputs", 4 * how.rows * max(n_inputs, 1)),
+        OWN_CLEAR=_owned_columns.CLEAR,
+        OWN_READ=_owned_columns.READ,
+        OWN_ADD=_owned_columns.ADD_DIFFERENCE if call.anchors.ndim == 3 else _owned_columns.ADD,
+        n_inputs=n_inputs,
+        n_inputs_of=n_inputs_of,
         OF_SCALARS="scalars" in needs,
         OF_KEEP="keep" in needs,
     )
@@ -211,7 +226,9 @@ def _is_fused(call: ScoredLut) -> bool:
     return _formula(call.read) is not None and call.accumulate is None and not wide
 
 
-def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
+def _inputs(
+    tile: "_Tile", reads_tables: bool = True, ends_of_groups: bool = True
+) -> tuple[jax.Array, ...]:
     """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
     call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
@@ -219,10 +236,10 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
         weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
     n_inputs_of, n_inputs = call.x.shape[1:]
     ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
-    if n_inputs_of > 1:
+    if n_inputs_of > 1 and ends_of_groups:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
-    if tile.in_int32:  # the start of the input, not its number
+    if tile.in_int32 and ends_of_groups:  # the start of the input, not its number
         ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
@@ -351,6 +368,7 @@ class _Tile:
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
+            "OWN_INPUTS": False,
             **_constants(formula.rounding),
         }
 
@@ -472,6 +490,16 @@ def _differentiate(
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
+    own = tl.arange(0, c.ROWS)
+    if c.OWN_INPUTS:
+        inputs = (group % c.n_inputs_of) * c.n_inputs * c.n_samples
+        x += inputs
+        dx += inputs
+        own = tl.inline_asm_elementwise(c.OWN_BASE, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
+        for a in range(c.n_inputs):
+            tl.inline_asm_elementwise(
+                c.OWN_CLEAR, "=r,r", [own + 4 * c.ROWS * a], dtype=tl.int32, is_pure=False, pack=1
+            )
     for i in range(first, last):
         t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
@@ -515,7 +543,14 @@ def _differentiate(
                 of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
                 of_scalars = _plus(of_scalars, of_each)
                 if c.OF_X:
-                    _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c)
+                    to = own if c.OWN_INPUTS else dx + sample
+                    _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, t, exists, s, c)
+    if c.OWN_INPUTS:
+        for a in range(c.n_inputs):
+            value = tl.inline_asm_elementwise(
+                c.OWN_READ, "=f,r", [own + 4 * c.ROWS * a], dtype=tl.float32, is_pure=False, pack=1
+            )
+            tl.atomic_add(dx + a * c.n_samples + sample, value, mask=exists, sem="relaxed")
     if c.OF_SCALARS:
         for n in tl.static_range(c.n_scalars):
             value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
@@ -675,9 +710,8 @@ def _power(exponent):
 
 
 @kernel
-def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
-    """Add to the inputs of each comparison the cotangent of its margin."""
-    of_samples = dx + sample
+def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, t, exists, s, c: tl.constexpr):
+    """Add to the inputs of each comparison the cotangent of its margin; `to`: those of the samples, in memory or of this program."""
     for j in tl.static_range(c.n_comparisons):
         du = tl.where(flip == (1 << j), of_closest, 0.0)
         if c.SCORED:
@@ -685,9 +719,20 @@ def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, 
             e = tl.exp(-s[0] * m)
             du += of_total + of_logs * s[0] * (e / (1 + e))
         du = tl.where(detect.is_above_zero(u[j]), du, -du)
-        for side in tl.static_range(c.n_ends):
-            to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
-            tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
+        end = ends + (t * c.n_comparisons + j) * c.n_ends
+        if c.OWN_INPUTS:
+            if c.n_ends == 2:
+                at = [to + tl.load(end) * (4 * c.ROWS), to + tl.load(end + 1) * (4 * c.ROWS), du]
+                tl.inline_asm_elementwise(
+                    c.OWN_ADD, "=r,r,r,f", at, dtype=tl.int32, is_pure=False, pack=1
+                )
+            else:
+                at = [to + tl.load(end) * (4 * c.ROWS), du]
+                tl.inline_asm_elementwise(c.OWN_ADD, "=r,r,f", at, dtype=tl.int32, is_pure=False, pack=1)
+        else:
+            for side in tl.static_range(c.n_ends):
+                there = to + _offset(end + side, c)
+                tl.atomic_add(there, du if side == 0 else -du, mask=exists, sem="relaxed")
 
 
 # ------------------------------------------------------------------------------------- margins and coefficients
@@ -728,7 +773,9 @@ def _input(x, end, sample, exists, c: tl.constexpr):
 @kernel
 def _offset(end, c: tl.constexpr):
     """Start of an input, whose samples follow."""
-    if c.SCALED:
+    if c.OWN_INPUTS:
+        return tl.load(end).to(c.INDEX) * c.n_samples
+    elif c.SCALED:
         return tl.load(end)
     else:
         return tl.load(end).to(tl.int64) * c.n_samples
