@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton import _gate_tiles, _row_tiles
 from lutjax.kernels._triton._triton_launch import kernel, launch
 
 WIDTH = 16
@@ -35,13 +35,17 @@ def fits(n_rows: int) -> bool:
 
 
 def rotated(dy: jax.Array, device: Device, *, pairs: bool = True) -> jax.Array:
-    """Return ``[G, column blocks, sample blocks, step, lane]`` of ``dy [n, G, O]``, with 0 where there is none."""
+    """Return ``[G, column blocks, sample blocks, step // E, lane, step % E]`` of ``dy [n, G, O]``, with 0 where there is none.
+
+    ``E`` numbers are the 16 bytes that a lane reads at once.
+    """
     n, n_groups, n_outputs = dy.shape
     columns, blocks = triton.cdiv(n_outputs, WIDTH), triton.cdiv(n, WIDTH)
+    dtype = jnp.dtype(dy.dtype if dy.dtype == jnp.bfloat16 else jnp.float32)
     (found,) = launch(
         _rotate,
         dy,
-        outputs=[jax.ShapeDtypeStruct((n_groups, columns, blocks, WIDTH, WIDTH), dy.dtype)],
+        outputs=[jax.ShapeDtypeStruct((n_groups, columns, blocks, WIDTH * WIDTH), dtype)],
         programs=n_groups * triton.cdiv(blocks, 8) if dy.size else 0,
         device=device,
         warps=4,
@@ -53,6 +57,7 @@ def rotated(dy: jax.Array, device: Device, *, pairs: bool = True) -> jax.Array:
         WIDTH=WIDTH,
         PAIRS=pairs,
         TOGETHER=8,
+        EACH=16 // dtype.itemsize,
     )
     return found
 
@@ -62,7 +67,8 @@ def _rotate(dy, found, c: tl.constexpr):
     blocks: tl.constexpr = (c.n_blocks + c.TOGETHER - 1) // c.TOGETHER
     group = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.arange(0, c.WIDTH * c.WIDTH)
-    step, lane = place // c.WIDTH, place % c.WIDTH
+    step = place // (c.WIDTH * c.EACH) * c.EACH + place % c.EACH
+    lane = place // c.EACH % c.WIDTH
     if c.PAIRS:
         of_sample, of_column = lane ^ (step & 1), lane ^ (step & (c.WIDTH - 2))
     else:
@@ -75,7 +81,8 @@ def _rotate(dy, found, c: tl.constexpr):
             at = (sample * c.n_groups + group) * c.n_outputs + output
             value = tl.load(dy + at, mask=(sample < c.n_samples) & (output < c.n_outputs), other=0)
             to = ((group * c.COLUMNS + column) * c.n_blocks + block) * (c.WIDTH * c.WIDTH) + place
-            tl.store(found + to, value, mask=place < tl.where(block < c.n_blocks, c.WIDTH * c.WIDTH, 0))
+            there = place < tl.where(block < c.n_blocks, c.WIDTH * c.WIDTH, 0)
+            tl.store(found + to, value.to(found.dtype.element_ty), mask=there)
 
 
 def sums(
@@ -88,7 +95,7 @@ def sums(
     *,
     pairs: bool = True,
     parts: int = 1,
-    sync: bool = False,
+    stages: int | None = None,
 ) -> jax.Array:
     """Return the sums over samples of ``factor * dy``, float32 ``[T, R, O]``.
 
@@ -96,6 +103,7 @@ def sums(
       rows: int32 ``[T, n]``: 128 times the row of the first way, plus 2**23 times that of the second.
       factors: float32 ``[K, T, n]`` of one or two ways, whose rows differ; 0 adds nothing.
       dy: ``[n, G, O]``. shape: of the tables. pairs: take samples two by two. parts: of the samples, with sums of their own.
+      stages: blocks of samples in shared memory, one that is added and others on their way; None: as many as cost no warp.
     """
     n_tables, n_rows, n_outputs = shape
     n = rows.shape[1]
@@ -104,6 +112,9 @@ def sums(
     blocks, columns = triton.cdiv(n, WIDTH), triton.cdiv(n_outputs, WIDTH)
     together = triton.cdiv(each, of_warp)
     found = rotated(dy, device, pairs=pairs)
+    packed = found.dtype == jnp.bfloat16
+    stage = WIDTH * WIDTH * found.dtype.itemsize + 3 * 4 * _LANES
+    stages = stages or (5 if packed else 3)
     (totals,) = launch(
         _add_owned,
         rows,
@@ -127,11 +138,16 @@ def sums(
         PART=triton.cdiv(blocks, parts),
         WIDTH=WIDTH,
         WAYS=len(factors),
-        BASE=base("owned_sums", 4 * _LANES * n_rows),
+        BASE=base("owned_sums", 4 * _LANES * n_rows + stages * stage),
         CLEAR=CLEAR,
         READ=READ,
-        ADD=add_of_block(len(factors), pairs, sync),
-        CONSTRAINTS=",".join(["=r", "r", "r"] + ["f"] * (2 + WIDTH)),
+        COPY=copy_of_block(len(factors), packed),
+        WAIT=f"{{ cp.async.wait_group {stages - 2}; bar.warp.sync -1; mov.u32 $0, 0; }}",
+        ADD=add_of_block(len(factors), pairs, packed),
+        STAGES=stages,
+        STAGE=stage,
+        SUMS=4 * _LANES * n_rows,
+        SIZE=found.dtype.itemsize,
     )
     return _row_tiles.sum_of_parts(totals)
 
@@ -157,22 +173,22 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     first = part * c.PART
     last = tl.minimum(first + c.PART, c.n_blocks)
     of_dy = group if c.n_dy_groups > 1 else 0
-    dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + i
+    dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + lane * (16 // c.SIZE)
     rows += table * c.n_samples + i
     factors += table * c.n_samples + i
-    row, a, b, d = _block(rows, factors, dy, first, last, i, has_table, c)
+    # Blocks of samples arrive in turn at one of a few places behind the sums.
+    begin = at + c.SUMS
+    end = begin + c.STAGES * c.STAGE
+    for k in tl.static_range(c.STAGES - 1):
+        _copy(begin + k * c.STAGE, rows, factors, dy, first + k, last, lane, has_table, c)
+    now, then = begin, begin + (c.STAGES - 1) * c.STAGE
     for block in range(first, last):
-        # What the next block needs is on its way while this one is added.
-        next_row, next_a, next_b, next_d = _block(rows, factors, dy, block + 1, last, i, has_table, c)
-        tl.inline_asm_elementwise(
-            c.ADD,
-            c.CONSTRAINTS,
-            [at, row, a, b, d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15]],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-        row, a, b, d = next_row, next_a, next_b, next_d
+        tl.inline_asm_elementwise(c.WAIT, "=r,r", [now], dtype=tl.int32, is_pure=False, pack=1)
+        _copy(then, rows, factors, dy, block + (c.STAGES - 1), last, lane, has_table, c)
+        added = [at, now, now + (16 * i - 4 * lane)]
+        tl.inline_asm_elementwise(c.ADD, "=r,r,r,r", added, dtype=tl.int32, is_pure=False, pack=1)
+        now = tl.where(now + c.STAGE == end, begin, now + c.STAGE)
+        then = tl.where(then + c.STAGE == end, begin, then + c.STAGE)
     output = column * c.WIDTH + i
     to = totals + (part.to(tl.int64) * c.n_tables + table) * (c.n_rows * c.n_outputs) + output
     for r in range(c.n_rows):
@@ -183,33 +199,28 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
 
 
 @kernel
-def _block(rows, factors, dy, block, last, i, has_table, c: tl.constexpr):
-    """Rows, factors and cotangents of a block of samples; factors are 0 where there is none."""
-    exists = has_table & (block * c.WIDTH + i < c.n_samples) & (block < last)
-    at = block * c.WIDTH
-    row = tl.load(rows + at, mask=exists, other=0)
-    a = tl.load(factors + at, mask=exists, other=0)
-    b = a
+def _copy(to, rows, factors, dy, block, last, lane, has_table, c: tl.constexpr):
+    """Begin to copy a block of samples to shared memory: rows and factors of each lane, and cotangents of all.
+
+    `to`: where the words of the lanes begin. There is nothing but zeros beyond the samples.
+    """
+    exists = has_table & (block * c.WIDTH + lane % c.WIDTH < c.n_samples) & (block < last)
+    at = tl.where(exists, block * c.WIDTH, 0)
+    b = factors + at
     if c.WAYS == 2:
-        b = tl.load(factors + c.n_tables * c.n_samples + at, mask=exists, other=0)
+        b += c.n_tables * c.n_samples
     of_block = dy + tl.minimum(block, c.n_blocks - 1).to(tl.int64) * (c.WIDTH * c.WIDTH)
-    d0 = tl.load(of_block).to(tl.float32)
-    d1 = tl.load(of_block + 16).to(tl.float32)
-    d2 = tl.load(of_block + 32).to(tl.float32)
-    d3 = tl.load(of_block + 48).to(tl.float32)
-    d4 = tl.load(of_block + 64).to(tl.float32)
-    d5 = tl.load(of_block + 80).to(tl.float32)
-    d6 = tl.load(of_block + 96).to(tl.float32)
-    d7 = tl.load(of_block + 112).to(tl.float32)
-    d8 = tl.load(of_block + 128).to(tl.float32)
-    d9 = tl.load(of_block + 144).to(tl.float32)
-    d10 = tl.load(of_block + 160).to(tl.float32)
-    d11 = tl.load(of_block + 176).to(tl.float32)
-    d12 = tl.load(of_block + 192).to(tl.float32)
-    d13 = tl.load(of_block + 208).to(tl.float32)
-    d14 = tl.load(of_block + 224).to(tl.float32)
-    d15 = tl.load(of_block + 240).to(tl.float32)
-    return row, a, b, (d0, d1, d2, d3, d4, d5, d6, d7, d8, d9, d10, d11, d12, d13, d14, d15)
+    size = tl.where(exists, 4, 0)
+    copied = [
+        to,
+        to + 12 * lane,
+        (rows + at).to(tl.int64),
+        (factors + at).to(tl.int64),
+        b.to(tl.int64),
+        of_block.to(tl.int64),
+        size,
+    ]
+    tl.inline_asm_elementwise(c.COPY, "=r,r,r,l,l,l,l,r", copied, dtype=tl.int32, is_pure=False, pack=1)
 
 
 # ------------------------------------------------------------------------------------- PTX
@@ -235,29 +246,57 @@ ADD_DIFFERENCE = (
 
 
 @functools.cache
-def add_of_block(ways: int, pairs: bool, sync: bool) -> str:
+def copy_of_block(ways: int, packed: bool) -> str:
+    """Return PTX that begins copies of a block of samples: its rows, factors and cotangents.
+
+    Its arguments: $1 where the words of the lane begin, $2 its 16 bytes of cotangents; $3 to $6 addresses of its row, its factors and its
+    cotangents; $7 bytes of the row and the factors, of which others are 0.
+    """
+    d = WIDTH * WIDTH * (2 if packed else 4)
+    lines = ["cp.async.cg.shared.global [$2], [$6], 16;"]
+    if not packed:
+        lines += ["cp.async.cg.shared.global [$2+512], [$6+512], 16;"]
+    for n in range(1 + ways):
+        lines += [f"cp.async.ca.shared.global [$1+{d + 128 * n}], [${3 + n}], 4, $7;"]
+    return "{ " + " ".join([*lines, "cp.async.commit_group;", "mov.u32 $0, 0;"]) + " }"
+
+
+@functools.cache
+def add_of_block(ways: int, pairs: bool, packed: bool) -> str:
     """Return PTX that adds a block of samples.
 
-    Its arguments: $1 where the sums of the lane begin; $2 starts of the two rows, in 16 bits each; $3, $4 their factors; then the
-    cotangents of the steps.
+    Its arguments: $1 where the sums of the lane begin; $2 the words of the lane (see `copy_of_block`): starts of the two rows in 16 bits
+    each, and their factors; $3 its cotangents, 16 bytes at a time: float32, or two of bfloat16 in each, of which the first is the lower
+    half.
 
     Reads and writes of shared memory are volatile: lanes read what others wrote in an earlier step, so none may move to another step.
     """
     two = ways == 2
+    of_d = WIDTH // 2 if packed else WIDTH
     lines = [
         ".reg .b32 a, b, u, v, other, ta, tb, tu, tv;",
-        ".reg .f32 sa, sb, su, sv, fu, fv, ea, eb;",
+        ".reg .f32 sa, sb, su, sv, fu, fv, ea, eb, own, next;",
         ".reg .pred pa, pb, pu, pv, qu, qv, ma, mb, e, f;",
-        "and.b32 a, $2, 65535;",
+        ".reg .b32 rows;",
+        ".reg .f32 fa, fb;",
+        f".reg .b32 d<{of_d}>;",
+        f"ld.volatile.shared.b32 rows, [$2+{16 * of_d * 4}];",
+        f"ld.volatile.shared.f32 fa, [$2+{16 * of_d * 4 + 128}];",
+        *([f"ld.volatile.shared.f32 fb, [$2+{16 * of_d * 4 + 256}];"] * two),
+        *(
+            f"ld.volatile.shared.v4.b32 {{d{n}, d{n + 1}, d{n + 2}, d{n + 3}}}, [$3+{64 * n}];"
+            for n in range(0, of_d, 4)
+        ),
+        "and.b32 a, rows, 65535;",
         "add.u32 a, a, $1;",
-        "setp.neu.f32 pa, $3, 0f00000000;",
+        "setp.neu.f32 pa, fa, 0f00000000;",
     ]
     if two:
-        lines += ["shr.u32 b, $2, 16;", "add.u32 b, b, $1;", "setp.neu.f32 pb, $4, 0f00000000;"]
+        lines += ["shr.u32 b, rows, 16;", "add.u32 b, b, $1;", "setp.neu.f32 pb, fb, 0f00000000;"]
     if pairs:
         lines += [
-            "shfl.sync.bfly.b32 other, $2, 1, 31, -1;",
-            "shfl.sync.bfly.b32 fu, $3, 1, 31, -1;",
+            "shfl.sync.bfly.b32 other, rows, 1, 31, -1;",
+            "shfl.sync.bfly.b32 fu, fa, 1, 31, -1;",
             "and.b32 u, other, 65535;",
             "add.u32 u, u, $1;",
             "setp.neu.f32 qu, fu, 0f00000000;",
@@ -270,7 +309,7 @@ def add_of_block(ways: int, pairs: bool, sync: bool) -> str:
         ]
         if two:
             lines += [
-                "shfl.sync.bfly.b32 fv, $4, 1, 31, -1;",
+                "shfl.sync.bfly.b32 fv, fb, 1, 31, -1;",
                 "shr.u32 v, other, 16;",
                 "add.u32 v, v, $1;",
                 "setp.neu.f32 qv, fv, 0f00000000;",
@@ -294,11 +333,15 @@ def add_of_block(ways: int, pairs: bool, sync: bool) -> str:
     names = [("a", "pa")] + [("b", "pb")] * two
     if pairs:
         names += [("u", "pu")] + [("v", "pv")] * two
-    factor = {"a": "$3", "b": "$4", "u": "fu", "v": "fv"}
+    factor = {"a": "fa", "b": "fb", "u": "fu", "v": "fv"}
     for j in range(0, WIDTH, 2 if pairs else 1):
-        own, other = f"${5 + j}", f"${6 + j}"
-        if sync:
-            lines += ["bar.warp.sync -1;"]
+        if packed:
+            low, high = ("own", "next") if pairs or j % 2 == 0 else ("next", "own")
+            lines += [f"shl.b32 ta, d{j // 2}, 16;", f"mov.b32 {low}, ta;"]
+            lines += [f"and.b32 ta, d{j // 2}, -65536;", f"mov.b32 {high}, ta;"]
+        else:
+            lines += [f"mov.b32 own, d{j};", f"mov.b32 next, d{j + 1 if pairs else j};"]
+        own, other = "own", "next"
         lines += [f"xor.b32 t{n}, {n}, {4 * j};" for n, _ in names]
         lines += [f"ld.volatile.shared.f32 s{n}, [t{n}];" for n, _ in names]
         lines += [f"fma.rn.f32 s{n}, {factor[n]}, {own if n in 'ab' else other}, s{n};" for n, _ in names]

@@ -30,7 +30,6 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import (
     _gate_tiles,
-    _one_hot,
     _owned_columns,
     _row_additions,
     _row_tiles,
@@ -71,9 +70,6 @@ Sums = Callable[[jax.Array, jax.Array, jax.Array, tuple[int, int, int], int, Dev
 
 SUMS: dict[str, Sums] = {
     "owned": _owned_columns.sums,
-    "owned_one_by_one": functools.partial(_owned_columns.sums, pairs=False),
-    "owned_sync": functools.partial(_owned_columns.sums, sync=True),
-    "one_hot": _one_hot.sums,
 }
 CHOSEN: str | None = None
 OWN_INPUTS = False
