@@ -46,10 +46,10 @@ from lutjax.values import _quantised
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 
-def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+def forward(call: ScoredLut, *, device: Device, piece: int = 0) -> jax.Array:
     if not _is_fused(call):
         return plain.forward_by(_weighted_rows, call, device=device)
-    tile = _Tile.of("forward", _forward_rule, call, device)
+    tile = _Tile.of("forward", _forward_rule, call, device, piece)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
     part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
@@ -84,6 +84,7 @@ def backward(
     device: Device,
     sums: str | None = None,
     own_inputs: bool | None = None,
+    piece: int = 0,
 ) -> dict[str, jax.Array]:
     """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics.
 
@@ -93,7 +94,7 @@ def backward(
     own_inputs = (OWN_INPUTS if own_inputs is None else own_inputs) and "x" in needs
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
-    tile = _Tile.of("backward", _backward_rule, call, device)
+    tile = _Tile.of("backward", _backward_rule, call, device, piece)
     n, n_inputs_of, n_inputs = call.x.shape
     how = tile.rows.how
     own_inputs &= how.rows == 32 * how.warps and 128 * n_inputs <= _MOST_OWN and how.warps * 128 * n_inputs <= 48 * 1024
@@ -264,9 +265,12 @@ class _Tile:
 
     call: ScoredLut
     rows: _row_tiles.RowTile
+    piece: int = 0
 
     @classmethod
-    def of(cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device) -> "_Tile":
+    def of(
+        cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device, piece: int = 0
+    ) -> "_Tile":
         n_tables, _, n_outputs = call.weights.shape
         n, each = len(call.x), n_tables // call.groups
         formula = _formula(call.read)
@@ -275,7 +279,8 @@ class _Tile:
             call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
         )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
-        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+        piece = piece if piece and n_outputs % piece == 0 and n_outputs // piece <= 8 else 0
+        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece)
         most = _quantised.MOST_ADDENDS // formula.ways  # tables of a sum in int32
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
@@ -287,15 +292,17 @@ class _Tile:
         return self.rows.detector_blocks
 
     @property
-    def pieces(self) -> tuple[int, int]:
-        """Sizes of the one or two tiles of outputs that a program has, the second smaller than the first; 0: there is none."""
+    def pieces(self) -> tuple[int, ...]:
+        """Sizes of the tiles of outputs that a program has: equal ones, or one or two, the second smaller than the first."""
         first, n_outputs = self.rows.outputs, self.rows.n_outputs
+        if self.piece:
+            return (self.piece,) * (n_outputs // self.piece)
         rest = triton.next_power_of_2(max(n_outputs - first, 1))
-        return first, rest if first < n_outputs and rest < first else 0
+        return (first, rest) if first < n_outputs and rest < first else (first,)
 
     @property
     def output_blocks(self) -> int:
-        return 1 if self.pieces[1] else self.rows.output_blocks
+        return 1 if len(self.pieces) > 1 else triton.cdiv(self.rows.n_outputs, self.pieces[0])
 
     @property
     def programs(self) -> int:
@@ -325,7 +332,6 @@ class _Tile:
         call, formula = self.call, _formula(self.call.read)
         assert formula is not None
         n_tables, n_rows, n_outputs = call.weights.shape
-        first, second = self.pieces
         return {
             "programs": self.programs if call.weights.size else 0,
             "device": self.rows.device,
@@ -342,10 +348,10 @@ class _Tile:
             "n_programs": self.programs,
             # Also of fewer samples: a thread with none is better than several with the same.
             "ROWS": self.rows.how.rows,
-            "FIRST": first,
-            "SECOND": second,
-            "PIECES": 2 if second else 1,
-            "WHOLE": self.output_blocks == 1 and first + second == n_outputs,
+            "SIZES": self.pieces,
+            "PIECES": len(self.pieces),
+            "EQUAL": len(set(self.pieces)) == 1,
+            "WHOLE": self.output_blocks == 1 and sum(self.pieces) == n_outputs,
             "BLOCKS": self.output_blocks,
             "DETECTORS": self.rows.detectors,
             "PARTS": self.parts,
@@ -448,7 +454,7 @@ def _sums(
     """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
     totals = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
+        totals += (tl.zeros((c.ROWS, c.SIZES[p]), c.SUM),)
     unknown = tl.zeros((c.ROWS,), tl.int32)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
@@ -602,12 +608,13 @@ def _table(i, first, last, ROTATED: tl.constexpr):
 
 @kernel
 def _outputs(block, c: tl.constexpr):
-    """The outputs of this program, in one or two tiles."""
-    first = block.to(tl.int32) * c.FIRST + tl.arange(0, c.FIRST)
-    if c.PIECES == 1:
-        return (first,)
-    else:
-        return (first, c.FIRST + tl.arange(0, c.SECOND))
+    """The outputs of this program, in tiles."""
+    first = block.to(tl.int32) * c.SIZES[0]
+    found = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        found += (first + tl.arange(0, c.SIZES[p]),)
+        first += c.SIZES[p]
+    return found
 
 
 @kernel
@@ -660,11 +667,17 @@ def _in_units(coefficient, c: tl.constexpr):
 def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
     """Products of rows with the cotangents of the outputs."""
     total = tl.zeros((c.ROWS,), tl.float32)
+    products = tl.zeros((c.ROWS, c.SIZES[0]), tl.float32)
     for p in tl.static_range(c.PIECES):
         value = _read(weights, start, outputs[p], c).to(tl.float32)
         if c.ROUNDED:
             value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
-        total += tl.sum(value * cotangents[p], 1)
+        if c.EQUAL:
+            products += value * cotangents[p]
+        else:
+            total += tl.sum(value * cotangents[p], 1)
+    if c.EQUAL:
+        total = tl.sum(products, 1)
     # A sum over a tile lies in threads as the tile does, several in each and each in many: bring one to each.
     return tl.gather(total, tl.arange(0, c.ROWS), 0)
 
