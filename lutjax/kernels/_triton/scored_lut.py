@@ -348,7 +348,8 @@ class _Tile:
             "n_programs": self.programs,
             # Also of fewer samples: a thread with none is better than several with the same.
             "ROWS": self.rows.how.rows,
-            "SIZES": self.pieces,
+            "FIRST": self.pieces[0],
+            "LAST": self.pieces[-1],  # others are as large as the first
             "PIECES": len(self.pieces),
             "EQUAL": len(set(self.pieces)) == 1,
             "WHOLE": self.output_blocks == 1 and sum(self.pieces) == n_outputs,
@@ -454,7 +455,7 @@ def _sums(
     """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
     totals = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        totals += (tl.zeros((c.ROWS, c.SIZES[p]), c.SUM),)
+        totals += (tl.zeros((c.ROWS, c.FIRST if p < c.PIECES - 1 else c.LAST), c.SUM),)
     unknown = tl.zeros((c.ROWS,), tl.int32)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
@@ -609,11 +610,10 @@ def _table(i, first, last, ROTATED: tl.constexpr):
 @kernel
 def _outputs(block, c: tl.constexpr):
     """The outputs of this program, in tiles."""
-    first = block.to(tl.int32) * c.SIZES[0]
+    first = block.to(tl.int32) * c.FIRST
     found = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        found += (first + tl.arange(0, c.SIZES[p]),)
-        first += c.SIZES[p]
+        found += (first + p * c.FIRST + tl.arange(0, c.FIRST if p < c.PIECES - 1 else c.LAST),)
     return found
 
 
@@ -667,7 +667,7 @@ def _in_units(coefficient, c: tl.constexpr):
 def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
     """Products of rows with the cotangents of the outputs."""
     total = tl.zeros((c.ROWS,), tl.float32)
-    products = tl.zeros((c.ROWS, c.SIZES[0]), tl.float32)
+    products = tl.zeros((c.ROWS, c.FIRST), tl.float32)
     for p in tl.static_range(c.PIECES):
         value = _read(weights, start, outputs[p], c).to(tl.float32)
         if c.ROUNDED:
