@@ -34,7 +34,7 @@ def fits(n_rows: int) -> bool:
     return 4 * _LANES * n_rows <= _MOST
 
 
-def rotated(dy: jax.Array, device: Device, *, pairs: bool = True) -> jax.Array:
+def rotated(dy: jax.Array, device: Device) -> jax.Array:
     """Return ``[G, column blocks, sample blocks, step // E, lane, step % E]`` of ``dy [n, G, O]``, with 0 where there is none.
 
     ``E`` numbers are the 16 bytes that a lane reads at once.
@@ -55,7 +55,6 @@ def rotated(dy: jax.Array, device: Device, *, pairs: bool = True) -> jax.Array:
         n_blocks=blocks,
         COLUMNS=columns,
         WIDTH=WIDTH,
-        PAIRS=pairs,
         TOGETHER=8,
         EACH=16 // dtype.itemsize,
     )
@@ -69,10 +68,7 @@ def _rotate(dy, found, c: tl.constexpr):
     place = tl.arange(0, c.WIDTH * c.WIDTH)
     step = place // (c.WIDTH * c.EACH) * c.EACH + place % c.EACH
     lane = place // c.EACH % c.WIDTH
-    if c.PAIRS:
-        of_sample, of_column = lane ^ (step & 1), lane ^ (step & (c.WIDTH - 2))
-    else:
-        of_sample, of_column = lane, lane ^ step
+    of_sample, of_column = lane ^ (step & 1), lane ^ (step & (c.WIDTH - 2))
     for n in range(c.TOGETHER):
         block = (tl.program_id(0) % blocks) * c.TOGETHER + n
         sample = block.to(tl.int64) * c.WIDTH + of_sample
@@ -93,7 +89,6 @@ def sums(
     groups: int,
     device: Device,
     *,
-    pairs: bool = True,
     parts: int = 1,
     stages: int | None = None,
 ) -> jax.Array:
@@ -102,7 +97,7 @@ def sums(
     Args:
       rows: int32 ``[T, n]``: 128 times the row of the first way, plus 2**23 times that of the second.
       factors: float32 ``[K, T, n]`` of one or two ways, whose rows differ; 0 adds nothing.
-      dy: ``[n, G, O]``. shape: of the tables. pairs: take samples two by two. parts: of the samples, with sums of their own.
+      dy: ``[n, G, O]``. shape: of the tables. parts: of the samples, with sums of their own.
       stages: blocks of samples in shared memory, one that is added and others on their way; None: as many as cost no warp.
     """
     n_tables, n_rows, n_outputs = shape
@@ -111,7 +106,7 @@ def sums(
     of_warp = _LANES // WIDTH
     blocks, columns = triton.cdiv(n, WIDTH), triton.cdiv(n_outputs, WIDTH)
     together = triton.cdiv(each, of_warp)
-    found = rotated(dy, device, pairs=pairs)
+    found = rotated(dy, device)
     packed = found.dtype == jnp.bfloat16
     stage = WIDTH * WIDTH * found.dtype.itemsize + 3 * 4 * _LANES
     stages = stages or (5 if packed else 3)
@@ -141,9 +136,10 @@ def sums(
         BASE=base("owned_sums", 4 * _LANES * n_rows + stages * stage),
         CLEAR=CLEAR,
         READ=READ,
+        SWAP=SWAP,
         COPY=copy_of_block(len(factors), packed),
         WAIT=f"{{ cp.async.wait_group {stages - 2}; bar.warp.sync -1; mov.u32 $0, 0; }}",
-        ADD=add_of_block(len(factors), pairs, packed),
+        ADD=add_of_block(len(factors), packed),
         STAGES=stages,
         STAGE=stage,
         SUMS=4 * _LANES * n_rows,
@@ -182,11 +178,25 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     for k in tl.static_range(c.STAGES - 1):
         _copy(begin + k * c.STAGE, rows, factors, dy, first + k, last, lane, has_table, c)
     now, then = begin, begin + (c.STAGES - 1) * c.STAGE
+    # The rows and factors of a block come with the cotangents of the one before, and to their neighbours while that is added.
+    exists = has_table & (first * c.WIDTH + i < c.n_samples) & (first < last)
+    row = tl.load(rows + first * c.WIDTH, mask=exists, other=0)
+    a = tl.load(factors + first * c.WIDTH, mask=exists, other=0)
+    b = tl.zeros((32,), tl.float32)
+    if c.WAYS == 2:
+        b = tl.load(factors + c.n_tables * c.n_samples + first * c.WIDTH, mask=exists, other=0)
+    row, a, b, of_row, of_a, of_b = _swap(row, a, b, c)
     for block in range(first, last):
         tl.inline_asm_elementwise(c.WAIT, "=r,r", [now], dtype=tl.int32, is_pure=False, pack=1)
         _copy(then, rows, factors, dy, block + (c.STAGES - 1), last, lane, has_table, c)
-        added = [at, now, now + (16 * i - 4 * lane)]
-        tl.inline_asm_elementwise(c.ADD, "=r,r,r,r", added, dtype=tl.int32, is_pure=False, pack=1)
+        row, a, b, of_row, of_a, of_b = tl.inline_asm_elementwise(
+            c.ADD,
+            "=r,=f,=f,=r,=f,=f,r,r,r,r,f,f,r,f,f",
+            [at, now, now + (16 * i - 4 * lane), row, a, b, of_row, of_a, of_b],
+            dtype=(tl.int32, tl.float32, tl.float32, tl.int32, tl.float32, tl.float32),
+            is_pure=False,
+            pack=1,
+        )
         now = tl.where(now + c.STAGE == end, begin, now + c.STAGE)
         then = tl.where(then + c.STAGE == end, begin, then + c.STAGE)
     output = column * c.WIDTH + i
@@ -199,13 +209,27 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
 
 
 @kernel
+def _swap(row, a, b, c: tl.constexpr):
+    """Row and factors of each lane, and those of its neighbour."""
+    return tl.inline_asm_elementwise(
+        c.SWAP,
+        "=r,=f,=f,=r,=f,=f,r,f,f",
+        [row, a, b],
+        dtype=(tl.int32, tl.float32, tl.float32, tl.int32, tl.float32, tl.float32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@kernel
 def _copy(to, rows, factors, dy, block, last, lane, has_table, c: tl.constexpr):
-    """Begin to copy a block of samples to shared memory: rows and factors of each lane, and cotangents of all.
+    """Begin to copy to shared memory the cotangents of a block of samples, and the rows and factors of the next.
 
     `to`: where the words of the lanes begin. There is nothing but zeros beyond the samples.
     """
-    exists = has_table & (block * c.WIDTH + lane % c.WIDTH < c.n_samples) & (block < last)
-    at = tl.where(exists, block * c.WIDTH, 0)
+    following = (block + 1) * c.WIDTH
+    exists = has_table & (following + lane % c.WIDTH < c.n_samples) & (block + 1 < last)
+    at = tl.where(exists, following, 0)
     b = factors + at
     if c.WAYS == 2:
         b += c.n_tables * c.n_samples
@@ -233,6 +257,10 @@ def base(name: str, size: int) -> str:
 
 
 CLEAR = "{ st.volatile.shared.f32 [$1], 0f00000000; mov.u32 $0, 0; }"
+# Results are written last: their registers may be those of arguments.
+_RESULTS = [f"mov.b32 ${n}, next{n};" for n in range(6)]
+_SHUFFLED = [f"shfl.sync.bfly.b32 next{n + 3}, next{n}, 1, 31, -1;" for n in range(3)]
+SWAP = " ".join(["{ .reg .b32 next<6>;", *(f"mov.b32 next{n}, ${n + 6};" for n in range(3)), *_SHUFFLED, *_RESULTS, "}"])
 READ = "ld.volatile.shared.f32 $0, [$1];"
 ADD = (
     "{ .reg .f32 s; ld.volatile.shared.f32 s, [$1]; add.f32 s, s, $2; st.volatile.shared.f32 [$1], s; mov.u32 $0, 0; }"
@@ -262,92 +290,80 @@ def copy_of_block(ways: int, packed: bool) -> str:
 
 
 @functools.cache
-def add_of_block(ways: int, pairs: bool, packed: bool) -> str:
+def add_of_block(ways: int, packed: bool) -> str:
     """Return PTX that adds a block of samples.
 
-    Its arguments: $1 where the sums of the lane begin; $2 the words of the lane (see `copy_of_block`): starts of the two rows in 16 bits
-    each, and their factors; $3 its cotangents, 16 bytes at a time: float32, or two of bfloat16 in each, of which the first is the lower
-    half.
+    Its results: rows and factors of the next block, of the lane and of its neighbour. Its arguments: where the sums of the lane begin,
+    its words (see `copy_of_block`), and its cotangents, 16 bytes at a time: float32, or two of bfloat16 in each 4, of which the first is
+    the lower half; then the starts of two rows in 16 bits each and their factors, of the lane and of its neighbour.
 
     Reads and writes of shared memory are volatile: lanes read what others wrote in an earlier step, so none may move to another step.
     """
-    two = ways == 2
-    of_d = WIDTH // 2 if packed else WIDTH
+    at, words, of_d, rows, fa, fb, other, fu, fv = (f"${n}" for n in range(6, 15))
+    two, n_d = ways == 2, WIDTH // 2 if packed else WIDTH
+    here = 64 * n_d  # where words begin, behind the cotangents
     lines = [
-        ".reg .b32 a, b, u, v, other, ta, tb, tu, tv;",
-        ".reg .f32 sa, sb, su, sv, fu, fv, ea, eb, own, next;",
+        ".reg .b32 a, b, u, v, ta, tb, tu, tv;",
+        ".reg .f32 sa, sb, su, sv, ea, eb, own, beside;",
+        ".reg .b32 next<6>;",
         ".reg .pred pa, pb, pu, pv, qu, qv, ma, mb, e, f;",
-        ".reg .b32 rows;",
-        ".reg .f32 fa, fb;",
-        f".reg .b32 d<{of_d}>;",
-        f"ld.volatile.shared.b32 rows, [$2+{16 * of_d * 4}];",
-        f"ld.volatile.shared.f32 fa, [$2+{16 * of_d * 4 + 128}];",
-        *([f"ld.volatile.shared.f32 fb, [$2+{16 * of_d * 4 + 256}];"] * two),
-        *(
-            f"ld.volatile.shared.v4.b32 {{d{n}, d{n + 1}, d{n + 2}, d{n + 3}}}, [$3+{64 * n}];"
-            for n in range(0, of_d, 4)
-        ),
-        "and.b32 a, rows, 65535;",
-        "add.u32 a, a, $1;",
-        "setp.neu.f32 pa, fa, 0f00000000;",
+        f".reg .b32 d<{n_d}>;",
+        *(f"ld.volatile.shared.v4.b32 {{d{n}, d{n + 1}, d{n + 2}, d{n + 3}}}, [{of_d}+{64 * n}];" for n in range(0, n_d, 4)),
+        f"and.b32 a, {rows}, 65535;",
+        f"add.u32 a, a, {at};",
+        f"setp.neu.f32 pa, {fa}, 0f00000000;",
+        f"and.b32 u, {other}, 65535;",
+        f"add.u32 u, u, {at};",
+        f"setp.neu.f32 qu, {fu}, 0f00000000;",
+        # The first row of the neighbour: ma, if it is this one's first, which then adds both; pu: add it alone.
+        "setp.eq.and.u32 e, u, a, qu;",
+        "and.pred ma, e, pa;",
+        "not.pred e, ma;",
+        "and.pred pu, qu, e;",
+        f"mov.f32 ea, {fu};",
     ]
     if two:
-        lines += ["shr.u32 b, rows, 16;", "add.u32 b, b, $1;", "setp.neu.f32 pb, fb, 0f00000000;"]
-    if pairs:
         lines += [
-            "shfl.sync.bfly.b32 other, rows, 1, 31, -1;",
-            "shfl.sync.bfly.b32 fu, fa, 1, 31, -1;",
-            "and.b32 u, other, 65535;",
-            "add.u32 u, u, $1;",
-            "setp.neu.f32 qu, fu, 0f00000000;",
-            # The first row of the other sample: ma, if it is this one's first, which then adds both; then pu: add it alone.
-            "setp.eq.and.u32 e, u, a, qu;",
-            "and.pred ma, e, pa;",
-            "not.pred e, ma;",
-            "and.pred pu, qu, e;",
-            "mov.f32 ea, fu;",
+            f"shr.u32 b, {rows}, 16;",
+            f"add.u32 b, b, {at};",
+            f"setp.neu.f32 pb, {fb}, 0f00000000;",
+            f"shr.u32 v, {other}, 16;",
+            f"add.u32 v, v, {at};",
+            f"setp.neu.f32 qv, {fv}, 0f00000000;",
+            "setp.eq.and.u32 e, u, b, qu;",
+            "and.pred mb, e, pb;",  # the first is this one's second
+            "not.pred e, mb;",
+            "and.pred pu, pu, e;",
+            f"selp.f32 eb, {fu}, {fv}, mb;",
+            "setp.eq.and.u32 e, v, a, qv;",
+            "and.pred e, e, pa;",  # the second is this one's first
+            f"selp.f32 ea, {fv}, ea, e;",
+            "or.pred ma, ma, e;",
+            "not.pred f, e;",
+            "and.pred pv, qv, f;",
+            "setp.eq.and.u32 e, v, b, qv;",
+            "and.pred e, e, pb;",  # the second is this one's second
+            "or.pred mb, mb, e;",
+            "not.pred f, e;",
+            "and.pred pv, pv, f;",
         ]
-        if two:
-            lines += [
-                "shfl.sync.bfly.b32 fv, fb, 1, 31, -1;",
-                "shr.u32 v, other, 16;",
-                "add.u32 v, v, $1;",
-                "setp.neu.f32 qv, fv, 0f00000000;",
-                "setp.eq.and.u32 e, u, b, qu;",
-                "and.pred mb, e, pb;",  # the first is this one's second
-                "not.pred e, mb;",
-                "and.pred pu, pu, e;",
-                "selp.f32 eb, fu, fv, mb;",
-                "setp.eq.and.u32 e, v, a, qv;",
-                "and.pred e, e, pa;",  # the second is this one's first
-                "selp.f32 ea, fv, ea, e;",
-                "or.pred ma, ma, e;",
-                "not.pred f, e;",
-                "and.pred pv, qv, f;",
-                "setp.eq.and.u32 e, v, b, qv;",
-                "and.pred e, e, pb;",  # the second is this one's second
-                "or.pred mb, mb, e;",
-                "not.pred f, e;",
-                "and.pred pv, pv, f;",
-            ]
-    names = [("a", "pa")] + [("b", "pb")] * two
-    if pairs:
-        names += [("u", "pu")] + [("v", "pv")] * two
-    factor = {"a": "fa", "b": "fb", "u": "fu", "v": "fv"}
-    for j in range(0, WIDTH, 2 if pairs else 1):
+    names = ["a", "b", "u", "v"] if two else ["a", "u"]
+    factor = {"a": fa, "b": fb, "u": fu, "v": fv}
+    for j in range(0, WIDTH, 2):
         if packed:
-            low, high = ("own", "next") if pairs or j % 2 == 0 else ("next", "own")
-            lines += [f"shl.b32 ta, d{j // 2}, 16;", f"mov.b32 {low}, ta;"]
-            lines += [f"and.b32 ta, d{j // 2}, -65536;", f"mov.b32 {high}, ta;"]
+            lines += [f"shl.b32 ta, d{j // 2}, 16;", "mov.b32 own, ta;"]
+            lines += [f"and.b32 ta, d{j // 2}, -65536;", "mov.b32 beside, ta;"]
         else:
-            lines += [f"mov.b32 own, d{j};", f"mov.b32 next, d{j + 1 if pairs else j};"]
-        own, other = "own", "next"
-        lines += [f"xor.b32 t{n}, {n}, {4 * j};" for n, _ in names]
-        lines += [f"ld.volatile.shared.f32 s{n}, [t{n}];" for n, _ in names]
-        lines += [f"fma.rn.f32 s{n}, {factor[n]}, {own if n in 'ab' else other}, s{n};" for n, _ in names]
-        if pairs:
-            lines += [f"@m{n} fma.rn.f32 s{n}, e{n}, {other}, s{n};" for n, _ in names if n in "ab"]
-        lines += [f"@{p} st.volatile.shared.f32 [t{n}], s{n};" for n, p in names]
-    return "{ " + " ".join([*lines, "mov.u32 $0, 0;"]) + " }"
-
-
+            lines += [f"mov.b32 own, d{j};", f"mov.b32 beside, d{j + 1};"]
+        lines += [f"xor.b32 t{n}, {n}, {4 * j};" for n in names]
+        lines += [f"ld.volatile.shared.f32 s{n}, [t{n}];" for n in names]
+        if j == 2:
+            lines += [f"ld.volatile.shared.b32 next{n}, [{words}+{here + 128 * n}];" for n in range(1 + ways)]
+            lines += [] if two else ["mov.b32 next2, 0;"]
+        if j == 8:
+            lines += _SHUFFLED
+        for n in names:
+            lines += [f"fma.rn.f32 s{n}, {factor[n]}, {'own' if n in 'ab' else 'beside'}, s{n};"]
+        lines += [f"@m{n} fma.rn.f32 s{n}, e{n}, beside, s{n};" for n in names if n in "ab"]
+        lines += [f"@p{n} st.volatile.shared.f32 [t{n}], s{n};" for n in names]
+    return "{ " + " ".join([*lines, *_RESULTS]) + " }"
