@@ -85,6 +85,7 @@ def backward(
     sums: str | None = None,
     own_inputs: bool | None = None,
     piece: int = 0,
+    keep_ends: bool = False,
 ) -> dict[str, jax.Array]:
     """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics.
 
@@ -123,7 +124,7 @@ def backward(
             where("x", n_inputs_of, n_inputs, n),
             nothing if by_rows else where("weights", *call.weights.shape),
         ],
-        **tile.arguments | {"OWN_INPUTS": own_inputs},
+        **tile.arguments | {"OWN_INPUTS": own_inputs, "KEEP_ENDS": keep_ends and not own_inputs},
         OF_X="x" in needs,
         OF_WEIGHTS="weights" in needs and not by_rows,
         OF_ROWS=by_rows,
@@ -372,6 +373,7 @@ class _Tile:
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
             "OWN_INPUTS": False,
+            "KEEP_ENDS": False,
             **_constants(formula.rounding),
         }
 
@@ -506,6 +508,9 @@ def _differentiate(
     for i in range(first, last):
         t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
+        offsets = _gate_tiles.nothing()
+        if c.KEEP_ENDS:
+            offsets = _offsets(ends, t, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
@@ -547,7 +552,7 @@ def _differentiate(
                 of_scalars = _plus(of_scalars, of_each)
                 if c.OF_X:
                     to = own if c.OWN_INPUTS else dx + sample
-                    _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, t, exists, s, c)
+                    _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, offsets, t, exists, s, c)
     if c.OWN_INPUTS:
         for a in range(c.n_inputs):
             value = tl.inline_asm_elementwise(
@@ -719,7 +724,7 @@ def _power(exponent):
 
 
 @kernel
-def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, t, exists, s, c: tl.constexpr):
+def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, offsets, t, exists, s, c: tl.constexpr):
     """Add to the inputs of each comparison the cotangent of its margin; `to`: those of the samples, in memory or of this program."""
     for j in tl.static_range(c.n_comparisons):
         du = tl.where(flip == (1 << j), of_closest, 0.0)
@@ -729,7 +734,10 @@ def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, t, exists, 
             du += of_total + of_logs * s[0] * (e / (1 + e))
         du = tl.where(detect.is_above_zero(u[j]), du, -du)
         end = ends + (t * c.n_comparisons + j) * c.n_ends
-        if c.OWN_INPUTS:
+        if c.KEEP_ENDS:
+            for side in tl.static_range(c.n_ends):
+                tl.atomic_add(to + offsets[c.n_ends * j + side], du if side == 0 else -du, mask=exists, sem="relaxed")
+        elif c.OWN_INPUTS:
             if c.n_ends == 2:
                 at = [to + tl.load(end) * (4 * c.ROWS), to + tl.load(end + 1) * (4 * c.ROWS), du]
                 tl.inline_asm_elementwise(
@@ -764,19 +772,28 @@ def _scalars(scalars, c: tl.constexpr):
 def _margins(x, ends, t, sample, exists, c: tl.constexpr):
     """The margins of a table's comparisons."""
     found = _gate_tiles.nothing()
+    offsets = _offsets(ends, t, c)
     for j in tl.static_range(c.n_comparisons):
-        end = ends + (t * c.n_comparisons + j) * c.n_ends
-        margin = _input(x, end, sample, exists, c)
+        margin = _input(x, offsets[c.n_ends * j], sample, exists, c)
         if c.n_ends == 2:
-            margin -= _input(x, end + 1, sample, exists, c)
+            margin -= _input(x, offsets[2 * j + 1], sample, exists, c)
         found += (margin,)
     return found
 
 
 @kernel
-def _input(x, end, sample, exists, c: tl.constexpr):
+def _input(x, offset, sample, exists, c: tl.constexpr):
     """The compared input of the samples."""
-    return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
+    return tl.load(x + sample + offset, mask=exists, other=0).to(tl.float32)
+
+
+@kernel
+def _offsets(ends, t, c: tl.constexpr):
+    """Starts of the inputs that a table compares, whose samples follow."""
+    found = _gate_tiles.nothing()
+    for n in tl.static_range(c.n_comparisons * c.n_ends):
+        found += (_offset(ends + t * (c.n_comparisons * c.n_ends) + n, c),)
+    return found
 
 
 @kernel
