@@ -52,7 +52,7 @@ TRITON = Column(
 )
 # jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
 MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
-# Triton sorts queries, multiplies by counts and makes the cotangents of margins there.
+# Triton has a part of their kernels: it multiplies by counts of sequences, adds to sparse rows, and reads rows in fixed point.
 MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires), launches=True)
 # In packages that are installed beside lutjax: they register their kernels themselves.
 NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels")
@@ -63,11 +63,11 @@ TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fi
 KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
     "detect": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
     "detect_signs": {XLA: GRADIENT, NATIVE: GRADIENT, TENSORCORE: GRADIENT},
-    "lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC: ALL, TENSORCORE: ALL},
+    "lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "margins": {XLA: GRADIENT, NATIVE: GRADIENT},
     "weighted_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
     "scored_lut": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "sparse_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
+    "sparse_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "lut_at_places": {PARTS: GRADIENT, TRITON: GRADIENT},
     "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
     "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},

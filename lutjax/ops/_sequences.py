@@ -13,13 +13,11 @@ from lutjax.dispatch import _table_reads
 
 
 def why_plain(call: Any) -> str | None:
-    """Return the reason why plain JAX and native kernels alone run a call of attention; None: any implementation may."""
+    """Return the reason why only some implementations run a call of attention, plain JAX among them; None: any may."""
     if call.starts is not None:
-        return (
-            "reads one start for all sequences: those of each sequence are for plain JAX and native kernels"
-        )
+        return "reads one start for all sequences, and here each has its own"
     if call.block_mask is not None:
-        return "reads all blocks of pairs: masks of blocks are for plain JAX and native kernels"
+        return "reads all blocks of pairs, and here a mask leaves some out"
     return None
 
 

@@ -36,7 +36,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
 
-    also: ClassVar[tuple[str, ...]] = ("native",)
+    also: ClassVar[tuple[str, ...]] = ("native", "triton")
 
     weights: jax.Array = shared("t r o")
     query: Detection = batched(2, "q t")
@@ -86,8 +86,6 @@ class SparseLookupAttention(LookupAttention, op="lookup_attention", table="weigh
       targets: int32 ``[T or 1, R or 1, K]``; negative ids are unused slots, others may lie beyond the outputs.
       n_outputs: ``O``.
     """
-
-    also: ClassVar[tuple[str, ...]] = (*LookupAttention.also, "triton")
 
     weights: jax.Array = shared("t r k")
     targets: jax.Array = shared("t r k", default=None)
@@ -174,10 +172,10 @@ def lookup_attention(
         places that start at 0.
       window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
       block_mask: bools ``[Bq, Bk]``: only pairs of query ``j`` and key ``i`` with ``block_mask[j // block_sizes[0], i // block_sizes[1]]`` count, and
-        tiles without such pairs cost nothing. Plain JAX and native kernels run it.
+        tiles without such pairs cost nothing. Plain JAX, native and Triton kernels run it.
       block_sizes: queries and keys of a block, or one number for both; they and `block_mask` go together.
       query_start, key_start: place of the first query and of the first key; integers, may be traced. Or int32 ``[...]``, those of each
-        sequence, which plain JAX and native kernels run: sequences of different lengths in one call.
+        sequence, which plain JAX, native and Triton kernels run: sequences of different lengths in one call.
       query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices

@@ -207,10 +207,10 @@ def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", acc
     return outline(Lookup, weights, d, accumulate=accumulate)
 
 
-def sparse(n_outputs, detectors=64, bits=6):
-    targets = array(detectors, 2**bits, 3, dtype="int32")
+def sparse(n_outputs, detectors=64, bits=6, slots=3, batch=8):
+    targets = array(detectors, 2**bits, slots, dtype="int32")
     weights = array(*targets.shape)
-    d = detections(8, detectors, bits=bits)
+    d = detections(batch, detectors, bits=bits)
     return outline(SparseLookup, weights, d, targets, n_outputs=n_outputs)
 
 
@@ -462,7 +462,52 @@ def test_why_not_on_gpus():
     assert "at most 128 rows, here 256" in reason_on(H200, bits=8)
     assert "2^31 numbers" in reason_on(H200, batch=2**22)
     assert "no kernel for float64" in reason_on(H200, dtype="float64")
-    assert "fixed point" in reason_on(H200, accumulate=FIXED)
+    assert "sums integers by Triton kernels, and Triton" in reason_on(H200, accumulate=FIXED)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "direction", "reason"),
+    [
+        ({}, "backward", None),
+        ({"bits": 12}, "backward", None),
+        ({}, "forward", "by Triton's kernels"),
+        ({"bits": 13}, "backward", "at most 4096 rows, here 8192"),
+        ({"bits": 10, "batch": 512}, "backward", "from 1 look-ups of each row in fixed point on, here 0"),
+    ],
+)
+def test_which_integers_are_summed_in_shared_memory(monkeypatch, sizes, direction, reason):
+    pretend_triton_runs(monkeypatch)
+    found = reason_on(H200, direction, accumulate=FIXED, **sizes)
+    assert found is None if reason is None else reason in found
+
+
+@mosaic
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["lookup", "sparse_lookup", "lookup_attention"])
+def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
+    pretend_triton_runs(monkeypatch)
+    case = testing.case(op, fast_size(op))
+    testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind, accumulate=FIXED)
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch", "direction", "reason"),
+    [
+        (32, 4096, "forward", None),
+        (32, 4096, "backward", None),
+        (32, 4096, "update", "by Triton's kernels"),
+        (3, 4096, "forward", "from 32 slots on, here 3"),
+        (32, 100, "backward", "from 512 samples on, here 100"),
+    ],
+)
+def test_which_sparse_rows_come_first_on_gpus(monkeypatch, slots, batch, direction, reason):
+    pretend_triton_runs(monkeypatch)
+    call = sparse(512, slots=slots, batch=batch)
+    rule = SGD() if direction == "update" else None
+    found = pallas_interpreter.reason("gpu", H200, call, direction, array(batch, 512), rule)
+    assert found is None if reason is None else reason in found
+    wide = pallas_interpreter.reason("gpu", H200, sparse(2**14), "forward", array(8, 2**14), None)
+    assert "at most 8192, here 16384" in wide
 
 
 def test_mosaic_comes_before_triton():
@@ -589,7 +634,8 @@ def attentions(
         ({"batch": 1, "length": 2**15}, "forward", "at most 32767 keys, here 32768"),
         ({"batch": 512}, "forward", "268435456 counts of a detector in memory, here 536870912"),
         ({"rule": RowAdagrad()}, "update", "moves rows by SGD only"),
-        ({"accumulate": FIXED}, "forward", "fixed point"),
+        ({"accumulate": FIXED}, "forward", "for sums of floats only"),
+        ({"accumulate": FIXED}, "backward", None),
         ({"dtype": "float64"}, "forward", "no kernel for float64"),
     ],
 )

@@ -257,6 +257,20 @@ def test_counted_attention(shape, sizes, dtype):
         testing.check(testing.case("lookup_attention", shape, dtype, **sizes), "triton", transformation="jit")
 
 
+@pytest.mark.parametrize("scale", [2.0**10, slow(2.0**30)])  # addends of every digit; sums that wrap
+@pytest.mark.usefixtures("interpreted", "always_counted")
+def test_counted_attention_in_fixed_point(scale):
+    """Sums of integers have the same bits, however they are made."""
+    case, accumulate = testing.case("lookup_attention", "ties", **COUNTED), lutjax.FixedPoint(scale)
+    found = []
+    for implementation in ("triton", "xla"):
+        program = testing.program(case, implementation, accumulate=accumulate)
+        found.append(jax.tree.leaves(jax.jit(program.function)(*program.arguments)))
+    for actual, expected in zip(*found, strict=True):
+        assert np.any(expected)
+        np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 @pytest.mark.parametrize("shape", ["primes", "cross"])

@@ -21,6 +21,9 @@ class DetectedPairs:
     Attributes:
       query, key, position: bits of the row, in their place in it: ``[T, B, Lq]``, ``[T, B, Lk]``,
         ``[T or 1, distances]``.
+      start: int32 scalar, or one for each sample ``[B]``.
+      blocks: keys that blocks of queries have: for each of them the number of blocks of keys before each block that it has, of all
+        ``[Bk + 1]``, then those blocks ``[Bk]``; None: all keys. block_sizes: queries and keys of a block.
       targets: outputs that the slots of rows reach, ``[T or 1, R or 1, K]``; None: rows reach all of them.
       width: number of outputs.
       query_shift, key_shift: numbers of bits below those of the query and of the key.
@@ -36,6 +39,8 @@ class DetectedPairs:
     query_shift: int
     key_shift: int
     accumulate: FixedPoint | None = None
+    blocks: jax.Array | None = None
+    block_sizes: tuple[int, int] = (1, 1)
     targets: jax.Array | None = None
     width: int = 0
 
@@ -48,12 +53,14 @@ class DetectedPairs:
             major(call.query.index << query_shift),
             major(call.key.index << key_shift),
             None if call.position is None else call.position.index.T,
-            call.start,
+            call.start if call.starts is None else call.starts,
             (call.query_segments, call.key_segments),
             call.window,
             query_shift,
             key_shift,
             call.accumulate,
+            None if call.block_mask is None else _lists_of_blocks(call.block_mask),
+            call.block_sizes or (1, 1),
             call.targets if isinstance(call, SparseLookupAttention) else None,
             call.width,
         )
@@ -67,9 +74,10 @@ class DetectedPairs:
     def arrays(self) -> tuple[jax.Array, ...]:
         """Arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
         position = self.query if self.position is None else self.position
-        start = self.query if self.start is None else self.start.reshape(1)
+        start = self.query if self.start is None else self.start.reshape(-1)
         segments = (self.query if s is None else s for s in self.segments)
-        return (self.query, self.key, position, start, *segments)
+        blocks = self.query if self.blocks is None else self.blocks
+        return (self.query, self.key, position, start, *segments, blocks)
 
     @property
     def sizes(self) -> Sizes:
@@ -102,6 +110,10 @@ class DetectedPairs:
             "n_distances": 0 if self.position is None else self.position.shape[1],
             "SHARED": self.position is not None and self.position.shape[0] == 1,
             "START": self.start is not None,
+            "STARTS": self.start is not None and self.start.ndim > 0,
+            "BLOCKS": 0 if self.blocks is None else self.blocks.shape[1] // 2,
+            "QUERIES_OF_BLOCK": self.block_sizes[0],
+            "KEYS_OF_BLOCK": self.block_sizes[1],
             "SEGMENTS": self.segments[0] is not None,
             "WINDOW": -1 if self.window is None else self.window,
             "WIDTH": self.width,
@@ -120,6 +132,13 @@ class DetectedPairs:
             **self.constants,
             "programs": programs,
         }
+
+
+def _lists_of_blocks(mask: jax.Array) -> jax.Array:
+    """Return `DetectedPairs.blocks` of a mask ``[Bq, Bk]``."""
+    before = jnp.cumsum(mask, 1, dtype=jnp.int32)
+    before = jnp.pad(before, ((0, 0), (1, 0)))
+    return jnp.concatenate([before, jnp.argsort(1 - mask, axis=1, stable=True).astype(jnp.int32)], 1)
 
 
 def major(a: jax.Array) -> jax.Array:

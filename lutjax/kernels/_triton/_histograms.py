@@ -10,8 +10,8 @@ of which many pairs of a long sequence read. Tensor cores count them as products
 
 Queries of one id share their rows: they are put side by side first (`Order`), and a program owns a block of them.
 
-Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them; a product of two numbers is
-made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of every output
+Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them, an integer of four digits; a product
+of two numbers is made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of every output
 and cotangent of queries with the same id, read or not. A margin's cotangent is a difference of two products, so its error is
 relative to them, not to the difference of the rows.
 """
@@ -30,6 +30,7 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._triton_launch import kernel, launch
+from lutjax.values._fixed_point import addend_dtype
 
 _Carry = TypeVar("_Carry")
 _BYTES = 2**28  # of counts or products at a time
@@ -75,18 +76,20 @@ def faster(direction: str, pairs: DetectedPairs) -> bool:
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
     return (
-        fits(pairs)
+        fits(pairs, direction)
         and n_keys >= _FEWEST_KEYS[direction]
         and n_cells <= _MOST_CELLS
         and n_samples * n_queries >= _FEWEST_OF_ID * (pairs.weights.shape[1] // n_cells)
     )
 
 
-def fits(pairs: DetectedPairs) -> bool:
-    """Return whether reads can be counted."""
+def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
+    """Return whether reads can be counted. In fixed point, addends of margins are products of numbers, one by one."""
     return (
-        pairs.accumulate is None
+        (pairs.accumulate is None or direction != "margins")
         and pairs.targets is None
+        and pairs.blocks is None
+        and (pairs.start is None or pairs.start.ndim == 0)
         and pairs.sizes["keys"] <= _MOST_KEYS
         and pairs.query[0].size << pairs.query_shift <= _MOST_COUNTS
         and pairs.weights.dtype != jnp.float64
@@ -95,8 +98,8 @@ def fits(pairs: DetectedPairs) -> bool:
 
 
 def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = None) -> jax.Array:
-    """Return the sum of the rows that each query reads, in float32: ``[B, L, O]``."""
-    weights = pairs.weights
+    """Return the sum of the rows that each query reads, as addends are: ``[B, L, O]``."""
+    weights, dtype = pairs.weights, addend_dtype(jnp.float32, pairs.accumulate)
     n_detectors, _, n_outputs = weights.shape
     n = pairs.query[0].size
     counter = counter or BY_PRODUCTS
@@ -112,7 +115,7 @@ def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = Non
             *order.arrays,
             counter.count(pairs, first, group, device),
             first.reshape(1),
-            outputs=[jax.ShapeDtypeStruct((group, n, n_outputs), jnp.float32)],
+            outputs=[jax.ShapeDtypeStruct((group, n, n_outputs), dtype)],
             programs=group * order.blocks(tile["ROWS"]) * triton.cdiv(n_outputs, tile["OUTPUTS"]),
             device=device,
             warps=_WARPS,
@@ -122,9 +125,9 @@ def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = Non
             **order.constants,
             **tile,
         )
-        return y + jnp.sum(parts, 0)
+        return y + jnp.sum(parts, 0, dtype=dtype)
 
-    y = _varying((weights, *pairs.arrays), jnp.zeros((n, n_outputs), jnp.float32))
+    y = _varying((weights, *pairs.arrays), jnp.zeros((n, n_outputs), dtype))
     y = _for_each(n_detectors // group, add, y)
     return y.reshape(*pairs.queries, n_outputs)
 
@@ -233,6 +236,7 @@ class Order:
         self.n_ids = pairs.weights.shape[1] // self.cells
         self.n = ids[0].size
         self.positions = 1 << pairs.key_shift
+        self.arithmetic = _row_tiles.arithmetic(pairs)
         self.arrays = sorted_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
 
     def blocks(self, rows: int) -> int:
@@ -245,7 +249,7 @@ class Order:
             "n": self.n,
             "n_ids": self.n_ids,
             "n_cells": self.cells,
-            "n_rows": self.n_ids * self.cells,
+            **self.arithmetic,
         }
 
 
@@ -381,7 +385,9 @@ def _queries(order, t, first, end, c: tl.constexpr):
 
 
 @kernel
-def _count(key, position, start, query_segments, key_segments, first_detector, counts, c: tl.constexpr):
+def _count(
+    key, position, start, query_segments, key_segments, unused, first_detector, counts, c: tl.constexpr
+):
     # A program owns some queries of a sample. A row of its tile is one of the ids that a distance may have, of a query.
     ROWS: tl.constexpr = c.QUERIES * c.POSITIONS
     blocks: tl.constexpr = (c.n_queries + c.QUERIES - 1) // c.QUERIES
@@ -443,15 +449,28 @@ def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
 
 
 @kernel
-def _plus_product(total, counts, values, BYTES: tl.constexpr):
+def _plus_product(total, counts, values, c: tl.constexpr):
     """Add the product of counts of `BYTES` bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
-    rest = values
-    for _ in tl.static_range(3):
-        term = rest.to(tl.bfloat16)
-        rest = rest - term.to(tl.float32)
-        for byte in tl.static_range(BYTES):
-            part = counts.to(tl.int32) & (255 << (8 * byte))
-            total = tl.dot(part.to(tl.float32).to(tl.bfloat16), term, total)
+    if c.SCALE == 0:
+        rest = values
+        for _ in tl.static_range(3):
+            term = rest.to(tl.bfloat16)
+            rest = rest - term.to(tl.float32)
+            for byte in tl.static_range(c.BYTES):
+                part = counts.to(tl.int32) & (255 << (8 * byte))
+                total = tl.dot(part.to(tl.float32).to(tl.bfloat16), term, total)
+    else:
+        # Four digits from -128 to 127. Sums of products with them are whole numbers that float32 holds; those of digits
+        # beyond 32 bits wrap to nothing.
+        addends = _row_tiles.addend(values, c)
+        for digit in tl.static_range(4):
+            low = ((addends + 128) & 255) - 128
+            addends = (addends - low) >> 8
+            for byte in tl.static_range(c.BYTES):
+                if digit + byte < 4:
+                    part = (counts.to(tl.int32) >> (8 * byte)) & 255
+                    product = tl.dot(part.to(tl.float32).to(tl.bfloat16), low.to(tl.float32).to(tl.bfloat16))
+                    total += product.to(tl.int32) << (8 * (digit + byte))
     return total
 
 
@@ -467,7 +486,7 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
         query, exists = _queries(order, t, first, end, c)
         table = _row_tiles.table(weights, t, c)
         of_queries = counts + (group * c.n + query)[:, None] * c.n_cells
-        total = tl.zeros((c.ROWS, c.OUTPUTS), tl.float32)
+        total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
         for first_cell in range(0, c.n_cells, c.CELLS):
             cell = first_cell + tl.arange(0, c.CELLS)
             of_cell = tl.load(
@@ -476,7 +495,7 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
             row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
             value = tl.load(table + at, mask=(cell < c.n_cells)[:, None] & output_exists[None, :], other=0)
-            total = _plus_product(total, of_cell, value.to(tl.float32), c.BYTES)
+            total = _plus_product(total, of_cell, value.to(tl.float32), c)
         at = (group * c.n + query)[:, None] * c.n_outputs + output[None, :]
         tl.store(parts + at, total, mask=exists[:, None] & output_exists[None, :])
 
@@ -509,7 +528,7 @@ def _add_counted(
     begin = tl.load(starts + t * (c.n_ids + 1) + own)
     end = tl.load(starts + t * (c.n_ids + 1) + own + 1)
     if begin < end:
-        sums = tl.zeros((c.CELLS, c.OUTPUTS), tl.float32)
+        sums = tl.zeros((c.CELLS, c.OUTPUTS), c.SUM)
         reads = tl.zeros((c.CELLS,), tl.int32)
         for first in range(begin, end, c.ROWS):
             query, exists = _queries(order, t, first, end, c)
@@ -519,13 +538,15 @@ def _add_counted(
                 reads = tl.maximum(reads, tl.max(of_cell.to(tl.int32), 0))
             at = query[:, None] * c.n_outputs + output[None, :]
             value = tl.load(dy + at, mask=exists[:, None] & output_exists[None, :], other=0)
-            sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), c.BYTES)
+            sums = _plus_product(sums, tl.trans(of_cell), value.to(tl.float32), c)
         mask = (cell < c.n_cells)[:, None] & output_exists[None, :]
         row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
         at = _row_tiles.offset(row, c)[:, None] + output[None, :]
         place = group + tl.load(first_table)
         table = _row_tiles.table(total, place, c)
-        sums = sums * tl.load(step) + tl.load(table + at, mask=mask, other=0)
+        if c.SCALE == 0:  # addends of integers are whole: their step is 1
+            sums = sums * tl.load(step)
+        sums += tl.load(table + at, mask=mask, other=0)
         tl.store(table + at, sums, mask=mask)
         if c.TOUCH:
             _row_tiles.touch(touched, place, row, reads > 0, c)

@@ -236,6 +236,23 @@ def read(table, row, output, c: tl.constexpr):
 
 
 @kernel
+def list_of(row, t, c: tl.constexpr):
+    """Number of the list of targets of each row of a detector's table; ids that do not exist count as the nearest that does."""
+    number = tl.zeros_like(row).to(tl.int64)
+    if c.LIST_PER_ROW:
+        number += tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
+    if c.LIST_PER_TABLE:
+        number += t.to(tl.int64) * (c.n_rows if c.LIST_PER_ROW else 1)
+    return number
+
+
+@kernel
+def target(targets, slot, exists, n_outputs: tl.constexpr):
+    """Output that slots of lists reach; -1 if none."""
+    return tl.maximum(tl.minimum(tl.load(targets + slot, mask=exists, other=-1), n_outputs - 1), -1)
+
+
+@kernel
 def addend(value, c: tl.constexpr):
     """Addend of a value: itself, or an integer as `lutjax.FixedPoint` says."""
     if c.SCALE == 0:

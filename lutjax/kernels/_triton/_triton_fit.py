@@ -12,7 +12,6 @@ import jax
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.ops import _sequences
 from lutjax.ops._gates import TableGates
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.gate_network import GateNetwork
@@ -73,11 +72,8 @@ def unsupported_arguments(request: Request) -> str | None:
     for leaf in jax.tree.leaves((call, step)):
         if leaf.dtype.name not in (*FLOATS, *integers):
             return f"has no kernel for {leaf.dtype}"
-    if isinstance(call, LookupAttention):
-        if call.weights.shape[0] == 0:
-            return "has no kernel for a table of no detectors"
-        if why := _sequences.why_plain(call):
-            return why
+    if isinstance(call, LookupAttention) and call.weights.shape[0] == 0:
+        return "has no kernel for a table of no detectors"
     if isinstance(call, LutAtPlaces):
         if call.accumulate is not None:
             return "has no sums in fixed point"
@@ -126,10 +122,8 @@ def _slower_update(request: Request, step: Step) -> str | None:
     if isinstance(call, LookupAttention | LutPairAttention):  # of half of all pairs
         n_keys = dy.shape[-2] if call.window is None else min(dy.shape[-2], call.window)
         reads = reads * n_keys // 2
-    sums = (
-        step.differs_by_row or step.rule.weight_decay
-    )  # rows move by a sum, as those of 16 bits and in fixed point
-    if call.weights.dtype.itemsize < 4 or call.accumulate is not None or sums:
+    sums = step.differs_by_row or step.rule.weight_decay  # rows move by a sum, as those of 16 bits
+    if call.weights.dtype.itemsize < 4 or sums:
         return None
     numbers = reads * call.weights.shape[-1]
     if numbers > _FEW:

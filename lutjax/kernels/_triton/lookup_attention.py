@@ -41,7 +41,7 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     if pairs.targets is not None:
         return _scattered(pairs, device)
     if _histograms.faster("forward", pairs):
-        return _histograms.sum_rows(pairs, device).astype(call.weights.dtype)
+        return result(_histograms.sum_rows(pairs, device), call.weights.dtype, call.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     return _row_tiles.sum_rows(_sum_rows, call, tile, pairs.queries, *pairs.arrays, **pairs.arguments(tile))
 
@@ -198,15 +198,18 @@ def _table_rule(sizes: Sizes) -> Launch:
 
 # ------------------------------------------------------------------------------------- kernels
 @kernel
-def _sum_rows(weights, query, key, position, start, query_segments, key_segments, parts, c: tl.constexpr):
+def _sum_rows(
+    weights, query, key, position, start, query_segments, key_segments, blocks, parts, c: tl.constexpr
+):
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
     j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
-    place, low, high = _keys(j, start, c)
+    place, low, high, visited = _keys(j, b, start, blocks, c)
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
     total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
-    for first in range(low, high, c.ROWS):
-        i = first + tl.arange(0, c.ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+    for first in range(0, visited, c.ROWS):
+        number = first + tl.arange(0, c.ROWS)
+        i = _key(number, low, j, blocks, c)
+        counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
         for t0 in range(group * c.DETECTORS, last, UNROLL):
             for u in tl.static_range(UNROLL):
                 t = t0 + u
@@ -222,14 +225,15 @@ def _sum_rows(weights, query, key, position, start, query_segments, key_segments
 
 @kernel
 def _scatter_rows(
-    weights, query, key, position, start, query_segments, key_segments, targets, y, c: tl.constexpr
+    weights, query, key, position, start, query_segments, key_segments, blocks, targets, y, c: tl.constexpr
 ):
     j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
-    place, low, high = _keys(j, start, c)
+    place, low, high, visited = _keys(j, b, start, blocks, c)
     of_query = y + (b * c.n_queries + j) * c.WIDTH
-    for first in range(low, high, c.ROWS):
-        i = first + tl.arange(0, c.ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+    for first in range(0, visited, c.ROWS):
+        number = first + tl.arange(0, c.ROWS)
+        i = _key(number, low, j, blocks, c)
+        counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
         for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
             target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
@@ -247,6 +251,7 @@ def _multiply_rows(
     start,
     query_segments,
     key_segments,
+    blocks,
     q_flip,
     q_margin,
     k_flip,
@@ -268,10 +273,9 @@ def _multiply_rows(
     # A program owns two queries, one with many keys and one with few: together they fill whole blocks of keys.
     first_query, b, _, _, group = _row_tiles.place_of_queries((c.n_queries + 1) // 2, c.OUTPUTS, c)
     j0, j1 = c.n_queries - 1 - first_query, first_query
-    place0, low0, high0 = _keys(j0, start, c)
-    place1, low1, high1 = _keys(j1, start, c)
-    keys0 = tl.maximum(high0 - low0, 0)
-    keys1 = tl.where(j0 == j1, 0, tl.maximum(high1 - low1, 0))
+    place0, low0, high0, keys0 = _keys(j0, b, start, blocks, c)
+    place1, low1, high1, keys1 = _keys(j1, b, start, blocks, c)
+    keys1 = tl.where(j0 == j1, 0, keys1)
     dy += b * c.n_queries * c.WIDTH
     for u in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         t = u
@@ -289,12 +293,10 @@ def _multiply_rows(
         for first in range(0, keys0 + keys1, c.ROWS):
             number = first + tl.arange(0, c.ROWS)
             second = number >= keys0
-            i = tl.where(second, low1 + number - keys0, low0 + number)
-            counts = number < keys0 + keys1
             j = tl.where(second, j1, j0)
-            if c.SEGMENTS:
-                own = tl.load(query_segments + b * c.n_queries + j)
-                counts = counts & (tl.load(key_segments + b * c.n_keys + i, mask=counts, other=0) == own)
+            low, high = tl.where(second, low1, low0), tl.where(second, high1, high0)
+            i = _key(number - tl.where(second, keys0, 0), low, j, blocks, c)
+            counts = _counts(number < keys0 + keys1, i, low, high, b, j, query_segments, key_segments, c)
             bits = tl.where(second, bits1, bits0) | tl.load(key + of_keys + i, mask=counts, other=0)
             distance = tl.minimum(tl.where(second, place1, place0) - 1 - i, c.n_distances - 1)
             if c.n_distances > 0:
@@ -380,6 +382,7 @@ def _add_rows(
     start,
     query_segments,
     key_segments,
+    blocks,
     dy,
     step,
     first,
@@ -390,13 +393,14 @@ def _add_rows(
     c: tl.constexpr,
 ):
     j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
-    place, low, high = _keys(j, start, c)
+    place, low, high, visited = _keys(j, b, start, blocks, c)
     value = tl.load(dy + (b * c.n_queries + j) * c.n_outputs + output, mask=output_exists, other=0).to(c.ACC)
     value = tl.broadcast_to(_row_tiles.addend(value * tl.load(step), c)[None, :], (c.ROWS, c.OUTPUTS))
     first_detector = tl.load(first)
-    for first_key in range(low, high, c.ROWS):
-        i = first_key + tl.arange(0, c.ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+    for first_key in range(0, visited, c.ROWS):
+        number = first_key + tl.arange(0, c.ROWS)
+        i = _key(number, low, j, blocks, c)
+        counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
         for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
             bits = _bits(query, key, position, first_detector + t, b, j, i, place, counts, True, c)
             row = _row_tiles.offset(bits, c)
@@ -417,6 +421,7 @@ def _add_slots(
     start,
     query_segments,
     key_segments,
+    blocks,
     targets,
     dy,
     step,
@@ -428,17 +433,19 @@ def _add_slots(
     c: tl.constexpr,
 ):
     j, b, slot, slot_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
-    place, low, high = _keys(j, start, c)
+    place, low, high, visited = _keys(j, b, start, blocks, c)
     of_query = dy + (b * c.n_queries + j) * c.WIDTH
     factor = tl.load(step)
     first_detector = tl.load(first)
-    for first_key in range(low, high, c.ROWS):
-        i = first_key + tl.arange(0, c.ROWS)
-        counts = _counts(i, high, b, j, query_segments, key_segments, c)
+    for first_key in range(0, visited, c.ROWS):
+        number = first_key + tl.arange(0, c.ROWS)
+        i = _key(number, low, j, blocks, c)
+        counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
         for n in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
             t = first_detector + n
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
-            target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
+            inside = counts[:, None] & slot_exists[None, :]
+            target = _targets(targets, t, bits, slot, inside, c)
             value = tl.load(of_query + target, mask=target >= 0, other=0).to(c.ACC) * factor
             row = _row_tiles.offset(bits, c)
             table = _row_tiles.table(total, n, c)
@@ -447,7 +454,8 @@ def _add_slots(
             if c.TOUCH:
                 _row_tiles.touch(touched, n, bits, counts, c)
             at = table + (row[:, None] + slot[None, :])
-            tl.atomic_add(at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+            # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+            tl.atomic_add(at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel
@@ -475,31 +483,47 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
 @kernel
 def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
     """Outputs that slots of rows reach; -1 if none."""
-    number = tl.zeros_like(bits).to(tl.int64)
-    if c.LIST_PER_ROW:
-        number += tl.minimum(tl.maximum(bits, 0), c.n_rows - 1)
-    if c.LIST_PER_TABLE:
-        number += t.to(tl.int64) * (c.n_rows if c.LIST_PER_ROW else 1)
-    found = tl.load(targets + (number[:, None] * c.n_outputs + slot[None, :]), mask=exists, other=-1)
-    return tl.maximum(tl.minimum(found, c.WIDTH - 1), -1)
+    slots = _row_tiles.list_of(bits, t, c)[:, None] * c.n_outputs + slot[None, :]
+    return _row_tiles.target(targets, slots, exists, c.WIDTH)
 
 
 @kernel
-def _keys(j, start, c: tl.constexpr):
-    """Place of a query among the keys, its first key, and the key after its last."""
+def _keys(j, b, start, blocks, c: tl.constexpr):
+    """Place of a query among the keys, its first key, the key after its last, and the number of keys that it visits."""
     place = j
     if c.START:
-        place += tl.load(start)
+        place += tl.load(start + (b if c.STARTS else 0))
     low = 0
     if c.WINDOW >= 0:
         low = tl.maximum(place - c.WINDOW, 0)
-    return place, low, tl.minimum(place, c.n_keys)
+    high = tl.minimum(place, c.n_keys)
+    visited = tl.maximum(high - low, 0)
+    if c.BLOCKS:
+        before = blocks + j // c.QUERIES_OF_BLOCK * (2 * c.BLOCKS + 1)
+        last = (low + visited + c.KEYS_OF_BLOCK - 1) // c.KEYS_OF_BLOCK
+        first = tl.minimum(low // c.KEYS_OF_BLOCK, last)
+        visited = (tl.load(before + last) - tl.load(before + first)) * c.KEYS_OF_BLOCK
+    return place, low, high, visited
 
 
 @kernel
-def _counts(i, high, b, j, query_segments, key_segments, c: tl.constexpr):
+def _key(number, low, j, blocks, c: tl.constexpr):
+    """Keys that queries visit, by their numbers: one after the other, or those of their blocks."""
+    if c.BLOCKS:
+        of_query = blocks + j // c.QUERIES_OF_BLOCK * (2 * c.BLOCKS + 1)
+        before = tl.load(of_query + tl.minimum(low // c.KEYS_OF_BLOCK, c.BLOCKS))
+        place = tl.minimum(before + number // c.KEYS_OF_BLOCK, c.BLOCKS - 1)
+        return tl.load(of_query + c.BLOCKS + 1 + place) * c.KEYS_OF_BLOCK + number % c.KEYS_OF_BLOCK
+    else:
+        return low + number
+
+
+@kernel
+def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.constexpr):
     """Return a mask of the keys of a block that count."""
-    counts = i < high
+    counts = visited
+    if c.BLOCKS:  # of which some lie beyond the ends
+        counts = counts & (i >= low) & (i < high)
     if c.SEGMENTS:
         own = tl.load(query_segments + b * c.n_queries + j)
         counts = counts & (tl.load(key_segments + b * c.n_keys + i, mask=counts, other=0) == own)

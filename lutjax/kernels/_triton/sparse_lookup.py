@@ -140,13 +140,13 @@ def _collect(weights, index, targets, parts, c: tl.constexpr):
     total = tl.zeros((c.OUTPUTS, c.ROWS), parts.dtype.element_ty)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         row = _row(index, t, sample, exists, c)
-        slots = targets + _list(row, t, c) * c.n_slots
+        slots = _list(row, t, c) * c.n_slots
         values = weights + row * c.n_slots
         for k0 in range(0, c.n_slots, UNROLL):
             for u in tl.static_range(UNROLL):
                 k = k0 + u
                 slot_exists = exists & (k < c.n_slots)
-                target = _target(slots + k, slot_exists, c)
+                target = _row_tiles.target(targets, slots + k, slot_exists, c.n_outputs)
                 value = _row_tiles.addend(tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c)
                 total += tl.where(output[:, None] == target[None, :], value[None, :], 0)
     at = (group.to(tl.int64) * c.n_outputs + output)[:, None] * c.n_samples + sample[None, :]
@@ -160,7 +160,7 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         row = _row(index, t, sample, exists, c)
         slots = _list(row, t, c)[:, None] * c.n_slots + slot[None, :]
-        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], c)
+        target = _row_tiles.target(targets, slots, exists[:, None] & slot_exists[None, :], c.n_outputs)
         at = row[:, None] * c.n_slots + slot[None, :]
         value = tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
         tl.atomic_add(of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
@@ -181,14 +181,18 @@ def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.co
         for first in range(0, c.n_slots, c.OUTPUTS):
             slot = first + tl.arange(0, c.OUTPUTS)
             slot_exists = exists[:, None] & (slot < c.n_slots)[None, :]
-            target = _target(targets + main_list[:, None] * c.n_slots + slot[None, :], slot_exists, c)
+            target = _row_tiles.target(
+                targets, main_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
+            )
             used = target >= 0
             cotangent = tl.load(of_sample + target, mask=used, other=0).to(c.ACC)
             value = tl.load(weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0).to(c.ACC)
             of_flipped = weights + flipped[:, None] * c.n_slots + slot[None, :]
             # Where both rows reach one output, values are subtracted before they are multiplied.
             if c.LIST_PER_ROW:
-                to = _target(targets + flipped_list[:, None] * c.n_slots + slot[None, :], slot_exists, c)
+                to = _row_tiles.target(
+                    targets, flipped_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
+                )
                 other = tl.load(of_flipped, mask=to >= 0, other=0).to(c.ACC)
                 apart = _row_tiles.addend(value * cotangent, c)
                 of_other = tl.load(of_sample + to, mask=to >= 0, other=0).to(c.ACC)
@@ -212,13 +216,15 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_tables)):
         row = _row(index, first_detector + t, sample, exists, c)
         slots = _list(row, first_detector + t, c)[:, None] * c.n_slots + slot[None, :]
-        target = _target(targets + slots, exists[:, None] & slot_exists[None, :], c)
+        inside = exists[:, None] & slot_exists[None, :]
+        target = _row_tiles.target(targets, slots, inside, c.n_outputs)
         value = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC) * factor
         row -= first_detector.to(tl.int64) * c.n_rows
         if c.TOUCH:
             tl.store(touched + row, tl.full((c.ROWS,), 1, tl.int32), mask=exists)
         at = row[:, None] * c.n_slots + slot[None, :]
-        tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
+        # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+        tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel
@@ -230,14 +236,5 @@ def _row(index, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _list(row, t, c: tl.constexpr):
-    """List of targets of each row."""
-    if c.LIST_PER_ROW:
-        return row if c.LIST_PER_TABLE else row - t.to(tl.int64) * c.n_rows
-    else:
-        return tl.zeros_like(row) + (t if c.LIST_PER_TABLE else 0)
-
-
-@kernel
-def _target(slot, exists, c: tl.constexpr):
-    """Output that slots reach; -1 if none."""
-    return tl.maximum(tl.minimum(tl.load(slot, mask=exists, other=-1), c.n_outputs - 1), -1)
+    """List of targets of each row, which is counted from the first row of the first table."""
+    return _row_tiles.list_of(row - t.to(tl.int64) * c.n_rows, t, c)

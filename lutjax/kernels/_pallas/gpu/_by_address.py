@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
-from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
 from lutjax.kernels._xla import _wire_gathers
 
 _FOUR = 4  # addresses in a word
@@ -196,7 +196,7 @@ def _clear(columns: Any) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def clear(_: Any, columns: Any) -> None:
         for slot in range(columns.type.shape[0]):
-            memref.store(_zero(), columns, [_index(slot), _thread()])
+            memref.store(mlir.zero(), columns, [_index(slot), _thread()])
 
     clear(columns)
 
@@ -208,7 +208,7 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
         thread, (register,) = _thread(), values.registers.flat
         for i, slot in enumerate(_unpacked(addresses)):
-            total = arith.addf(memref.load(columns, [slot, thread]), _element(register, i))
+            total = arith.addf(memref.load(columns, [slot, thread]), mlir.element(register, i))
             memref.store(total, columns, [slot, thread])
 
     add(columns, addresses, values)
@@ -224,7 +224,7 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
     )
     def sum_columns(_: Any, columns: Any) -> Any:
         mosaic.utils.warpgroup_barrier()
-        thread, total = _thread(), _zero()
+        thread, total = _thread(), mlir.zero()
         slot = arith.remui(thread, _index(each))
         start = arith.subi(thread, slot)
         for i in range(each):
@@ -240,13 +240,11 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
 def _unpacked(addresses: Any) -> list[Any]:
     """Return the four addresses in the word of a thread."""
     (register,) = addresses.registers.flat
-    word, integer = _element(register, 0), ir.IntegerType.get_signless(32)
-    bits = 32 // _FOUR
+    word, bits = mlir.only(register), 32 // _FOUR
     slots = [
-        arith.andi(arith.shrui(word, mosaic.c(bits * i, integer)), mosaic.c(2**bits - 1, integer))
-        for i in range(_FOUR)
+        arith.andi(arith.shrui(word, mlir.integer(bits * i)), mlir.integer(2**bits - 1)) for i in range(_FOUR)
     ]
-    return [arith.index_castui(ir.IndexType.get(), slot) for slot in slots]
+    return [mlir.place(slot) for slot in slots]
 
 
 def _array(values: list[Any]) -> Any:
@@ -259,17 +257,9 @@ def _array(values: list[Any]) -> Any:
     )
 
 
-def _element(register: Any, place: int) -> Any:
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([place]))
-
-
 def _thread() -> Any:
-    return arith.index_castui(ir.IndexType.get(), mosaic.utils.thread_idx())
+    return mlir.place(mlir.thread())
 
 
 def _index(number: int) -> Any:
     return mosaic.c(number, ir.IndexType.get())
-
-
-def _zero() -> Any:
-    return mosaic.c(0.0, ir.F32Type.get())

@@ -1,7 +1,7 @@
 """Counts of the rows that the pairs of a query read, on GPUs: a table in shared memory, to which threads add ones.
 
-A warpgroup has one query at a time, and a thread one pair: it adds where the bits of its key and distance say. Pallas has
-no such addition, the hardware has: an integer is added to shared memory in one instruction.
+A warpgroup has one query at a time, and a thread one pair: it adds where the bits of its key and distance say, by one instruction
+of the hardware.
 """
 
 from typing import Any
@@ -10,13 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic import gpu as mosaic
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._histograms import Counter, dtype_of_counts
 
@@ -129,19 +126,8 @@ def _add_ones(table: Any, cells: jax.Array) -> None:
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
     def add(_: Any, table: Any, cells: Any) -> None:
-        integer = ir.IntegerType.get_signless(32)
-        base = llvm.ptrtoint(integer, mosaic.utils.memref_ptr(table))
+        base = mlir.address(table)
         for register in cells.registers.flat:
-            cell = vector.extract(
-                register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
-            )
-            address = arith.addi(base, arith.muli(cell, mosaic.c(4, integer)))
-            llvm.inline_asm(
-                ir.Type.parse("!llvm.void"),
-                [address, cell],
-                "{ .reg .pred p; setp.ge.s32 p, $1, 0; @p red.shared.add.u32 [$0], 1; }",
-                "r,r",
-                has_side_effects=True,
-            )
+            mlir.add_in_shared_memory(base, mlir.only(register), mlir.integer(1))
 
     add(table, cells)

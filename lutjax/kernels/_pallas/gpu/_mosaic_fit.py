@@ -11,6 +11,7 @@ from lutjax.kernels._triton._triton_fit import unfit_packages
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import SGD
 
 _NUMBERS = 2**31  # arrays of more numbers have not been tried
@@ -61,6 +62,7 @@ def _fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> str | None:
 
 # ------------------------------------------------------------------------------------- lookup
 MAX_ROWS = 128  # of a table that lies in shared memory
+_MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
 
 # Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
 # (`lookup` alone; both cotangents):
@@ -82,15 +84,16 @@ _FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21, "update": 2**23}  # samp
 def _unsupported_lookup(request: Request) -> str | None:
     call, step = request.call, request.step
     assert isinstance(call, Lookup)
-    if call.accumulate is not None:
-        return "adds in float32, not in fixed point"
+    if call.accumulate is not None and (why := unfit_packages()) is not None:
+        return f"sums integers by Triton kernels, and Triton {why}"
     if call.groups > 1:
         return f"sums all detectors to one output, here {call.groups} groups"
     if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
         return f"moves rows by SGD without weight decay only, not by {step.rule}"
     n_detectors, n_rows, n_outputs = call.weights.shape
-    if n_rows > MAX_ROWS:
-        return f"keeps tables in shared memory: at most {MAX_ROWS} rows, here {n_rows}"
+    most = MAX_ROWS if call.accumulate is None else _MOST_ROWS_OF_INTEGERS
+    if n_rows > most:
+        return f"keeps tables in shared memory: at most {most} rows, here {n_rows}"
     # Numbers of tables, of outputs, and of the parts of margins that warps add up.
     of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
     return _too_many(max(call.weights.size, call.detection.shape[0] * of_sample))
@@ -100,6 +103,8 @@ def _slower_lookup(request: Request) -> str | None:
     call, direction = request.call, request.direction
     assert isinstance(call, Lookup)
     n_detectors, n_rows, n_outputs = call.weights.shape
+    if call.accumulate is not None:
+        return _slower_integers(call, direction)
     if call.weights.dtype.name != "float32":
         return f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}"
     few = _fewer_than_measured(
@@ -113,6 +118,50 @@ def _slower_lookup(request: Request) -> str | None:
     if few is None and n_rows > _MOST_ROWS:
         return f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}"
     return few
+
+
+def _slower_integers(call: Lookup, direction: str) -> str | None:
+    if direction == "forward":
+        return "sums rows of integers by Triton's kernels"
+    # Sums of all rows are written, read or not.
+    reads = len(call.detection.index) // call.weights.shape[1]
+    return _fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
+
+
+# ------------------------------------------------------------------------------------- sparse_lookup
+_MOST_OUTPUTS = 2**13  # of a sample, in shared memory
+
+_FEWEST_SLOTS = 32
+_FEWEST_SAMPLES = 512
+
+
+def _unsupported_sparse(request: Request) -> str | None:
+    call = request.call
+    if isinstance(call, EdgeLookup):
+        return call.plain
+    assert isinstance(call, SparseLookup)
+    why = unfit_packages()
+    if why is not None:
+        return f"adds to tables by Triton kernels, and Triton {why}"
+    if call.n_outputs > _MOST_OUTPUTS:
+        return (
+            f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
+        )
+    n_outputs = -(-call.n_outputs // 128) * 128
+    return _too_many(max(call.weights.size, len(call.detection.index) * n_outputs))
+
+
+def _slower_sparse(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, SparseLookup)
+    if request.direction == "update":
+        return "moves rows by Triton's kernels"
+    return _fewer_than_measured(
+        (
+            ("slots", call.weights.shape[2], _FEWEST_SLOTS),
+            ("samples", len(call.detection.index), _FEWEST_SAMPLES),
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------- lookup_attention
@@ -133,8 +182,6 @@ def _unsupported_attention(request: Request) -> str | None:
     why = unfit_packages()
     if why is not None:
         return f"multiplies counts by Triton kernels, and Triton {why}"
-    if call.accumulate is not None:
-        return "multiplies counts by floating-point numbers, not in fixed point"
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     counts, ids = _counted(call)
@@ -154,6 +201,8 @@ def _unsupported_attention(request: Request) -> str | None:
 def _slower_attention(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, LookupAttention)
+    if call.accumulate is not None and request.direction == "forward":
+        return "was measured faster than Triton for sums of floats only, not of integers"
     n_samples, n_queries, _ = call.query.shape
     n_keys = call.key.shape[1]
     counts, ids = _counted(call)
@@ -231,6 +280,7 @@ def _slower_gates(request: Request) -> str | None:
 _Rule = Callable[[Request], str | None]
 _RULES: dict[str, tuple[_Rule, _Rule]] = {
     "lookup": (_unsupported_lookup, _slower_lookup),
+    "sparse_lookup": (_unsupported_sparse, _slower_sparse),
     "lookup_attention": (_unsupported_attention, _slower_attention),
     "binary_lut": (_unsupported_gates, _slower_gates),
 }

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from lutjax.kernels._pallas.gpu import _mosaic_launch
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
 from lutjax.kernels._pallas.gpu._mosaic_fit import MAX_ROWS
 
 _SAMPLES = 64  # of a warpgroup
@@ -189,13 +189,12 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
         return_type=plgpu.ShapeDtypeStruct((_mosaic_launch.THREADS,), jnp.float32, layout=of_lanes),
     )
     def exchange(_: Any, *arrays: Any) -> Any:
-        integer = ir.IntegerType.get_signless(32)
         values = [_sum_of_thread(a) for a in arrays]
-        lane = mosaic.utils.thread_idx()
+        lane = mlir.thread()
         while len(values) > 1:
             distance = len(values) // 2
-            bit = arith.andi(lane, mosaic.c(distance, integer))
-            upper = arith.cmpi(arith.CmpIPredicate.ne, bit, mosaic.c(0, integer))
+            bit = arith.andi(lane, mlir.integer(distance))
+            upper = arith.cmpi(arith.CmpIPredicate.ne, bit, mlir.integer(0))
             halves = zip(values[:distance], values[distance:], strict=True)
             values = [
                 arith.addf(
@@ -218,9 +217,7 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
 def _sum_of_thread(array: Any) -> Any:
     """Sum of the elements of an array that a thread holds."""
     elements = [
-        vector.extract(r, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
-        for r in array.registers.flat
-        for i in range(ir.VectorType(r.type).shape[0])
+        mlir.element(r, i) for r in array.registers.flat for i in range(ir.VectorType(r.type).shape[0])
     ]
     total = elements[0]
     for e in elements[1:]:

@@ -16,13 +16,14 @@ from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._row_additions import Addition
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.tables._row_rules import RowState
+from lutjax.values._fixed_point import result
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     pairs = DetectedPairs.of(call)
     if not _histograms.fits(pairs):
         return in_triton.forward(call, device=device)
-    return _histograms.sum_rows(pairs, device, COUNTER).astype(call.weights.dtype)
+    return result(_histograms.sum_rows(pairs, device, COUNTER), call.weights.dtype, call.accumulate)
 
 
 def backward(

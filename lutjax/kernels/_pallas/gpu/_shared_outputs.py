@@ -1,0 +1,237 @@
+"""Rows whose slots reach some of the outputs, on GPUs: the outputs of a sample, or their cotangents, lie in shared memory.
+
+A warpgroup has one sample. To sum, a thread reads a slot and its target, and adds there: the hardware adds to shared memory in one
+instruction. For margins a warp has a detector at a time, and lanes read slots side by side, of both rows, and the cotangents
+that they reach.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import arith, memref
+
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
+
+_THREADS = _mosaic_launch.THREADS
+_LANES = 32
+_WARPS = _THREADS // _LANES
+_TOGETHER = (
+    16  # slots that a thread reads at the same time; of margins, half as many detectors that a warp does
+)
+
+
+def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
+    """Sum the slots of the rows that samples address: ``[T, R, K]``, ``[B, T]``, ``[T or 1, R or 1, K]`` -> ``[B, O]``.
+
+    Args:
+      weights: float32 or int32, which is the dtype of the sums. index: ids of rows that exist.
+      targets: an output, or -1 for a slot that is not used.
+    """
+    n_detectors, _, n_slots = weights.shape
+    slots, entries = _Slots.of(weights, targets), n_detectors * n_slots
+    together = min(_TOGETHER, -(-entries // _THREADS))
+
+    def kernel(index: Any, weights: Any, targets: Any, y: Any) -> None:
+        sample = lax.axis_index("samples")
+
+        def with_sums(sums: Any) -> None:
+            layout = mlir.layout_of_all(sums.shape[0])
+            sums[...] = plgpu.layout_cast(jnp.zeros(sums.shape, sums.dtype), layout)
+            plgpu.commit_smem()
+
+            @pl.loop(0, -(-entries // (together * _THREADS)))
+            def _(step: jax.Array) -> None:
+                _add(index.at[sample], weights, targets, sums, step * together * _THREADS, together, slots)
+
+            plgpu.commit_smem()
+            y[sample] = _mosaic_launch.load(sums, layout)
+
+        sums = plgpu.SMEM((_whole(n_outputs),), weights.dtype)
+        pl.run_scoped(with_sums, sums, collective_axes="warpgroup")
+
+    (y,) = _mosaic_launch.launch(
+        kernel,
+        index,
+        weights.reshape(-1),
+        targets.reshape(-1),
+        outputs=[jax.ShapeDtypeStruct((len(index), _whole(n_outputs)), weights.dtype)],
+        name="sparse_lookup",
+        grid={"samples": len(index)},
+        by_lanes=True,
+        warpgroups=1,
+    )
+    return y[:, :n_outputs]
+
+
+def differences(
+    weights: jax.Array, index: jax.Array, other: jax.Array, targets: jax.Array, dy: jax.Array
+) -> jax.Array:
+    """Return ``<dy of the targets, row> - <dy of the targets, other row>``, float32 ``[B, T]``.
+
+    Args:
+      weights: float32. index, other: ids of rows that exist. dy: float32 ``[B, O]``.
+    """
+    n_detectors = weights.shape[0]
+    slots = _Slots.of(weights, targets)
+    together = min(_TOGETHER // 2, -(-n_detectors // _WARPS))
+    dy = _mosaic_launch.padded(dy, _whole(dy.shape[1]))
+
+    def kernel(index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any) -> None:
+        sample = lax.axis_index("samples")
+
+        def with_cotangents(cotangents: Any) -> None:
+            layout = mlir.layout_of_all(cotangents.shape[0])
+            cotangents[...] = _mosaic_launch.load(dy.at[sample], layout)
+            plgpu.commit_smem()
+
+            @pl.loop(0, -(-n_detectors // (together * _WARPS)))
+            def _(step: jax.Array) -> None:
+                arrays = index.at[sample], other.at[sample], weights, targets, cotangents, found.at[sample]
+                _subtract(*arrays, step * together * _WARPS, together, slots)
+
+        cotangents = plgpu.SMEM((dy.shape[1],), jnp.float32)
+        pl.run_scoped(with_cotangents, cotangents, collective_axes="warpgroup")
+
+    (found,) = _mosaic_launch.launch(
+        kernel,
+        index,
+        other,
+        weights.reshape(-1),
+        targets.reshape(-1),
+        dy,
+        outputs=[jax.ShapeDtypeStruct(index.shape, jnp.float32)],
+        name="sparse_lookup_margins",
+        grid={"samples": len(index)},
+        by_lanes=True,
+        warpgroups=1,
+    )
+    return found
+
+
+def _whole(n_outputs: int) -> int:
+    """Return the number of outputs in whole numbers of each thread."""
+    return -(-n_outputs // _THREADS) * _THREADS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slots:
+    """Slots of tables, in the order of their numbers, and the lists of their targets."""
+
+    n_detectors: int
+    n_rows: int
+    n_slots: int
+    list_per_table: bool
+    list_per_row: bool
+
+    @classmethod
+    def of(cls, weights: jax.Array, targets: jax.Array) -> "_Slots":
+        n_detectors, n_rows, n_slots = weights.shape
+        return cls(n_detectors, n_rows, n_slots, targets.shape[0] > 1, targets.shape[1] > 1)
+
+    def places(self, detector: Any, row: Any, slot: Any) -> tuple[Any, Any]:
+        """Return the places of a slot of a row in the tables, and in the lists of targets."""
+
+        def place(number: Any) -> Any:
+            return arith.addi(arith.muli(number, mlir.integer(self.n_slots)), slot)
+
+        number = arith.addi(arith.muli(detector, mlir.integer(self.n_rows)), row)
+        if self.list_per_row:
+            return place(number), place(number if self.list_per_table else row)
+        return place(number), place(detector) if self.list_per_table else slot
+
+
+# ------------------------------------------------------------------------------------- in kernels
+def _add(
+    index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
+) -> None:
+    """Add slots of the rows of a sample to what they reach, so many of each thread from the number `first` on."""
+    entries = slots.n_detectors * slots.n_slots
+
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, mlir.one_each(together)))
+    def add(_: Any, index: Any, weights: Any, targets: Any, sums: Any, numbers: Any) -> None:
+        base = mlir.address(sums)
+        read = []
+        for register in numbers.registers.flat:
+            number = mlir.only(register)
+            exists = arith.cmpi(arith.CmpIPredicate.slt, number, mlir.integer(entries))
+            number = arith.minsi(number, mlir.integer(entries - 1))
+            detector = arith.divui(number, mlir.integer(slots.n_slots))
+            slot = arith.remui(number, mlir.integer(slots.n_slots))
+            read.append((exists, detector, slot, mlir.at(index, detector)))
+        values = []
+        for exists, detector, slot, row in read:
+            place, of_list = slots.places(detector, row, slot)
+            values.append(
+                (mlir.at(weights, place), arith.select(exists, mlir.at(targets, of_list), mlir.integer(-1)))
+            )
+        for value, target in values:
+            mlir.add_in_shared_memory(base, target, value)
+
+    add(index, weights, targets, sums, mlir.numbers(first, together))
+
+
+def _subtract(
+    index: Any,
+    other: Any,
+    weights: Any,
+    targets: Any,
+    cotangents: Any,
+    found: Any,
+    first: jax.Array,
+    together: int,
+    slots: _Slots,
+) -> None:
+    """Write the differences of detectors of a sample, so many of each warp from the number `first` on."""
+
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
+    def subtract(
+        _: Any, index: Any, other: Any, weights: Any, targets: Any, dy: Any, found: Any, numbers: Any
+    ) -> None:
+        warps = []
+        for register in numbers.registers.flat:
+            number = mlir.only(register)
+            detector = arith.divui(number, mlir.integer(_LANES))
+            detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
+            lane = arith.remui(number, mlir.integer(_LANES))
+            warps.append((detector, lane, mlir.at(index, detector), mlir.at(other, detector)))
+        totals = [mlir.zero()] * len(warps)
+        for start in range(0, slots.n_slots, _LANES):
+            read = []
+            for detector, lane, row, other_row in warps:
+                slot = arith.addi(lane, mlir.integer(start))
+                exists = arith.cmpi(arith.CmpIPredicate.slt, slot, mlir.integer(slots.n_slots))
+                slot = arith.minsi(slot, mlir.integer(slots.n_slots - 1))
+                of_rows = [slots.places(detector, r, slot) for r in (row, other_row)]
+                read.append([(mlir.at(weights, p), mlir.at(targets, q), exists) for p, q in of_rows])
+            totals = [arith.addf(total, _change(dy, *pair)) for total, pair in zip(totals, read, strict=True)]
+        for (detector, *_), total in zip(warps, totals, strict=True):
+            distance = _LANES // 2
+            while distance:
+                total = arith.addf(total, mosaic.utils.shfl_bfly(total, distance))
+                distance //= 2
+            memref.store(total, found, [mlir.place(detector)])  # every lane the same
+
+    arrays = index, other, weights, targets, cotangents, found
+    subtract(*arrays, mlir.numbers(first * _LANES, together))
+
+
+def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> Any:
+    """Return the product of a slot and the cotangent of its target, less that of another row's slot."""
+
+    def with_cotangent(value: Any, target: Any, exists: Any) -> tuple[Any, Any]:
+        used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, mlir.integer(0)))
+        none = mlir.zero()
+        cotangent = mlir.at(dy, arith.maxsi(target, mlir.integer(0)))
+        return arith.select(used, value, none), arith.select(used, cotangent, none)
+
+    (value, cotangent), (other_value, other_cotangent) = with_cotangent(*main), with_cotangent(*other)
+    # Where both rows reach one output, values are subtracted before they are multiplied.
+    together = arith.mulf(arith.subf(value, other_value), cotangent)
+    apart = arith.subf(arith.mulf(value, cotangent), arith.mulf(other_value, other_cotangent))
+    return arith.select(arith.cmpi(arith.CmpIPredicate.eq, main[1], other[1]), together, apart)
