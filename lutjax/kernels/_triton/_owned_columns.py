@@ -5,15 +5,15 @@ of its lanes, and walks through the samples in their order, ``WIDTH`` at a time.
 column after the other: in step ``j`` to column ``i ^ j``. So no two lanes meet at a sum, nor at a bank, whatever the rows are; nothing
 is exchanged between lanes; sums have the same bits in every run, and leave the chip once.
 
-Cotangents are brought into the order of these steps first (`rotated`), so that lanes read them side by side.
+Cotangents are brought into the order of these steps first (`rotated`), so that lanes read them side by side. They come to shared memory
+some blocks of samples ahead of their use, the rows and factors of each block with the cotangents of the one before.
 
-Two samples whose numbers differ in the last bit are taken together (``PAIRS``): step ``j`` and ``j ^ 1`` of both are the same two columns,
-of which each of the two lanes takes one, for both samples. Reads and writes of up to four rows are then under way at once. If samples
-of a pair share a row, the first adds what the second does, and the second does not.
+Samples whose numbers differ in the last bit are taken in pairs: steps ``j`` and ``j ^ 1`` of both are the same two columns, of which each
+of the two lanes takes one, for both samples. Reads and writes of up to four rows are then under way at once. If samples of a pair
+share a row, the first adds what the second does, and the second does not.
+
+Triton has neither sums in shared memory nor such copies: they are inline PTX (`_owned_ptx`).
 """
-
-import functools
-
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,43 @@ import triton
 import triton.language as tl
 
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton import _owned_ptx
 from lutjax.kernels._triton._triton_launch import kernel, launch
 
-WIDTH = 16
+WIDTH = _owned_ptx.WIDTH
 _LANES = 32
-_MOST = 48 * 1024  # bytes of shared memory that a kernel declares by name
+_MOST_SHARED = 48 * 1024  # bytes that a kernel declares by name, on any GPU
+# Blocks of samples in shared memory, by whether two numbers are packed into 4 bytes: as many as leave no warp out.
+_STAGES = {True: 5, False: 3}
+_TOGETHER = 8  # blocks of samples of a program that rotates
+
+# A warp takes as long as the samples are many, atomics as all additions: of two rows of a table, or of one. From times of 768 and 1536
+# warps on an H100, of which 792 run at once, and from 24576 samples on.
+_FEWEST_WARPS = {1: 1280, 2: 384}  # by ways
+_FEWEST_SAMPLES = 4096
+_MOST_SCRATCH = 2**29  # bytes of rows and factors
 
 
-def fits(n_rows: int) -> bool:
-    """Return whether the sums of a warp fit the shared memory, and starts of rows 16 bits."""
-    return 4 * _LANES * n_rows <= _MOST
+def fits(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> bool:
+    """Return whether to sum so: tables fit the shared memory, what the samples add fits some memory, and warps are many."""
+    n_tables, n_rows, _ = tables
+    stages = max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
+    return (
+        4 * _LANES * n_rows + stages <= _MOST_SHARED
+        and 4 * (1 + ways) * n_tables * n_samples <= _MOST_SCRATCH
+        and n_samples >= _FEWEST_SAMPLES
+        and _warps(tables, groups) >= _FEWEST_WARPS[ways]
+    )
+
+
+def _warps(tables: tuple[int, ...], groups: int) -> int:
+    n_tables, _, n_outputs = tables
+    return groups * triton.cdiv(n_tables // groups, _LANES // WIDTH) * triton.cdiv(n_outputs, WIDTH)
+
+
+def _stage(packed: bool) -> int:
+    """Return the bytes of a block of samples: cotangents, a row and two factors for each lane."""
+    return WIDTH * WIDTH * (2 if packed else 4) + 3 * 4 * _LANES
 
 
 def rotated(dy: jax.Array, device: Device) -> jax.Array:
@@ -46,7 +72,7 @@ def rotated(dy: jax.Array, device: Device) -> jax.Array:
         _rotate,
         dy,
         outputs=[jax.ShapeDtypeStruct((n_groups, columns, blocks, WIDTH * WIDTH), dtype)],
-        programs=n_groups * triton.cdiv(blocks, 8) if dy.size else 0,
+        programs=n_groups * triton.cdiv(blocks, _TOGETHER),
         device=device,
         warps=4,
         n_samples=n,
@@ -55,7 +81,7 @@ def rotated(dy: jax.Array, device: Device) -> jax.Array:
         n_blocks=blocks,
         COLUMNS=columns,
         WIDTH=WIDTH,
-        TOGETHER=8,
+        TOGETHER=_TOGETHER,
         EACH=16 // dtype.itemsize,
     )
     return found
@@ -85,38 +111,29 @@ def sums(
     rows: jax.Array,
     factors: jax.Array,
     dy: jax.Array,
-    shape: tuple[int, int, int],
+    tables: tuple[int, ...],
     groups: int,
     device: Device,
-    *,
-    parts: int = 1,
-    stages: int | None = None,
 ) -> jax.Array:
     """Return the sums over samples of ``factor * dy``, float32 ``[T, R, O]``.
 
     Args:
-      rows: int32 ``[T, n]``: 128 times the row of the first way, plus 2**23 times that of the second.
+      rows: int32 ``[T, n]``: see `places`.
       factors: float32 ``[K, T, n]`` of one or two ways, whose rows differ; 0 adds nothing.
-      dy: ``[n, G, O]``. shape: of the tables. parts: of the samples, with sums of their own.
-      stages: blocks of samples in shared memory, one that is added and others on their way; None: as many as cost no warp.
+      dy: ``[n, G, O]``, or ``[n, 1, O]`` for all groups. tables: their shape.
     """
-    n_tables, n_rows, n_outputs = shape
-    n = rows.shape[1]
-    each = n_tables // groups
-    of_warp = _LANES // WIDTH
-    blocks, columns = triton.cdiv(n, WIDTH), triton.cdiv(n_outputs, WIDTH)
-    together = triton.cdiv(each, of_warp)
+    n_tables, n_rows, n_outputs = tables
+    n, each, ways = rows.shape[1], n_tables // groups, len(factors)
     found = rotated(dy, device)
     packed = found.dtype == jnp.bfloat16
-    stage = WIDTH * WIDTH * found.dtype.itemsize + 3 * 4 * _LANES
-    stages = stages or (5 if packed else 3)
+    stages, stage = _STAGES[packed], _stage(packed)
     (totals,) = launch(
         _add_owned,
         rows,
         factors,
         found,
-        outputs=[jax.ShapeDtypeStruct((parts, *shape), "float32")],
-        programs=parts * groups * together * columns if n_tables * n_rows * n_outputs else 0,
+        outputs=[jax.ShapeDtypeStruct(tables, "float32")],
+        programs=_warps(tables, groups),
         device=device,
         warps=1,
         n_samples=n,
@@ -124,38 +141,39 @@ def sums(
         n_each=each,
         n_rows=n_rows,
         n_outputs=n_outputs,
-        n_groups=groups,
-        n_blocks=blocks,
+        n_blocks=triton.cdiv(n, WIDTH),
         n_dy_groups=dy.shape[1],
-        TOGETHER=together,
-        COLUMNS=columns,
-        PARTS=parts,
-        PART=triton.cdiv(blocks, parts),
+        TOGETHER=triton.cdiv(each, _LANES // WIDTH),
+        COLUMNS=triton.cdiv(n_outputs, WIDTH),
         WIDTH=WIDTH,
-        WAYS=len(factors),
-        BASE=base("owned_sums", 4 * _LANES * n_rows + stages * stage),
-        CLEAR=CLEAR,
-        READ=READ,
-        SWAP=SWAP,
-        COPY=copy_of_block(len(factors), packed),
-        WAIT=f"{{ cp.async.wait_group {stages - 2}; bar.warp.sync -1; mov.u32 $0, 0; }}",
-        ADD=add_of_block(len(factors), packed),
+        WAYS=ways,
+        BASE=_owned_ptx.base("owned_sums", 4 * _LANES * n_rows + stages * stage),
+        CLEAR=_owned_ptx.CLEAR,
+        READ=_owned_ptx.READ,
+        SWAP=_owned_ptx.SWAP,
+        COPY=_owned_ptx.copy_of_block(ways, packed),
+        WAIT=_owned_ptx.wait(stages - 2),
+        ADD=_owned_ptx.add_of_block(ways, packed),
         STAGES=stages,
         STAGE=stage,
         SUMS=4 * _LANES * n_rows,
         SIZE=found.dtype.itemsize,
     )
-    return _row_tiles.sum_of_parts(totals)
+    return totals
+
+
+@kernel
+def places(first, second):
+    """Where two rows of at most 256 begin among the sums of a warp, in 16 bits each."""
+    return (first << 7) | (second << 23)
 
 
 @kernel
 def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     program = tl.program_id(0)
     column = program % c.COLUMNS
-    rest = program // c.COLUMNS
-    of_group = rest % c.TOGETHER
-    rest = rest // c.TOGETHER
-    group, part = rest % c.n_groups, rest // c.n_groups
+    of_group = program // c.COLUMNS % c.TOGETHER
+    group = program // (c.COLUMNS * c.TOGETHER)
     lane = tl.arange(0, 32)
     i = lane % c.WIDTH
     number = of_group * (32 // c.WIDTH) + lane // c.WIDTH
@@ -163,32 +181,30 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     table = (group * c.n_each + tl.minimum(number, c.n_each - 1)).to(tl.int64)
     at = tl.inline_asm_elementwise(c.BASE, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
     for r in range(c.n_rows):
-        tl.inline_asm_elementwise(
-            c.CLEAR, "=r,r", [at + 128 * r], dtype=tl.int32, is_pure=False, pack=1
-        )
-    first = part * c.PART
-    last = tl.minimum(first + c.PART, c.n_blocks)
+        tl.inline_asm_elementwise(c.CLEAR, "=r,r", [at + 128 * r], dtype=tl.int32, is_pure=False, pack=1)
     of_dy = group if c.n_dy_groups > 1 else 0
-    dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + lane * (16 // c.SIZE)
+    dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + lane * (
+        16 // c.SIZE
+    )
     rows += table * c.n_samples + i
     factors += table * c.n_samples + i
     # Blocks of samples arrive in turn at one of a few places behind the sums.
     begin = at + c.SUMS
     end = begin + c.STAGES * c.STAGE
     for k in tl.static_range(c.STAGES - 1):
-        _copy(begin + k * c.STAGE, rows, factors, dy, first + k, last, lane, has_table, c)
+        _copy(begin + k * c.STAGE, rows, factors, dy, k, lane, has_table, c)
     now, then = begin, begin + (c.STAGES - 1) * c.STAGE
     # The rows and factors of a block come with the cotangents of the one before, and to their neighbours while that is added.
-    exists = has_table & (first * c.WIDTH + i < c.n_samples) & (first < last)
-    row = tl.load(rows + first * c.WIDTH, mask=exists, other=0)
-    a = tl.load(factors + first * c.WIDTH, mask=exists, other=0)
+    exists = has_table & (i < c.n_samples)
+    row = tl.load(rows, mask=exists, other=0)
+    a = tl.load(factors, mask=exists, other=0)
     b = tl.zeros((32,), tl.float32)
     if c.WAYS == 2:
-        b = tl.load(factors + c.n_tables * c.n_samples + first * c.WIDTH, mask=exists, other=0)
+        b = tl.load(factors + c.n_tables * c.n_samples, mask=exists, other=0)
     row, a, b, of_row, of_a, of_b = _swap(row, a, b, c)
-    for block in range(first, last):
+    for block in range(c.n_blocks):
         tl.inline_asm_elementwise(c.WAIT, "=r,r", [now], dtype=tl.int32, is_pure=False, pack=1)
-        _copy(then, rows, factors, dy, block + (c.STAGES - 1), last, lane, has_table, c)
+        _copy(then, rows, factors, dy, block + (c.STAGES - 1), lane, has_table, c)
         row, a, b, of_row, of_a, of_b = tl.inline_asm_elementwise(
             c.ADD,
             "=r,=f,=f,=r,=f,=f,r,r,r,r,f,f,r,f,f",
@@ -200,7 +216,7 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
         now = tl.where(now + c.STAGE == end, begin, now + c.STAGE)
         then = tl.where(then + c.STAGE == end, begin, then + c.STAGE)
     output = column * c.WIDTH + i
-    to = totals + (part.to(tl.int64) * c.n_tables + table) * (c.n_rows * c.n_outputs) + output
+    to = totals + table * (c.n_rows * c.n_outputs) + output
     for r in range(c.n_rows):
         value = tl.inline_asm_elementwise(
             c.READ, "=f,r", [at + 128 * r], dtype=tl.float32, is_pure=False, pack=1
@@ -222,13 +238,13 @@ def _swap(row, a, b, c: tl.constexpr):
 
 
 @kernel
-def _copy(to, rows, factors, dy, block, last, lane, has_table, c: tl.constexpr):
+def _copy(to, rows, factors, dy, block, lane, has_table, c: tl.constexpr):
     """Begin to copy to shared memory the cotangents of a block of samples, and the rows and factors of the next.
 
     `to`: where the words of the lanes begin. There is nothing but zeros beyond the samples.
     """
     following = (block + 1) * c.WIDTH
-    exists = has_table & (following + lane % c.WIDTH < c.n_samples) & (block + 1 < last)
+    exists = has_table & (following + lane % c.WIDTH < c.n_samples)
     at = tl.where(exists, following, 0)
     b = factors + at
     if c.WAYS == 2:
@@ -245,125 +261,3 @@ def _copy(to, rows, factors, dy, block, last, lane, has_table, c: tl.constexpr):
         size,
     ]
     tl.inline_asm_elementwise(c.COPY, "=r,r,r,l,l,l,l,r", copied, dtype=tl.int32, is_pure=False, pack=1)
-
-
-# ------------------------------------------------------------------------------------- PTX
-def base(name: str, size: int) -> str:
-    """PTX that reserves so many bytes of shared memory; returns where those of a thread begin."""
-    return (
-        f"{{ .shared .align 128 .b8 {name}[{size}]; .reg .b32 start; mov.u32 start, {name}; "
-        "mad.lo.u32 $0, $1, 4, start; }"
-    )
-
-
-CLEAR = "{ st.volatile.shared.f32 [$1], 0f00000000; mov.u32 $0, 0; }"
-# Results are written last: their registers may be those of arguments.
-_RESULTS = [f"mov.b32 ${n}, next{n};" for n in range(6)]
-_SHUFFLED = [f"shfl.sync.bfly.b32 next{n + 3}, next{n}, 1, 31, -1;" for n in range(3)]
-SWAP = " ".join(["{ .reg .b32 next<6>;", *(f"mov.b32 next{n}, ${n + 6};" for n in range(3)), *_SHUFFLED, *_RESULTS, "}"])
-READ = "ld.volatile.shared.f32 $0, [$1];"
-ADD = (
-    "{ .reg .f32 s; ld.volatile.shared.f32 s, [$1]; add.f32 s, s, $2; st.volatile.shared.f32 [$1], s; mov.u32 $0, 0; }"
-)
-# One end, and its negative to the other, which may be the same.
-ADD_DIFFERENCE = (
-    "{ .reg .f32 s, t; .reg .pred e; ld.volatile.shared.f32 s, [$1]; ld.volatile.shared.f32 t, [$2]; "
-    "setp.eq.u32 e, $1, $2; add.f32 s, s, $3; selp.f32 t, s, t, e; sub.f32 t, t, $3; "
-    "st.volatile.shared.f32 [$1], s; st.volatile.shared.f32 [$2], t; mov.u32 $0, 0; }"
-)
-
-
-@functools.cache
-def copy_of_block(ways: int, packed: bool) -> str:
-    """Return PTX that begins copies of a block of samples: its rows, factors and cotangents.
-
-    Its arguments: $1 where the words of the lane begin, $2 its 16 bytes of cotangents; $3 to $6 addresses of its row, its factors and its
-    cotangents; $7 bytes of the row and the factors, of which others are 0.
-    """
-    d = WIDTH * WIDTH * (2 if packed else 4)
-    lines = ["cp.async.cg.shared.global [$2], [$6], 16;"]
-    if not packed:
-        lines += ["cp.async.cg.shared.global [$2+512], [$6+512], 16;"]
-    for n in range(1 + ways):
-        lines += [f"cp.async.ca.shared.global [$1+{d + 128 * n}], [${3 + n}], 4, $7;"]
-    return "{ " + " ".join([*lines, "cp.async.commit_group;", "mov.u32 $0, 0;"]) + " }"
-
-
-@functools.cache
-def add_of_block(ways: int, packed: bool) -> str:
-    """Return PTX that adds a block of samples.
-
-    Its results: rows and factors of the next block, of the lane and of its neighbour. Its arguments: where the sums of the lane begin,
-    its words (see `copy_of_block`), and its cotangents, 16 bytes at a time: float32, or two of bfloat16 in each 4, of which the first is
-    the lower half; then the starts of two rows in 16 bits each and their factors, of the lane and of its neighbour.
-
-    Reads and writes of shared memory are volatile: lanes read what others wrote in an earlier step, so none may move to another step.
-    """
-    at, words, of_d, rows, fa, fb, other, fu, fv = (f"${n}" for n in range(6, 15))
-    two, n_d = ways == 2, WIDTH // 2 if packed else WIDTH
-    here = 64 * n_d  # where words begin, behind the cotangents
-    lines = [
-        ".reg .b32 a, b, u, v, ta, tb, tu, tv;",
-        ".reg .f32 sa, sb, su, sv, ea, eb, own, beside;",
-        ".reg .b32 next<6>;",
-        ".reg .pred pa, pb, pu, pv, qu, qv, ma, mb, e, f;",
-        f".reg .b32 d<{n_d}>;",
-        *(f"ld.volatile.shared.v4.b32 {{d{n}, d{n + 1}, d{n + 2}, d{n + 3}}}, [{of_d}+{64 * n}];" for n in range(0, n_d, 4)),
-        f"and.b32 a, {rows}, 65535;",
-        f"add.u32 a, a, {at};",
-        f"setp.neu.f32 pa, {fa}, 0f00000000;",
-        f"and.b32 u, {other}, 65535;",
-        f"add.u32 u, u, {at};",
-        f"setp.neu.f32 qu, {fu}, 0f00000000;",
-        # The first row of the neighbour: ma, if it is this one's first, which then adds both; pu: add it alone.
-        "setp.eq.and.u32 e, u, a, qu;",
-        "and.pred ma, e, pa;",
-        "not.pred e, ma;",
-        "and.pred pu, qu, e;",
-        f"mov.f32 ea, {fu};",
-    ]
-    if two:
-        lines += [
-            f"shr.u32 b, {rows}, 16;",
-            f"add.u32 b, b, {at};",
-            f"setp.neu.f32 pb, {fb}, 0f00000000;",
-            f"shr.u32 v, {other}, 16;",
-            f"add.u32 v, v, {at};",
-            f"setp.neu.f32 qv, {fv}, 0f00000000;",
-            "setp.eq.and.u32 e, u, b, qu;",
-            "and.pred mb, e, pb;",  # the first is this one's second
-            "not.pred e, mb;",
-            "and.pred pu, pu, e;",
-            f"selp.f32 eb, {fu}, {fv}, mb;",
-            "setp.eq.and.u32 e, v, a, qv;",
-            "and.pred e, e, pa;",  # the second is this one's first
-            f"selp.f32 ea, {fv}, ea, e;",
-            "or.pred ma, ma, e;",
-            "not.pred f, e;",
-            "and.pred pv, qv, f;",
-            "setp.eq.and.u32 e, v, b, qv;",
-            "and.pred e, e, pb;",  # the second is this one's second
-            "or.pred mb, mb, e;",
-            "not.pred f, e;",
-            "and.pred pv, pv, f;",
-        ]
-    names = ["a", "b", "u", "v"] if two else ["a", "u"]
-    factor = {"a": fa, "b": fb, "u": fu, "v": fv}
-    for j in range(0, WIDTH, 2):
-        if packed:
-            lines += [f"shl.b32 ta, d{j // 2}, 16;", "mov.b32 own, ta;"]
-            lines += [f"and.b32 ta, d{j // 2}, -65536;", "mov.b32 beside, ta;"]
-        else:
-            lines += [f"mov.b32 own, d{j};", f"mov.b32 beside, d{j + 1};"]
-        lines += [f"xor.b32 t{n}, {n}, {4 * j};" for n in names]
-        lines += [f"ld.volatile.shared.f32 s{n}, [t{n}];" for n in names]
-        if j == 2:
-            lines += [f"ld.volatile.shared.b32 next{n}, [{words}+{here + 128 * n}];" for n in range(1 + ways)]
-            lines += [] if two else ["mov.b32 next2, 0;"]
-        if j == 8:
-            lines += _SHUFFLED
-        for n in names:
-            lines += [f"fma.rn.f32 s{n}, {factor[n]}, {'own' if n in 'ab' else 'beside'}, s{n};"]
-        lines += [f"@m{n} fma.rn.f32 s{n}, e{n}, beside, s{n};" for n in names if n in "ab"]
-        lines += [f"@p{n} st.volatile.shared.f32 [t{n}], s{n};" for n in names]
-    return "{ " + " ".join([*lines, *_RESULTS]) + " }"

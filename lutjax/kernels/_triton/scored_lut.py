@@ -46,10 +46,10 @@ from lutjax.values import _quantised
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
 
-def forward(call: ScoredLut, *, device: Device, piece: int = 0) -> jax.Array:
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if not _is_fused(call):
         return plain.forward_by(_weighted_rows, call, device=device)
-    tile = _Tile.of("forward", _forward_rule, call, device, piece)
+    tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
     part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
@@ -66,82 +66,50 @@ def forward(call: ScoredLut, *, device: Device, piece: int = 0) -> jax.Array:
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(dtype)
 
 
-Sums = Callable[[jax.Array, jax.Array, jax.Array, tuple[int, int, int], int, Device], jax.Array]
-
-SUMS: dict[str, Sums] = {
-    "owned": _owned_columns.sums,
-}
-CHOSEN: str | None = None
-OWN_INPUTS = False
-_MOST_OWN = 8 * 1024  # bytes of a warp
-
-
 def backward(
-    call: ScoredLut,
-    cotangent: jax.Array,
-    needs: frozenset[str],
-    *,
-    device: Device,
-    sums: str | None = None,
-    own_inputs: bool | None = None,
-    piece: int = 0,
-    keep_ends: bool = False,
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """`sums`: one of `SUMS`, which adds up the gradient of the tables; None: `CHOSEN`; "atomics" or None there: atomics.
-
-    `own_inputs`: whether programs add up the gradient of inputs in shared memory first; None: `OWN_INPUTS`.
-    """
-    sums = sums or CHOSEN
-    own_inputs = (OWN_INPUTS if own_inputs is None else own_inputs) and "x" in needs
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
-    tile = _Tile.of("backward", _backward_rule, call, device, piece)
+    tile = _Tile.of("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
-    how = tile.rows.how
-    own_inputs &= how.rows == 32 * how.warps and 128 * n_inputs <= _MOST_OWN and how.warps * 128 * n_inputs <= 48 * 1024
-    n_scalars = len(call.scalars)
+    tables, n_scalars = call.weights.shape, len(call.scalars)
     nothing = jax.ShapeDtypeStruct((1,), "float32")
 
-    def where(name: str, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, "float32") if name in needs else nothing
+    def where(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype) if needed else nothing
 
-    n_tables = len(call.weights)
-    by_rows = "weights" in needs and sums in SUMS and _owned_columns.fits(call.weights.shape[1])
-    formula = _formula(call.read)
-    assert formula is not None
-    ways = (formula.valued, n_tables, n)
+    owned = "weights" in needs and _owned_columns.fits(tables, call.groups, tile.ways, n)
     d_scalars, d_keep, rows, factors, dx, d_weights = launch(
         _differentiate,
-        *_inputs(tile, ends_of_groups=not own_inputs),
+        *_inputs(tile),
         cotangent,
         outputs=[
-            where("scalars", max(n_scalars, 1), tile.programs),
-            where("keep", tile.output_blocks, n_tables, n),
-            jax.ShapeDtypeStruct(ways[1:] if by_rows else (1,), "int32"),
-            jax.ShapeDtypeStruct(ways if by_rows else (1,), "float32"),
+            where("scalars" in needs, max(n_scalars, 1), tile.programs),
+            where("keep" in needs, tile.output_blocks, tables[0], n),
+            where(owned, tables[0], n, dtype="int32"),
+            where(owned, tile.ways, tables[0], n),
         ],
         zeroed=[
-            where("x", n_inputs_of, n_inputs, n),
-            nothing if by_rows else where("weights", *call.weights.shape),
+            where("x" in needs, n_inputs_of, n_inputs, n),
+            where("weights" in needs and not owned, *tables),
         ],
-        **tile.arguments | {"OWN_INPUTS": own_inputs, "KEEP_ENDS": keep_ends and not own_inputs},
+        **tile.arguments,
         OF_X="x" in needs,
-        OF_WEIGHTS="weights" in needs and not by_rows,
-        OF_ROWS=by_rows,
-        OWN_BASE=_owned_columns.base("owned_inputs", 4 * how.rows * max(n_inputs, 1)),
-        OWN_CLEAR=_owned_columns.CLEAR,
-        OWN_READ=_owned_columns.READ,
-        OWN_ADD=_owned_columns.ADD_DIFFERENCE if call.anchors.ndim == 3 else _owned_columns.ADD,
-        n_inputs=n_inputs,
-        n_inputs_of=n_inputs_of,
+        OF_WEIGHTS="weights" in needs and not owned,
+        OF_ROWS=owned,
         OF_SCALARS="scalars" in needs,
         OF_KEEP="keep" in needs,
     )
+
+    def of_weights() -> jax.Array:
+        if not owned:
+            return d_weights
+        return _owned_columns.sums(rows, factors, cotangent, tables, call.groups, device)
+
     found: dict[str, Callable[[], jax.Array]] = {
         "x": lambda: dx.transpose(2, 0, 1),
-        "weights": lambda: d_weights
-        if not by_rows
-        else SUMS[sums](rows, factors, cotangent, call.weights.shape, call.groups, device),
+        "weights": of_weights,
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
     }
@@ -224,9 +192,7 @@ def _is_fused(call: ScoredLut) -> bool:
     return _formula(call.read) is not None and call.accumulate is None and not wide
 
 
-def _inputs(
-    tile: "_Tile", reads_tables: bool = True, ends_of_groups: bool = True
-) -> tuple[jax.Array, ...]:
+def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
     """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
     call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
@@ -234,10 +200,10 @@ def _inputs(
         weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
     n_inputs_of, n_inputs = call.x.shape[1:]
     ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
-    if n_inputs_of > 1 and ends_of_groups:
+    if n_inputs_of > 1:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
-    if tile.in_int32 and ends_of_groups:  # the start of the input, not its number
+    if tile.in_int32:  # the start of the input, not its number
         ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
@@ -261,12 +227,12 @@ class _Tile:
     """Programs of a call: tiles of samples and outputs, and a part of the tables of a group.
 
     Attributes:
-      rows: those of one group.
+      rows: those of one group. piece: outputs of each of the equal tiles of a program; 0: one tile, or two.
     """
 
     call: ScoredLut
     rows: _row_tiles.RowTile
-    piece: int = 0
+    piece: int
 
     @classmethod
     def of(
@@ -280,12 +246,20 @@ class _Tile:
             call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
         )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
-        piece = piece if piece and n_outputs % piece == 0 and n_outputs // piece <= 8 else 0
-        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece)
+        divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
+        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
         most = _quantised.MOST_ADDENDS // formula.ways  # tables of a sum in int32
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
-        return cls(call, dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most)))
+        rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
+        return dataclasses.replace(tile, rows=rows)
+
+    @property
+    def ways(self) -> int:
+        """Ways that have values."""
+        formula = _formula(self.call.read)
+        assert formula is not None
+        return formula.valued
 
     @property
     def parts(self) -> int:
@@ -372,8 +346,6 @@ class _Tile:
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
-            "OWN_INPUTS": False,
-            "KEEP_ENDS": False,
             **_constants(formula.rounding),
         }
 
@@ -413,6 +385,7 @@ def _first_of_two(n: int) -> int:
 
 
 _OUTPUTS = 128  # of one program
+_PIECE = 16  # outputs of a tile, where products with tiles are added up before lanes are
 
 
 def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
@@ -495,32 +468,19 @@ def _differentiate(
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
-    own = tl.arange(0, c.ROWS)
-    if c.OWN_INPUTS:
-        inputs = (group % c.n_inputs_of) * c.n_inputs * c.n_samples
-        x += inputs
-        dx += inputs
-        own = tl.inline_asm_elementwise(c.OWN_BASE, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
-        for a in range(c.n_inputs):
-            tl.inline_asm_elementwise(
-                c.OWN_CLEAR, "=r,r", [own + 4 * c.ROWS * a], dtype=tl.int32, is_pure=False, pack=1
-            )
     for i in range(first, last):
         t = _table(i, first, last, c.ROTATED)
         u = _margins(x, ends, t, sample, exists, c)
-        offsets = _gate_tiles.nothing()
-        if c.KEEP_ENDS:
-            offsets = _offsets(ends, t, c)
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
         if c.OF_ROWS:
-            if block == 0:
-                here = t.to(c.INDEX) * c.n_samples + sample
-                tl.store(rows + here, (index << 7) | ((index ^ flip) << 23), mask=exists)
-                tl.store(row_factors + here, factors[0], mask=exists)
-                if c.WAYS == 2 and not c.HARD:
-                    tl.store(row_factors + c.n_tables * c.n_samples + here, factors[1], mask=exists)
+            here = t.to(c.INDEX) * c.n_samples + sample
+            of_first = exists & (block == 0)
+            tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=of_first)
+            tl.store(row_factors + here, factors[0], mask=of_first)
+            if c.WAYS == 2 and not c.HARD:
+                tl.store(row_factors + c.n_tables * c.n_samples + here, factors[1], mask=of_first)
         # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
         # does not change if it ends as another began: so each has a value of its own.
         row, factor = index, factors[0]
@@ -551,14 +511,7 @@ def _differentiate(
                 of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
                 of_scalars = _plus(of_scalars, of_each)
                 if c.OF_X:
-                    to = own if c.OWN_INPUTS else dx + sample
-                    _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, offsets, t, exists, s, c)
-    if c.OWN_INPUTS:
-        for a in range(c.n_inputs):
-            value = tl.inline_asm_elementwise(
-                c.OWN_READ, "=f,r", [own + 4 * c.ROWS * a], dtype=tl.float32, is_pure=False, pack=1
-            )
-            tl.atomic_add(dx + a * c.n_samples + sample, value, mask=exists, sem="relaxed")
+                    _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c)
     if c.OF_SCALARS:
         for n in tl.static_range(c.n_scalars):
             value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
@@ -724,8 +677,9 @@ def _power(exponent):
 
 
 @kernel
-def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, offsets, t, exists, s, c: tl.constexpr):
-    """Add to the inputs of each comparison the cotangent of its margin; `to`: those of the samples, in memory or of this program."""
+def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
+    """Add to the inputs of each comparison the cotangent of its margin."""
+    of_samples = dx + sample
     for j in tl.static_range(c.n_comparisons):
         du = tl.where(flip == (1 << j), of_closest, 0.0)
         if c.SCORED:
@@ -733,23 +687,9 @@ def _add_to_inputs(to, u, flip, of_closest, of_total, of_logs, ends, offsets, t,
             e = tl.exp(-s[0] * m)
             du += of_total + of_logs * s[0] * (e / (1 + e))
         du = tl.where(detect.is_above_zero(u[j]), du, -du)
-        end = ends + (t * c.n_comparisons + j) * c.n_ends
-        if c.KEEP_ENDS:
-            for side in tl.static_range(c.n_ends):
-                tl.atomic_add(to + offsets[c.n_ends * j + side], du if side == 0 else -du, mask=exists, sem="relaxed")
-        elif c.OWN_INPUTS:
-            if c.n_ends == 2:
-                at = [to + tl.load(end) * (4 * c.ROWS), to + tl.load(end + 1) * (4 * c.ROWS), du]
-                tl.inline_asm_elementwise(
-                    c.OWN_ADD, "=r,r,r,f", at, dtype=tl.int32, is_pure=False, pack=1
-                )
-            else:
-                at = [to + tl.load(end) * (4 * c.ROWS), du]
-                tl.inline_asm_elementwise(c.OWN_ADD, "=r,r,f", at, dtype=tl.int32, is_pure=False, pack=1)
-        else:
-            for side in tl.static_range(c.n_ends):
-                there = to + _offset(end + side, c)
-                tl.atomic_add(there, du if side == 0 else -du, mask=exists, sem="relaxed")
+        for side in tl.static_range(c.n_ends):
+            to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
+            tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
 
 
 # ------------------------------------------------------------------------------------- margins and coefficients
@@ -772,36 +712,25 @@ def _scalars(scalars, c: tl.constexpr):
 def _margins(x, ends, t, sample, exists, c: tl.constexpr):
     """The margins of a table's comparisons."""
     found = _gate_tiles.nothing()
-    offsets = _offsets(ends, t, c)
     for j in tl.static_range(c.n_comparisons):
-        margin = _input(x, offsets[c.n_ends * j], sample, exists, c)
+        end = ends + (t * c.n_comparisons + j) * c.n_ends
+        margin = _input(x, end, sample, exists, c)
         if c.n_ends == 2:
-            margin -= _input(x, offsets[2 * j + 1], sample, exists, c)
+            margin -= _input(x, end + 1, sample, exists, c)
         found += (margin,)
     return found
 
 
 @kernel
-def _input(x, offset, sample, exists, c: tl.constexpr):
+def _input(x, end, sample, exists, c: tl.constexpr):
     """The compared input of the samples."""
-    return tl.load(x + sample + offset, mask=exists, other=0).to(tl.float32)
-
-
-@kernel
-def _offsets(ends, t, c: tl.constexpr):
-    """Starts of the inputs that a table compares, whose samples follow."""
-    found = _gate_tiles.nothing()
-    for n in tl.static_range(c.n_comparisons * c.n_ends):
-        found += (_offset(ends + t * (c.n_comparisons * c.n_ends) + n, c),)
-    return found
+    return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
 
 
 @kernel
 def _offset(end, c: tl.constexpr):
     """Start of an input, whose samples follow."""
-    if c.OWN_INPUTS:
-        return tl.load(end).to(c.INDEX) * c.n_samples
-    elif c.SCALED:
+    if c.SCALED:
         return tl.load(end)
     else:
         return tl.load(end).to(tl.int64) * c.n_samples
