@@ -1,7 +1,7 @@
 """Implementations side by side, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
 
 A case of a later file takes the place of the same case of an earlier one. Prints Markdown: the table, and what is to be known of its rows: devices,
-versions and days, and which of them are older than their kernels.
+versions and days, and which of them are older than their kernels. Without a file it writes the tables of docs/gpu.md, from those that are recorded.
 """
 
 import csv
@@ -10,6 +10,10 @@ from pathlib import Path
 
 from lutjax.benchmark.results import duration, size, sources
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "gpu.md"
+RECORDED = {"table": "h200", "few": "few_outputs", "integers": "integers"}
+"""Files in docs/benchmarks, by the mark of their table in the page."""
 _ROWS = {
     "forward": "forward",
     "dense": "forward + backward, dense",
@@ -50,6 +54,15 @@ def table(paths: list[Path]) -> str:
     return "\n".join([*lines, "", made_of(records)]) + "\n"
 
 
+def written(page: str) -> str:
+    """Return the page with the tables of the recorded files."""
+    for mark, name in RECORDED.items():
+        before, rest = page.split(f"<!-- {mark} -->\n")
+        after = rest[rest.index("<!-- end -->") :]
+        page = f"{before}<!-- {mark} -->\n{table([DOCS / 'benchmarks' / f'{name}.csv'])}{after}"
+    return page
+
+
 def made_of(records: list[dict[str, str]]) -> str:
     """Return the sentence on devices, versions and days of rows, and on those whose kernels are others now."""
     versions = {f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}" for r in records}
@@ -80,4 +93,7 @@ def _time(seconds: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table([Path(name) for name in sys.argv[1:]]), end="")
+    if files := sys.argv[1:]:
+        print(table([Path(name) for name in files]), end="")
+    else:
+        PAGE.write_text(written(PAGE.read_text()))

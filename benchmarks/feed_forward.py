@@ -9,10 +9,7 @@ installed packages, each file once; `--json` adds each result to a file.
 """
 
 import argparse
-import ast
-import hashlib
 import json
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +17,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from language_models import about, add_options, head, text_of, values_of  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
 from lutjax.training import presets
-from lutjax.training.experiments import Intervals
 from lutjax.training.lm import Run, TrainingConfig
-from lutjax.training.text import Text, load_text, split_text
+from lutjax.training.text import Text
 
 N_TESTS = 16
 """Tests on the validation part, the best of which is kept."""
@@ -36,19 +33,6 @@ N_TESTS = 16
 
 PROBE = 20
 """Steps whose time says how many fit into some seconds."""
-
-
-def python_sources(context: int) -> Text:
-    """Return the source of the standard library and all installed packages, in the order of their paths and each file once."""
-    seen, files = set(), []
-    for folder in dict.fromkeys(map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))):
-        for path in sorted(Path(folder).rglob("*.py")):
-            data = path.read_bytes()
-            digest = hashlib.sha256(data).digest()
-            if data and digest not in seen:
-                seen.add(digest)
-                files.append(data)
-    return split_text(b"\n".join(files), name=f"sources of Python, {len(files)} files", context=context)
 
 
 def steps_in(seconds: float, values: dict[str, Any], text: Text) -> int:
@@ -153,9 +137,8 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
         flush=True,
     )
     if rows is not None:
-        about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "digest": text.digest}
         with rows.open("a") as file:
-            file.write(json.dumps({**about, **values, **result._asdict()}) + "\n")
+            file.write(json.dumps({**about(), "digest": text.digest, **values, **result._asdict()}) + "\n")
 
 
 def table(found: dict[str, tuple[float, list[Result]]]) -> str:
@@ -194,53 +177,22 @@ def draw(found: dict[str, tuple[float, list[Result]]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--text", type=Path, help="file or folder, or python; default: Python's standard library"
-    )
-    parser.add_argument("--preset", choices=list(presets.PRESETS["gpt"]), default="demo")
-    parser.add_argument("--steps", type=int, help="default: those of the preset")
-    parser.add_argument("--seconds", type=float, help="of the steps of each training, in place of --steps")
-    parser.add_argument("--seeds", default="0,1,2", help="numbers with commas between them")
+    add_options(parser)
     parser.add_argument("--rates", help="learning rates to choose from, with commas; default: the preset's")
     parser.add_argument("--layers", default=",".join(FEED_FORWARD), help="default: all")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model or training"
-    )
-    parser.add_argument("--json", type=Path, help="add each result to this file, a line of JSON")
     parser.add_argument("--png", type=Path, help="draw the losses into this file")
     arguments = parser.parse_args()
 
-    values = dict(presets.preset("gpt", arguments.preset))
-    values |= {name: _value(text) for name, _, text in (word.partition("=") for word in arguments.set)}
-    configs: tuple[Any, ...] = (GPTConfig, TrainingConfig, Intervals)
-    unknown = set(values) - {name for config in configs for name in config.__dataclass_fields__}
-    if unknown:
-        parser.error(f"--set: there is no {', '.join(sorted(unknown))}")
-    values["steps"] = arguments.steps or values["steps"]
-    values["select_every"] = 0  # chosen here, outside of the time of the steps
+    values = values_of(parser, arguments)  # what is kept is chosen here, outside of the time of the steps
     rates = (
         [float(rate) for rate in arguments.rates.split(",")] if arguments.rates else [values["learning_rate"]]
     )
-    if arguments.seconds is not None and (arguments.steps or not 0 < arguments.seconds < float("inf")):
-        parser.error("--seconds is a time above 0, in place of --steps")
-    python = arguments.text == Path("python")
-    text = (
-        python_sources(values["context"]) if python else load_text(arguments.text, context=values["context"])
-    )
-    length = f"{values['steps']} steps" if arguments.seconds is None else f"{arguments.seconds:g} s of steps"
-    print(f"{text.name}, {text.size:,} bytes of digest {text.digest[:16]}, preset {arguments.preset}, {length} of "
-          f"{values['batch_size']} x {values['context']} bytes, {jax.devices()[0].device_kind}, jax {jax.__version__}", flush=True)  # fmt: skip
+    text = text_of(arguments, values)
+    print(head(arguments, values, text), flush=True)
     found = compare(
         arguments.layers.split(","),
         values,

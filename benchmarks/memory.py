@@ -1,22 +1,30 @@
 """Memory layers: loss with and without a memory, loss by the bytes of its tables, and the time of product keys.
 
-    python benchmarks/memory.py train --text FILE --seeds 0,1,2 --out memory.jsonl
-    python benchmarks/memory.py sizes --text FILE --rows 256,1024,4096,16384,65536 --out memory.jsonl
-    python benchmarks/memory.py keys --out memory.jsonl
-    python benchmarks/memory.py table --out memory.jsonl --picture docs/memory.png
+    python benchmarks/memory.py train --text FILE --seconds 40 --json memory.jsonl
+    python benchmarks/memory.py sizes --text FILE --steps 1000 --rows 256,1024,4096,16384,65536 --json memory.jsonl
+    python benchmarks/memory.py keys --json memory.jsonl
+    python benchmarks/memory.py table --json memory.jsonl --picture docs/memory.png
 
-Each of the first three adds lines of JSON to the file, one for each result, and `table` prints them in Markdown and draws the picture. Times are seconds of
-the processor, of all threads, so that they do not depend on what else runs beside. `train` measures a step of both models in turns, and gives the one
-with the memory as many steps as take the same time.
+Each of the first three adds lines of JSON to the file, one for each result, and `table` prints them in Markdown and draws the picture.
+
+`train` compares models of a preset with and without a memory, of which a token reads equally many parameters, in equal time:
+
+1. Steps of both are timed in turns. So each has as many steps as take the seconds (by default those of the preset's steps without a memory), and its schedule ends with the last of them.
+2. The first seed chooses the rate of the memory's rows (`--rates`): with each of them the model is trained for a `--share` of the time, and the lowest loss on the validation part wins. Rows that move faster
+   learn sooner and remember too much later, so a small share may prefer too fast a rate; `--share 1` trains in full.
+3. With it, both models are trained on all but the test part, for each seed, and tested on that part, which nothing before has seen. Seeds draw first values and batches.
+
+Compilation and tests take no part in the seconds; programs are compiled side by side, one for both models and each rate, not for each seed. `--text python` is the source of all installed
+packages. Seconds are those of the clock, or with `--processor` those of the processor, of all threads, which do not depend on what else runs beside.
+On a GPU, for three minutes of steps beside compilation and tests: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
 """
 
 import argparse
 import json
-import os
-import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +32,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from language_models import about, add_options, head, text_of, values_of  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-import lutjax
 from lutjax.layers.nnx import ProductKeyMemory
 from lutjax.models import GPTConfig
 from lutjax.training import nnx as training, presets, tables
-from lutjax.training.lm import Run, TrainingConfig
-from lutjax.training.text import Text, load_text
+from lutjax.training.lm import Evaluation, Run, TrainingConfig
+from lutjax.training.models import State
+from lutjax.training.text import Text
 
-MEMORY = {"memory": True, "lut_heads": 1, "lut_tables": 48}
-"""The model with a memory: 16 tables less in each layer, whose parameters a token reads in the memory."""
+Keep = Callable[[dict[str, Any]], None]
+"""Prints a result, and adds it to a file."""
+
+Clock = Callable[[], float]
+
+CHUNK = 500
+"""Steps of a call."""
+
+MOST_STEPS, MOST_SEEDS = 10_000_000, 200
+"""Steps of a training, and seeds: batches of another seed are those of later steps, which int32 counts."""
 
 
 def seconds_of_processor() -> float:
@@ -43,78 +60,192 @@ def seconds_of_processor() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run_of(values: dict[str, Any], text: Text, validate: bool) -> Run:
+def run_of(values: dict[str, Any], text: Text, *, validate: bool) -> Run:
+    """Return the run of a preset's values; `validate`: the validation part is kept out of training."""
     train = text.train if validate else np.concatenate([text.train, text.validation])
     return Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), train, text.validation)
 
 
 def parameters_read(config: GPTConfig) -> int:
     """Return the number of parameters that one token reads: matrices whole, of tables the rows that are read."""
-    features, n = config.features, config.n_layers
-    tables = config.lut_heads * config.lut_tables * 2 * features  # a row and its neighbour
-    found = n * (4 * features**2 + tables) + features + features * config.vocab_size
+    features, kind = config.features, config.feed_forward
+    one = kind == "lut" or config.read == "hard" or config.read.endswith("_1")
+    rows = config.lut_tables * (1 if one else 2) * features  # a row, and its neighbour
+    layer = {
+        "dense": 8 * features**2,
+        "lut": config.lut_heads * rows,
+        "scored_lut": config.lut_heads * rows,
+        "projection_lut": rows + 2 * features**2,
+    }[kind]
+    found = config.n_layers * (4 * features**2 + layer) + features + features * config.vocab_size
     for _ in config.memory_places:
         rows = len(config.memory_orders) * config.memory_heads * config.memory_width
         found += rows + 2 * rows * features
     return found
 
 
-def steps_in_turns(runs: dict[str, Run], n_turns: int = 8, n_steps: int = 25) -> dict[str, float]:
-    """Return the seconds of the processor of a step of each run, the median of turns."""
-    states: dict[str, Any] = {}
-    for name, run in runs.items():
-        advance = run.advance.compiled(run.abstract())[1]
-        state, loss = advance(run.init(), 0, 5)
-        states[name] = [advance, state, float(loss), []]
-    for turn in range(n_turns):
-        for held in states.values():
-            start = seconds_of_processor()
-            held[1], loss = held[0](held[1], 5 + turn * n_steps, n_steps)
-            float(loss)
-            held[3].append((seconds_of_processor() - start) / n_steps)
-    return {name: float(np.median(held[3])) for name, held in states.items()}
+def with_memory(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a model with a memory and fewer tables, of which a token reads nearly as many parameters.
+
+    Raises:
+      SystemExit: there is none within five percent.
+    """
+
+    def read(values: dict[str, Any]) -> int:
+        return parameters_read(presets.make(GPTConfig, values))
+
+    own: GPTConfig = presets.make(GPTConfig, values)
+    heads = own.lut_heads if own.feed_forward == "projection_lut" else 1
+    most = own.lut_tables * own.lut_heads // heads
+    each = [{**values, "memory": True, "lut_heads": heads, "lut_tables": n} for n in range(1, most + 1)]
+    found = min(each, key=lambda other: abs(read(other) - read(values)))
+    if abs(read(found) / read(values) - 1) > 0.05:
+        raise SystemExit(
+            f"a token reads {read(values):,} parameters without a memory, and at best {read(found):,} with one: take a smaller memory "
+            "(--set memory_width=4), or more tables (--set lut_tables=...)."
+        )
+    return found
 
 
-def trained(run: Run, part: Any) -> dict[str, Any]:
-    """Train to the end; return seconds of the processor, sizes and the loss on a part of the text."""
-    advance = run.advance.compiled(run.abstract())[1]
-    state, steps, seconds = run.init(), run.training.steps, 0.0
-    for first in range(0, steps, 500):
-        start = seconds_of_processor()
-        state, loss = advance(state, first, min(500, steps - first))
+class Program:
+    """A run with its programs, which are the same for every seed.
+
+    Args:
+      run: whose steps have been traced.
+      like: of a run of the same model, which draws the same first values.
+    """
+
+    def __init__(self, run: Run, like: "Program | None" = None):
+        self.run = run
+        self._advance = run.advance.compiled(run.abstract())[1]
+        self._draw = jax.jit(run.drawn).lower(jax.random.key(0)).compile() if like is None else like._draw
+
+    def drawn(self, seed: int) -> State:
+        """Return the state before the first step."""
+        state: State = self._draw(jax.random.key(seed))
+        return state
+
+    def advanced(self, state: State, first: int, count: int, clock: Clock) -> tuple[State, float]:
+        """Return the state after some steps, and their seconds."""
+        start = clock()
+        state, loss = self._advance(state, first, count)
         float(loss)
-        seconds += seconds_of_processor() - start
+        return state, clock() - start
+
+    def trained(self, seed: int, clock: Clock) -> tuple[State, float]:
+        """Return the state after all steps, and their seconds.
+
+        Args:
+          seed: of first values, and of batches: those of steps that another seed does not come to.
+        """
+        state, seconds = jax.block_until_ready(self.drawn(seed)), 0.0
+        steps = self.run.training.steps
+        for first in range(0, steps, CHUNK):
+            count = min(CHUNK, steps - first)
+            state, took = self.advanced(state, seed * MOST_STEPS + first, count, clock)
+            seconds += took
+        return state, seconds
+
+
+def compiled(runs: Sequence[Run], like: Sequence[Program | None]) -> list[Program]:
+    """Return runs with their programs, compiled side by side; for `like` see `Program`."""
+    start = time.perf_counter()
+    for run in runs:
+        run.advance.trace(run.abstract())
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(Program, runs, like))
+    print(f"programs of {len(runs)} runs compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    return found
+
+
+def steps_in_turns(
+    programs: dict[str, Program], clock: Clock, n_turns: int = 8, n_steps: int = 25
+) -> dict[str, float]:
+    """Return the seconds of a step of each run, the median of turns."""
+    states = {name: program.advanced(program.drawn(0), 0, 5, clock)[0] for name, program in programs.items()}
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(n_turns):
+        for name, program in programs.items():
+            states[name], took = program.advanced(states[name], 5 + turn * n_steps, n_steps, clock)
+            times[name].append(took / n_steps)
+    return {name: float(np.median(each)) for name, each in times.items()}
+
+
+def tested(run: Run) -> Evaluation:
+    """Return what tests states of a run, and of others that differ in their training alone."""
+    return Evaluation(run.structure, run.config.context)
+
+
+def sizes_of(run: Run) -> dict[str, int]:
+    """Return what is said of a model beside its loss."""
+    config = run.config
+    assert isinstance(config, GPTConfig)
     return {
-        "steps": steps,
-        "seconds": seconds,
-        "loss": run.evaluate(state, part),
+        "steps": run.training.steps,
         "parameters": run.structure.n_parameters(),
-        "read": parameters_read(run.config),  # type: ignore[arg-type]
+        "read": parameters_read(config),
     }
 
 
-def train(text: Text, seeds: list[int], steps: int, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Compare models with and without a memory at equal seconds of the processor, for each seed."""
-    values = {**presets.preset("gpt", "demo"), "steps": steps}
-    each = {"without": values, "with": {**values, **MEMORY}}
-    per_step = steps_in_turns({name: run_of(v, text, validate=True) for name, v in each.items()})
-    each["with"]["steps"] = int(steps * per_step["without"] / per_step["with"])
+def train(
+    values: dict[str, Any],
+    text: Text,
+    *,
+    seeds: list[int],
+    rates: list[float],
+    share: float,
+    seconds: float | None,
+    clock: Clock,
+    windows: int | None,
+    keep: Keep,
+) -> None:
+    """Compare models with and without a memory in equal time, for each seed; see the head of this file."""
+    each = {"without": values, "with": with_memory(values)}
+    runs = [run_of(v, text, validate=True) for v in each.values()]
+    probes = dict(zip(each, compiled(runs, [None, None]), strict=True))
+    per_step = steps_in_turns(probes, clock)
+    if seconds is None:
+        seconds = values["steps"] * per_step["without"]
+    steps = {name: max(round(seconds / one), 1) for name, one in per_step.items()}
+    each = {name: {**v, "steps": steps[name]} for name, v in each.items()}
+    fewer = max(round(share * steps["with"]), 1)
+    tried = {
+        rate: run_of({**each["with"], "steps": fewer, "memory_rate": rate}, text, validate=True)
+        for rate in rates
+    }
+    *of_rates, without = compiled(
+        [*tried.values(), run_of(each["without"], text, validate=False)],
+        [*[probes["with"]] * len(tried), probes["without"]],
+    )
+    test = {"with": tested(of_rates[0].run), "without": tested(without.run)}
+    losses = {}
+    for rate, program in zip(rates, of_rates, strict=True):
+        state, took = program.trained(seeds[0], clock)
+        losses[rate] = test["with"](state.params, state.others, text.validation, max_windows=windows)
+        keep({"what": "rate", "rate": rate, "seed": seeds[0], "seconds": took, "validation": losses[rate], **sizes_of(program.run)})  # fmt: skip
+    rate = min(losses, key=lambda rate: losses[rate])
+    last = run_of({**each["with"], "memory_rate": rate}, text, validate=False)
+    (within,) = compiled([last], [probes["with"]])
     for seed in seeds:
-        for name, v in each.items():
-            found = trained(run_of({**v, "seed": seed}, text, validate=False), text.test)
-            keep({"what": "train", "model": name, "seed": seed, "ms_per_step": 1e3 * per_step[name], **found})
+        for name, program in (("without", without), ("with", within)):
+            state, took = program.trained(seed, clock)
+            loss = test[name](state.params, state.others, text.test, max_windows=windows)
+            of_model = {"memory_rate": rate} if name == "with" else {}
+            keep({"what": "train", "model": name, "seed": seed, "ms_per_step": 1e3 * per_step[name], "seconds": took, "loss": loss,
+                  **sizes_of(program.run), **of_model})  # fmt: skip
 
 
-def sizes(text: Text, rows: list[int], steps: int, seed: int, keep: Callable[[dict[str, Any]], None]) -> None:
+def sizes(values: dict[str, Any], text: Text, rows: list[int], seed: int, clock: Clock, keep: Keep) -> None:
     """Train with tables of several numbers of rows, all for as many steps; losses are those of the validation part."""
-    values = {**presets.preset("gpt", "demo"), "steps": steps, "seed": seed}
     for n in (0, *rows):
-        changes = {**MEMORY, "memory_rows": n} if n else {}
-        run = run_of({**values, **changes}, text, validate=True)
+        run = run_of({**with_memory(values), "memory_rows": n} if n else values, text, validate=True)
         config = run.config
         assert isinstance(config, GPTConfig)
         n_bytes = 4 * n * len(config.memory_orders) * config.memory_heads * config.memory_width
-        keep({"what": "sizes", "rows": n, "bytes": n_bytes, **trained(run, text.validation)})
+        (program,) = compiled([run], [None])
+        state, took = program.trained(seed, clock)
+        loss = run.evaluate(state, text.validation)
+        keep({"what": "sizes", "rows": n, "bytes": n_bytes, "seconds": took, "loss": loss, **sizes_of(run)})
 
 
 # ------------------------------------------------------------------------------------- product keys
@@ -132,9 +263,7 @@ def simple(layer: Any, x: jax.Array) -> jax.Array:
     return jnp.einsum("bhk,bhko->bo", jax.nn.softmax(best), layer.weights[...][0][rows])
 
 
-def keys(
-    keep: Callable[[dict[str, Any]], None], n_keys: int = 1024, features: int = 64, batch: int = 512
-) -> None:
+def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -> None:
     """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`."""
     layer = ProductKeyMemory(features, features, n_keys=n_keys, rngs=nnx.Rngs(0))
     x, target = jax.random.normal(jax.random.key(1), (2, batch, features))
@@ -205,10 +334,16 @@ def keys(
 def table(found: list[dict[str, Any]]) -> str:
     """Return the results in Markdown."""
     lines: list[str] = []
+    tried = [r for r in found if r["what"] == "rate"]
+    if tried:
+        lines += ["| rate of the rows | steps | validation loss |", "| --- | --- | --- |"]
+        lines += [f"| {r['rate']:g} | {r['steps']} | {r['validation']:.4f} |" for r in tried]
+        lines.append("")
     runs = [r for r in found if r["what"] == "train"]
     if runs:
+        of_processor = any(r.get("clock", "processor") == "processor" for r in runs)
         lines += [
-            "| memory | parameters | read for a token | steps | seconds of the processor | test loss, mean | of each seed |",
+            f"| memory | parameters | read for a token | steps | seconds{' of the processor' if of_processor else ''} | test loss, mean | of each seed |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
         for name in ("without", "with"):
@@ -257,39 +392,64 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["train", "sizes", "keys", "table"])
-    parser.add_argument("--text", type=Path)
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--rows", default="256,1024,4096,16384,65536")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--picture", type=Path)
+    add_options(parser)
+    parser.add_argument(
+        "--rates", default="1,2,5", help="of the rows of the memory, to choose from, as factors"
+    )
+    parser.add_argument("--share", type=float, default=0.25, help="of the time, for each of the rates")
+    parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
+    parser.add_argument(
+        "--windows", type=int, help="windows of a part of the text that is tested; default: all"
+    )
+    parser.add_argument("--rows", default="256,1024,4096,16384,65536", help="of each table of the memory")
+    parser.add_argument("--picture", type=Path, help="draw losses by the size of tables into this file")
     asked = parser.parse_args()
+    values, found = values_of(parser, asked), list[dict[str, Any]]()
+    if not 0 < asked.share <= 1:
+        parser.error("--share is above 0 and at most 1")
+    of_run: dict[str, Any] = {}
 
     def keep(result: dict[str, Any]) -> None:
-        machine = {
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "jax": jax.__version__,
-            "lutjax": lutjax.__version__,
-        }
-        line = json.dumps({**result, **machine, "date": time.strftime("%Y-%m-%d")})
+        found.append({**result, **of_run, **about()})
+        line = json.dumps(found[-1])
         print(line, flush=True)
-        with asked.out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        if asked.json is not None:
+            with asked.json.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     if asked.what == "keys":
         keys(keep)
     elif asked.what == "table":
-        found = [json.loads(line) for line in asked.out.read_text(encoding="utf-8").splitlines()]
-        print(table(found))
+        if asked.json is None:
+            parser.error("table: give the file, --json")
+        found = [json.loads(line) for line in asked.json.read_text(encoding="utf-8").splitlines()]
         if asked.picture is not None:
             draw(found, asked.picture)
     else:
-        text = load_text(asked.text, context=presets.preset("gpt", "demo")["context"])
+        text = text_of(asked, values)
+        print(head(asked, values, text), flush=True)
+        of_run |= {
+            "text": Path(text.name).name,
+            "digest": text.digest,
+            "preset": asked.preset,
+            "set": asked.set,
+        }
+        of_run["clock"] = "processor" if asked.processor else "wall"
+        clock = seconds_of_processor if asked.processor else time.perf_counter
+        seeds = [int(seed) for seed in asked.seeds.split(",")]
+        if not all(0 <= seed < MOST_SEEDS for seed in seeds):
+            parser.error(f"--seeds are numbers from 0 to {MOST_SEEDS - 1}")
         if asked.what == "train":
-            train(text, [int(seed) for seed in asked.seeds.split(",")], asked.steps or 4200, keep)
+            rates = [float(rate) for rate in asked.rates.split(",")]
+            train(
+                values, text, seeds=seeds, rates=rates, share=asked.share, seconds=asked.seconds, clock=clock, windows=asked.windows,
+                keep=keep,
+            )  # fmt: skip
         else:
-            sizes(text, [int(n) for n in asked.rows.split(",")], asked.steps or 1000, 9, keep)
+            if asked.seconds is not None:
+                parser.error("sizes: all have as many steps; give --steps")
+            sizes(values, text, [int(n) for n in asked.rows.split(",")], seeds[0], clock, keep)
+    print(f"\n{table(found)}")
 
 
 if __name__ == "__main__":

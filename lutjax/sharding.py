@@ -19,6 +19,7 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops.weighted_lookup import weighted_lookup
+from lutjax.tables._row_rules import DECAY
 from lutjax.values._fixed_point import FixedPoint
 
 __all__ = ["DETECTORS", "lookup_in_blocks", "specs"]
@@ -93,6 +94,8 @@ def specs(
         place += len(array.shape) - rank
         n = array.shape[place]
         if n == 1 and found[-1] == _DIVIDED["positions"]:  # all detectors share it
+            return PartitionSpec()
+        if rows and name.endswith(f"/{DECAY}"):  # all rows share it
             return PartitionSpec()
         if n % n_devices:
             fitting, what = [d for d in range(1, n_devices) if n % d == 0], "rows" if rows else "detectors"

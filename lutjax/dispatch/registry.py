@@ -260,6 +260,8 @@ class KernelSpec:
         one_rate = self.platform is not Platform.XLA and not self.rates
         if one_rate and request.step is not None and request.step.differs_by_row:
             return "moves all rows at one rate, and the rates or factors of these differ"
+        if self.platform is not Platform.XLA and request.step is not None and request.step.rule.counts_decay:
+            return "does not count the decay of steps that skip a row, as decay='every' asks"
         if self.platform not in (Platform.XLA, *request.call.also) and request.call.plain:
             return request.call.plain
         return None if self.unsupported is None else self.unsupported(request)

@@ -11,26 +11,50 @@ import numpy as np
 from lutjax.values._dtypes import accumulator
 
 RowState = dict[str, Any]
-"""Arrays ``[detectors, rows, 1 or outputs]`` by name; of a list of edges ``[edges]``."""
+"""Arrays ``[detectors, rows, 1 or outputs]`` by name; of a list of edges ``[edges]``. With ``decay="every"`` also `DECAY`."""
+
+DECAYS = ("read", "every")
+
+DECAY = "decay"
+"""State of whole tables ``[detectors, 1, 2]``: the decay of all steps so far, as minus the logarithm of what it leaves of a row, in two parts: a
+number and what its rounding left."""
+
+DECAYED = "decayed"
+"""State of a row: as `DECAY`, of the steps whose share the row has had."""
+
+_ALL = 100.0
+"""Decay that leaves nothing of a row in float32."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowRule:
     """Base of the rules. Static: part of the compiled program; the rate is an argument.
 
     A rule moves rows that a step touches, and only those: a row is touched if it was looked up, however often,
     and its gradient is the sum over all its look-ups. `weight_decay` takes ``rate * weight_decay`` of a
-    touched row, once for each step.
+    touched row, once for each step. With ``decay="every"`` the steps that do not touch a row take that share of it too: it is counted,
+    and taken when the row is touched again, before anything else, or by `current`. Other state of a row stays in these steps.
+
+    Source: docs/semantics.md, section 8.
     """
 
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
+    decay: str = dataclasses.field(default="read", kw_only=True)
 
     def __post_init__(self) -> None:
+        self._require("decay", self.decay in DECAYS, f"expected {' or '.join(map(repr, DECAYS))}")
         for field in dataclasses.fields(self):
+            if field.name == "decay":
+                continue
             value = getattr(self, field.name)
             number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
             self._require(field.name, number and math.isfinite(value), "expected a finite number")
         self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = [f"{n}={v!r}" for n, v in values.items() if n != "decay" or v != "read"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -46,21 +70,37 @@ class RowRule:
         """True if a touched row changes, or its state, where its gradient is zero."""
         return self.weight_decay > 0
 
+    @property
+    def counts_decay(self) -> bool:
+        """True if steps that do not touch a row take their share of it, too."""
+        return self.decay == "every" and self.weight_decay > 0
+
     def state_sizes(self, n_outputs: int) -> dict[str, int]:
-        """Return the count of numbers in the state of each row, by name."""
+        """Return the count of numbers in the state of each row, by name; without what counts its decay."""
         return {}
 
     def init(self, weights: Any) -> RowState:
-        """The state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number."""
+        """The state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number.
+
+        Raises:
+          ValueError: `decay` is "every", and the table a list of edges.
+        """
         dtype = accumulator(weights.dtype)
         if len(weights.shape) == 1:
+            self._require(
+                "decay",
+                not self.counts_decay,
+                "the rows of a list of edges are touched one by one: give such a table a rule with decay='read'",
+            )
             return {n: jnp.zeros(weights.shape, dtype) for n in self.state_sizes(1)}
         detectors, rows, outputs = weights.shape
-        return {n: jnp.zeros((detectors, rows, size), dtype) for n, size in self.state_sizes(outputs).items()}
+        sizes = {**self.state_sizes(outputs), **({DECAYED: 1} if self.counts_decay else {})}
+        state: RowState = {n: jnp.zeros((detectors, rows, size), dtype) for n, size in sizes.items()}
+        return {**state, DECAY: jnp.zeros((detectors, 1, 2), dtype)} if self.counts_decay else state
 
     def bytes_per_row(self, n_outputs: int) -> int:
         """Bytes of state for each row of a float32 table."""
-        return 4 * sum(self.state_sizes(n_outputs).values())
+        return 4 * (sum(self.state_sizes(n_outputs).values()) + self.counts_decay)
 
     def step_table(
         self, weights: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
@@ -75,11 +115,53 @@ class RowRule:
     def step(
         self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """Rows and their state ``[..., outputs]`` after a step."""
-        direction, state = self._direction(gradient, state)
+        """Rows and their state ``[..., outputs]`` after a step that touches them."""
+        if self.counts_decay:
+            rows = rows * jnp.exp(state[DECAYED] - state[DECAY][..., :1])
+        direction, new = self._direction(gradient, state)
         if self.weight_decay:
             direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows
-        return rows - rate * direction, state
+        if self.counts_decay:
+            decay = self._decay_after(state[DECAY], rate)
+            new = {**new, DECAYED: jnp.broadcast_to(decay[..., :1], state[DECAYED].shape), DECAY: decay}
+        return rows - rate * direction, new
+
+    def after(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
+        """The state of a table after a step, from that before it and that of its rows, which says nothing of `DECAY`."""
+        return {**moved, DECAY: self._decay_after(old[DECAY], rate)} if self.counts_decay else moved
+
+    def _decay_after(self, decay: jax.Array, rate: jax.Array) -> jax.Array:
+        # Shares are small beside their sum: what its rounding leaves out is added in the next step.
+        share = jnp.minimum(jnp.asarray(rate, decay.dtype) * jnp.asarray(self.weight_decay, decay.dtype), 1)
+        total, rest = decay[..., :1], decay[..., 1:]
+        more = rest + jnp.minimum(-jnp.log1p(-share), jnp.asarray(_ALL, decay.dtype))
+        new = total + more
+        return jnp.concatenate([new, more - (new - total)], -1)
+
+    def current(
+        self, weights: jax.Array, state: RowState, rows: jax.Array | None = None
+    ) -> tuple[jax.Array, RowState]:
+        """A table ``[detectors, rows, outputs]`` and its state, with the decay of all steps taken of its rows, or of `rows` alone.
+
+        Args:
+          rows: ids, ``[..., detectors]``.
+        """
+        if not self.counts_decay:
+            return weights, state
+        total = state[DECAY][..., :1]
+
+        def taken(rows: jax.Array, decayed: jax.Array, total: jax.Array) -> jax.Array:
+            left = jnp.exp(decayed - total)
+            return (rows.astype(left.dtype) * left).astype(rows.dtype)
+
+        if rows is None:
+            decayed = jnp.broadcast_to(total, state[DECAYED].shape)
+            return taken(weights, state[DECAYED], total), {**state, DECAYED: decayed}
+        n_detectors, n_rows, _ = weights.shape
+        at = jnp.arange(n_detectors), jnp.clip(rows.reshape(-1, n_detectors), 0, n_rows - 1)
+        old, total = state[DECAYED][at], total[None, :, 0]
+        moved, decayed = taken(weights[at], old, total), jnp.broadcast_to(total, old.shape)
+        return weights.at[at].set(moved), {**state, DECAYED: state[DECAYED].at[at].set(decayed)}
 
     def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
         raise NotImplementedError
@@ -89,7 +171,7 @@ def _mean_square(gradient: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(gradient), -1, keepdims=True) / max(gradient.shape[-1], 1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SGD(RowRule):
     """Stochastic gradient descent. No state.
 
@@ -108,7 +190,7 @@ class SGD(RowRule):
         return gradient, state
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowAdagrad(RowRule):
     """Adagrad with one number for a row.
 
@@ -137,7 +219,7 @@ class RowAdagrad(RowRule):
         return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {"sum_of_squares": total}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowMomentum(RowRule):
     """Momentum that moves a row only in the steps that touch it.
 
@@ -169,7 +251,7 @@ class RowMomentum(RowRule):
         return velocity, {"velocity": velocity}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RowAdam(RowRule):
     """Adam with one second moment for a row, each row counting the steps that touched it.
 

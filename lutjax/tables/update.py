@@ -47,7 +47,10 @@ def update_table(
         rates = 1 if rates is None else rates[:, None, None] if rates.ndim == 1 else rates
         moved, moved_state = rule.step(weights, gradient.to_dense(), state, rate * rates)
         new_weights = np.where(touched, moved, weights)
-        new_state = {name: np.where(touched, moved_state[name], state[name]) for name in state}
+        new_state = {
+            name: moved_state[name] if name == "decay" else np.where(touched, moved_state[name], state[name])
+            for name in state
+        }
 
     Args:
       weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32. Or ``[E]``, a list of edges: each is a row
@@ -66,7 +69,7 @@ def update_table(
 
     Raises:
       ValueError, TypeError: the gradient belongs to a table of another shape or dtype, or the state to another rule
-        or table; or `rates` have another shape; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
+        or table; or `rates` have another shape, or differ within a table for a rule with ``decay="every"``; or, inside a `jax.shard_map`, devices that share the table have gradients of their own batches
         (`TableGradient.gathered` joins them).
 
     Source: docs/semantics.md, section 8.
@@ -108,16 +111,30 @@ def update_table(
             "checked. Use checked=False to train; gradient.to_dense() is checked."
         )
     dtype = accumulator(weights.dtype)
-    rate = _after(jnp.asarray(rate, dtype), gradient.after)
+    rate = jnp.asarray(rate, dtype)
+    later = _after(rate, gradient.after)
+    factors: Any = 1
+    if rates is not None:
+        factors = of_edges("update_table", "rates", rates, weights.shape, dtype)
+        check_rates("update_table", "rates", rule, factors)
     step = Step(
-        rate=rate if rates is None else rate * of_edges("update_table", "rates", rates, weights.shape, dtype),
+        rate=later * factors,
         factor=None if gradient.factor is None else jnp.asarray(gradient.factor, dtype),
         state=state,
         rule=rule,
     )
     call = _with_table(gradient.look_up, weights)
-    table, state = updated(call, gradient.cotangent, step, implementation=implementation)
-    return table, state
+    table, moved = updated(call, gradient.cotangent, step, implementation=implementation)
+    return table, rule.after(state, moved, rate * factors)
+
+
+def check_rates(op: str, name: str, rule: RowRule, factors: jax.Array) -> None:
+    """Raise ValueError if a rule cannot count decay at these factors of the rate, as `of_edges` returns them."""
+    if rule.counts_decay and any(n > 1 for n in factors.shape[1:]):
+        raise ValueError(
+            f"{op}: {name} has shape {list(factors.shape)}, and {rule} counts one decay for all rows of a table. Give one factor for each "
+            "table, or take decay='read'."
+        )
 
 
 def of_edges(op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:

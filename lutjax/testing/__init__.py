@@ -28,7 +28,7 @@ from lutjax import _compat
 from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Implementation, kernel_registry
-from lutjax.tables._row_rules import SGD, RowRule
+from lutjax.tables._row_rules import DECAY, SGD, RowRule
 from lutjax.tables.collect import value_and_grad
 from lutjax.testing import _ahead_of_time
 from lutjax.values._dtypes import accumulator
@@ -251,8 +251,14 @@ def update_program(
 
         of_rows = (rows(old), rows(gradients[table]), jax.tree.map(rows, state))
         moved, new = rule.step(*of_rows, jnp.asarray(0.25, dtype) * rates)
-        new = jax.tree.map(lambda n, o: jnp.where(touched, n.reshape(o.shape), o), (moved, new), (old, state))
-        return ({table: new[0].astype(weights.dtype), **new[1]},)
+        rows_of = {name: a for name, a in state.items() if name != DECAY}
+        moved, new = jax.tree.map(
+            lambda n, o: jnp.where(touched, n.reshape(o.shape), o),
+            (moved, {name: new[name] for name in rows_of}),
+            (old, rows_of),
+        )
+        new = rule.after(state, new, jnp.asarray(0.25, dtype) * rates)
+        return ({table: moved.astype(weights.dtype), **new},)
 
     return Program(f"{case}, {rule}", actual, expected, (weights, state))
 

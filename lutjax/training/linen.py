@@ -1,6 +1,6 @@
 """Training tables of Flax Linen models: `lutjax.training.tables` in a train state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtyping import Int
@@ -94,3 +94,12 @@ class TrainState(struct.PyTreeNode):
         """
         params, opt_state = self.tx.apply(self.params, grads, self.opt_state)
         return self.replace(params=params, opt_state=opt_state, **more)
+
+    def current(self, rows: Mapping[str, Any] | None = None) -> "TrainState":
+        """The state with the decay of all steps so far taken of the rows of all tables: see `lutjax.training.tables.Optimizer.current`.
+
+        Raises:
+          ValueError: as ``tx.current``.
+        """
+        params, opt_state = self.tx.current(self.params, self.opt_state, rows)
+        return self.replace(params=params, opt_state=opt_state)

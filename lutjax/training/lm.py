@@ -362,6 +362,24 @@ class Run(ModelRun[LanguageModel]):
                 total[name] = total[name] + counts if name in total else counts
         return total
 
+    def memory_usage(self, part: Bytes, *, max_windows: int | None = None) -> dict[str, lutjax.Usage]:
+        """Return as `usage` how often a part of a text reads each row of the tables of a memory: known from its bytes alone, so no model runs.
+
+        Args:
+          max_windows: see `evaluate`.
+        """
+        found, config = dict[str, lutjax.Usage](), self.config
+        starts = _evaluation_windows(part.size, config.context, max_windows, 1).starts
+        tokens = part[starts + np.arange(config.context)[None, :]].astype(np.int32)
+        model: Any = self.structure.empty()
+        places = config.memory_places if isinstance(config, GPTConfig) else ()
+        for place in places:
+            memory = model.layers[place].memory
+            ids, n_rows = memory.row_ids(tokens), memory.spec.rows
+            counts = [np.bincount(of_table.ravel(), minlength=n_rows) for of_table in np.moveaxis(ids, -1, 0)]
+            found[f"layers/{place}/memory/weights"] = lutjax.Usage(np.stack(counts))
+        return found
+
 
 class Evaluation:
     """Mean loss of models of one structure over parts of texts.

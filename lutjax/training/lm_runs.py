@@ -31,7 +31,7 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      usage: count at the end how often the test part reads each row of each table, in usage.json.
+      usage: count at the end how often the test part reads each row of each table, in usage.json; rows of a memory are always counted.
     """
 
     usage: bool = False
@@ -193,9 +193,15 @@ class LanguageModel(Experiment):
             Part("test", "testing the whole test part", self._test),
             Part("loss.png", "drawing the losses", lambda state, path: self._draw_losses(path)),
             self.curves_part(),
-            *([Part("usage.json", "counting reads of tables", self._count)] if self.intervals.usage else []),
+            *([Part("usage.json", "counting reads of tables", self._count)] if self._counted else []),
             Part("sample.txt", "writing a sample", self._sample),
         ]
+
+    @property
+    def _counted(self) -> bool:
+        """True if reads of tables are counted at the end."""
+        model = self.record.model
+        return self.intervals.usage or (isinstance(model, GPTConfig) and bool(model.memory_places))
 
     @property
     def prompt(self) -> str:
@@ -215,7 +221,10 @@ class LanguageModel(Experiment):
         ]
 
     def _count(self, state: State, path: Path) -> list[str]:
-        found = self.run.usage(self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS)
+        if self.intervals.usage:
+            found = self.run.usage(self.run.selected(state), self.text.test, max_windows=EVALUATION_WINDOWS)
+        else:
+            found = self.run.memory_usage(self.text.test, max_windows=EVALUATION_WINDOWS)
         tables = reports.tables(found)
         path.write_text(json.dumps([dataclasses.asdict(table) for table in tables], indent=1) + "\n")
         return [table.line() for table in tables]

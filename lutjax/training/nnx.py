@@ -1,7 +1,7 @@
 """Training tables of Flax NNX models: `lutjax.training.tables` with modules in place of parameters."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -123,9 +123,21 @@ class Optimizer(nnx.Module):
         Raises:
           ValueError, TypeError: as ``tx.apply``; nothing has been changed then.
         """
-        moved, state = self.tx.apply(
-            _arrays(model), gradients, jax.tree.map(_value, self.state, is_leaf=_is_variable)
-        )
+        self._keep(model, *self.tx.apply(_arrays(model), gradients, self._state))
+
+    def current(self, model: nnx.Module, rows: Mapping[str, Any] | None = None) -> None:
+        """Takes the decay of all steps so far of the rows of the module's tables: see `lutjax.training.tables.Optimizer.current`.
+
+        Raises:
+          ValueError: as ``tx.current``.
+        """
+        self._keep(model, *self.tx.current(_arrays(model), self._state, rows))
+
+    @property
+    def _state(self) -> Any:
+        return jax.tree.map(_value, self.state, is_leaf=_is_variable)
+
+    def _keep(self, model: nnx.Module, moved: Any, state: Any) -> None:
         nnx.update(model, filled(nnx.state(model, nnx.Param), moved))
         jax.tree.map(lambda v, a: v.set_value(a), self.state, state, is_leaf=_is_variable)
 

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from lutjax import sharding
 from lutjax._arguments import shown
 from lutjax._extras import needed_by
-from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
+from lutjax.tables._row_rules import DECAY, SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.tables.collect import (
     Chosen,
     Split,
@@ -30,7 +30,7 @@ from lutjax.tables.collect import (
     value_and_grad,
 )
 from lutjax.tables.gradient import TableGradient
-from lutjax.tables.update import check_devices, check_state, of_edges, squared_norm, update_table
+from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, squared_norm, update_table
 from lutjax.values._dtypes import accumulator
 
 with needed_by(__name__):
@@ -166,7 +166,7 @@ class Optimizer:
 
         Raises:
           ValueError: nothing says which parameters are tables; or `tables` or `rates` names one that is not there, or `rates` has
-            factors of a wrong shape.
+            factors of a wrong shape; or a rule with ``decay="every"`` is for a list of edges, or for rates that differ within a table.
         """
         split = self._split(params)
         for what, names in (("rates", self.rates), ("rules", self.rules)):
@@ -185,7 +185,9 @@ class Optimizer:
 
     def _rates_of(self, name: str, table: Any) -> Any:
         dtype = accumulator(table.dtype)
-        return of_edges("Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype)
+        factors = of_edges("Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype)
+        check_rates("Optimizer", f"rates[{name!r}]", self._rule_of(name), factors)
+        return factors
 
     def specs(
         self,
@@ -300,6 +302,56 @@ class Optimizer:
         step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1
         return params, OptimizerState(step, {n: rows for n, (_, rows) in moved.items()}, rest)
 
+    def current(
+        self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None
+    ) -> tuple[Any, OptimizerState]:
+        """Parameters and state with the decay of all steps so far taken of all rows.
+
+        Only rules with ``decay="every"`` leave any to be taken: of rows that the last steps did not touch. Call it before parameters are
+        tested, saved or given away, and go on with what it returns: it reads and writes each table once, in its own memory where both
+        arguments are donated. Called more often it changes nothing but the rounding.
+
+        Args:
+          params, state: as `apply` returns them.
+          rows: ids of rows by the names of tables, ``[..., T]``: these rows alone, at the cost of reading and writing them. Of a table whose
+            reads are known before a step, as those of a memory of n-grams (``layer.row_ids(tokens)``), the loss then sees what it
+            would see if every step decayed every row. Ids are those of whole tables, not of a block of rows.
+
+        Raises:
+          ValueError: `rows` names what is no table, or ids have another number of tables.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, lutjax
+          >>> from lutjax.training import tables
+          >>> rule = tables.SGD(weight_decay=0.5, decay="every")
+          >>> optimizer = tables.Optimizer(rule, rate=1.0, tables={"weights"})
+          >>> loss = lambda params, row: 0 * lutjax.weighted_lookup(params["weights"], row, jnp.ones((1, 1))).sum()
+          >>> params = {"weights": jnp.ones((1, 2, 1))}
+          >>> state = optimizer.init(params)
+          >>> for row in (0, 0, 1):  # every step halves
+          ...     _, gradients = tables.value_and_grad(loss)(params, jnp.array([[row]]))
+          ...     params, state = optimizer.apply(params, gradients, state)
+          >>> params["weights"].ravel(), optimizer.current(params, state)[0]["weights"].ravel()
+          (Array([0.25 , 0.125], dtype=float32), Array([0.125, 0.125], dtype=float32))
+        """
+        split = self._split(params)
+        unknown = sorted(set(rows or ()) - set(split.tables))
+        if unknown:
+            raise ValueError(
+                f"Optimizer.current: rows names {unknown}; the tables are {sorted(split.tables) or 'none'}."
+            )
+        found = {name: (table, state.rows[name]) for name, table in split.tables.items()}
+        for name in split.tables if rows is None else rows:
+            table, ids = split.tables[name], None if rows is None else rows[name]
+            if ids is not None and (not np.ndim(ids) or ids.shape[-1] != table.shape[0]):
+                raise ValueError(
+                    f"Optimizer.current: rows[{name!r}] has shape {list(np.shape(ids))}; expected ids [..., {table.shape[0]}], one for "
+                    "each of the tables."
+                )
+            found[name] = self._rule_of(name).current(table, state.rows[name], ids)
+        params = split.join(split.others, {name: table for name, (table, _) in found.items()})
+        return params, state._replace(rows={name: of_rows for name, (_, of_rows) in found.items()})
+
 
 def _update_all(
     table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any
@@ -310,10 +362,13 @@ def _update_all(
     rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
     moved, new = rule.step_table(table.astype(dtype), gradient, state, rate)
     touched = gradient != 0 if gradient.ndim == 1 else jnp.any(gradient != 0, -1, keepdims=True)
-    result: tuple[jax.Array, RowState] = jax.tree.map(
-        lambda n, o: jnp.where(touched, n.astype(o.dtype), o), (moved, new), (table, state)
+    of_rows = {name: a for name, a in state.items() if name != DECAY}
+    moved, new = jax.tree.map(
+        lambda n, o: jnp.where(touched, n.astype(o.dtype), o),
+        (moved, {name: new[name] for name in of_rows}),
+        (table, of_rows),
     )
-    return result
+    return moved, rule.after(state, new, rate)
 
 
 def _same_rates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

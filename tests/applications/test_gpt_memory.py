@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from commands import command
 from flax import nnx
+from folders import ROOT
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
@@ -196,6 +199,59 @@ def test_checkpoints_bundles_and_reads(tmp_path: Path) -> None:
     assert len(set(found.reads.tolist())) == 1
 
 
+def test_reads_of_a_memory_are_known_from_bytes() -> None:
+    config = dataclasses.replace(CONFIG, memory_layers=(1,))
+    run, context = Run(config, TRAINING, TEXT.train), config.context
+    found = run.memory_usage(TEXT.test)
+    assert list(found) == ["layers/1/memory/weights"]
+    counts = np.zeros((4, 50), int)
+    for first in range(0, TEXT.test.size - 1, context):
+        first = min(first, TEXT.test.size - 1 - context)
+        ids = (
+            run.structure.empty()
+            .layers[1]
+            .memory.row_ids(TEXT.test[first : first + context].astype(np.int32))
+        )
+        for row in ids:
+            counts[range(4), row] += 1
+    np.testing.assert_array_equal(found["layers/1/memory/weights"].counts, counts)
+    few = run.memory_usage(TEXT.test, max_windows=2)["layers/1/memory/weights"]
+    np.testing.assert_array_equal(few.reads, 2 * context)
+    assert run.memory_usage(TEXT.test[: context + 1])["layers/1/memory/weights"].reads[0] == context
+    assert not Run(dataclasses.replace(CONFIG, memory=False), TRAINING, TEXT.train).memory_usage(TEXT.test)
+
+
+@pytest.mark.slow
+def test_comparison_in_equal_time(tmp_path: Path) -> None:
+    """`benchmarks/memory.py`: the validation part alone chooses the rate, and both models read equally many parameters."""
+    text, rows = tmp_path / "fox.txt", tmp_path / "rows.jsonl"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    sizes = (
+        "features=16",
+        "context=16",
+        "n_layers=1",
+        "n_heads=2",
+        "lut_bits=2",
+        "memory_rows=64",
+        "memory_width=2",
+    )
+    words = [word for size in sizes for word in ("--set", size)]
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "memory.py", "train", "--text", text, "--steps", "30", "--seeds", "0,1",
+         "--rates", "1,5", "--json", rows, *words],
+        check=True,
+    )  # fmt: skip
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
+    assert [r["rate"] for r in tried] == [1, 5]
+    best = min(tried, key=lambda r: r["validation"])["rate"]
+    assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == [
+        (name, seed, rate) for seed in (0, 1) for name, rate in (("without", None), ("with", best))
+    ]
+    assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
+    assert made[0]["loss"] != made[2]["loss"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
@@ -217,11 +273,12 @@ def test_the_command(tmp_path: Path) -> None:
         "--batch-size=4",
         "--steps=8",
         "--learning-rate=0.02",
-        "--usage",
     ]
     result = command("train", "lm", "--text", text, "--out", out, *words)
     assert result.exit_code == 0, result.output
     assert "layers/0/memory/weights" in result.output
     generated = command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9)
     assert generated.output.startswith("the ")
-    assert "memory" in command("info", out).output
+    assert "layers/0/memory/weights: never read" in command("info", out).output
+    (counted,) = json.loads((out / "usage.json").read_text())
+    assert counted["name"] == "layers/0/memory/weights"

@@ -1,5 +1,7 @@
-"""`benchmarks/devices.py`: its models learn the same in both ways, and plain jit exchanges no more than a `shard_map` by hand."""
+"""`benchmarks/devices.py`: its models learn the same in both ways, and plain jit exchanges no more than a `shard_map` by hand. `benchmarks/memory_devices.py`."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -131,3 +133,22 @@ def test_the_command(tmp_path):
     assert "| gates | 2 data x 1 detectors | jit |" in done.stdout
     assert "| large | 1 data x 2 detectors |" in done.stdout
     assert '"same bits": true' in done.stdout
+
+
+@pytest.mark.thorough
+def test_memories_over_devices():
+    """All ways give the same losses; blocks of rows need an eighth of the memory of whole tables."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "memory_devices.py", "--tiny"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"},
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [r["way"] for r in rows] == 2 * ["jit", "detectors", "rows", "whole"] + ["rows", "whole"]
+    for of_size in (rows[:4], rows[4:8], rows[8:]):
+        np.testing.assert_allclose([r["loss"] for r in of_size], of_size[-1]["loss"], rtol=1e-5)
+        memory = {r["way"]: r["memory"] for r in of_size}
+        assert memory["rows"] < memory["whole"] / 2
+    assert "| n-grams | 8, 64, 4 | 16, 1 | rows |" in done.stdout

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lutjax.training import automaton, checkpoints, lm_runs, runs
+from lutjax.training import automaton, checkpoints, lm_runs, runs, tables
 from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {
@@ -35,6 +36,22 @@ def test_round_trip(directory: Path) -> None:
         restored = checkpoints.restore(directory, step, name, abstract)
         assert jax.tree.structure(restored) == jax.tree.structure(tree)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), restored, tree))
+
+
+def test_decay_of_skipped_steps_is_counted_on(tmp_path: Path) -> None:
+    """A run that goes on from a checkpoint has the same bits as one that did not stop."""
+    optimizer = tables.Optimizer(tables.RowAdam(weight_decay=0.1, decay="every"), 0.5, tables={"weights"})
+    gradients = [{"weights": jnp.zeros((2, 4, 3)).at[:, row].set(1.0)} for row in (0, 1, 0, 2, 1)]
+    params = {"weights": jnp.ones((2, 4, 3))}
+    held = params, optimizer.init(params)
+    for step, gradient in enumerate(gradients):
+        if step == 2:
+            checkpoints.save(tmp_path, step, {"all": held}, {})
+        held = optimizer.apply(held[0], gradient, held[1])
+    again = checkpoints.restore(tmp_path, 2, "all", jax.eval_shape(lambda: held))
+    for gradient in gradients[2:]:
+        again = optimizer.apply(again[0], gradient, again[1])
+    jax.tree.map(np.testing.assert_array_equal, optimizer.current(*again), optimizer.current(*held))
 
 
 def test_a_directory_is_a_path_or_its_text(tmp_path: Path) -> None:

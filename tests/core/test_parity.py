@@ -246,6 +246,7 @@ RULES = [
     tables.SGD(),
     tables.SGD(weight_decay=0.5),
     tables.RowAdagrad(weight_decay=0.25),
+    tables.RowAdagrad(weight_decay=0.25, decay="every"),
     tables.RowMomentum(),
     tables.RowAdam(),
     tables.RowAdam(b1=0.9),
@@ -253,7 +254,9 @@ RULES = [
 
 
 def has_rule(implementation, rule):
-    """Return whether it moves rows by a rule: Triton by SGD alone, Pallas by SGD without weight decay, the others by any."""
+    """Return whether it moves rows by a rule: Triton by SGD alone, Pallas by SGD without weight decay, native kernels by any without a count."""
+    if rule.counts_decay:
+        return implementation == "xla"
     if implementation.startswith("pallas"):
         return rule == tables.SGD()
     return implementation in ("xla", "native") or isinstance(rule, tables.SGD)

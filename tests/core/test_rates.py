@@ -9,6 +9,7 @@ import optax
 import pytest
 from cases import slow
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from machine import needs_devices
 
 import lutjax
 from lutjax.dispatch.contract import Step
@@ -201,3 +202,34 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
             if platform == Platform.NATIVE and not rates
             else None
         )
+
+
+@needs_devices(2)
+@pytest.mark.thorough("*Explicit*")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_tables_over_devices_count_the_decay_of_every_step(kind):
+    """Steps at rates of their own, under plain jit; the count of a table lies where the table does."""
+    rule = tables.RowAdam(weight_decay=0.5, decay="every")
+    rates = {"lut": np.linspace(0.5, 1, T)}
+    optimizer = tables.Optimizer(rule, 0.25, rates=rates, tables={"lut"})
+    params = {"lut": jnp.asarray(PARAMS["lut"])}
+
+    def step(params, state, x):
+        of_lut = lambda params: jnp.mean((lutjax.lut(x, params["lut"], ANCHORS) - 1) ** 2)  # noqa: E731
+        return optimizer.apply(params, tables.value_and_grad(of_lut)(params)[1], state)
+
+    def trained(params, state, place):
+        for first in (0, 2, 1):
+            params, state = jax.jit(step)(params, state, place(X[first : first + 2]))
+        return jax.jit(optimizer.current)(params, state)
+
+    expected = trained(params, optimizer.init(params), lambda x: x)
+    mesh = jax.make_mesh((2,), ("detectors",), (kind,), devices=jax.devices()[:2])
+    specs = lutjax.sharding.specs(params, mesh, tables={"lut"}), optimizer.specs(params, mesh)
+    given = jax.device_put(
+        (params, optimizer.init(params)), jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    )
+    with jax.set_mesh(mesh):
+        actual = trained(*given, lambda x: jax.device_put(x, NamedSharding(mesh, P())))
+    jax.tree.map(lambda a, e: assert_close("after", a, e), actual, expected)
+    assert actual[1].rows["lut"]["decay"].sharding.spec[0] == "detectors"

@@ -61,11 +61,12 @@ MEMORIES = {
 @pytest.mark.slow("experts", "n-grams")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_training_is_that_of_one_device(name):
-    """Steps of `RowAdam`, which counts reads: rows of other devices are not read."""
+    """Steps of `RowAdam`, which counts reads: rows of other devices are not read, and decay in every step all the same."""
     make, given = MEMORIES[name]
     params = make().init(jax.random.key(0), *given)["params"]
     names = {n for n in params if params[n].ndim == 3 and n in ("weights", "down", "up")}
-    optimizer = tables.Optimizer(tables.RowAdam(weight_decay=0.1), 0.1, rest=optax.sgd(0.1), tables=names)
+    rule = tables.RowAdam(weight_decay=0.1, decay="every")
+    optimizer = tables.Optimizer(rule, 0.1, rest=optax.sgd(0.1), tables=names)
 
     def step(layer, axis, params, state, *given):
         def loss(params):
@@ -91,12 +92,15 @@ def test_training_is_that_of_one_device(name):
         in_specs=(*specs, *[P("rows")] * len(given)),
         out_specs=(*specs, P()),
     )
+    everywhere = jax.shard_map(optimizer.current, mesh=where["mesh"], in_specs=specs, out_specs=specs)
+    current = {"one": optimizer.current, "two": everywhere}
     runs = {"one": jax.jit(functools.partial(step, make(), None)), "two": jax.jit(divided)}
     results = {}
     for devices, run in runs.items():
         held, state = params, optimizer.init(params)
         for _ in range(3):
             held, state, value = run(held, state, *given)
+        held, state = jax.jit(current[devices])(held, state)
         results[devices] = held, state.rows, value
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), results["two"], results["one"]

@@ -119,6 +119,25 @@ def test_nnx_errors_change_nothing():
     assert np.any(optimizer.state.rows["weights"]["sum_of_squares"][...])
 
 
+def test_nnx_and_linen_take_the_decay_of_skipped_steps():
+    rule = tables.SGD(weight_decay=0.5, decay="every")
+    model = nnx_layers.LUT(FEATURES, 3, rngs=nnx.Rngs(0), **SIZES)
+    optimizer = nnx_training.Optimizer(model, tables.Optimizer(rule, 1.0))
+    before = np.asarray(model.weights[...])
+    for x in (X[:1], X[1:2]):
+        _, gradients = nnx_training.value_and_grad(lambda model, x: 0 * jnp.sum(model(x)))(model, x)
+        optimizer.update(model, gradients)
+    assert not np.array_equal(model.weights[...], before / 4)
+    optimizer.current(model)
+    np.testing.assert_allclose(model.weights[...], before / 4, rtol=1e-6)
+    params = {"weights": jnp.asarray(before)}
+    tx = tables.Optimizer(rule, 1.0, tables={"weights"})
+    state = linen_training.TrainState.create(apply_fn=model, params=params, tx=tx)
+    state = state.apply_gradients(grads={"weights": jnp.zeros_like(before)})  # no row is read
+    np.testing.assert_array_equal(state.params["weights"], before)
+    np.testing.assert_allclose(state.current().params["weights"], before / 2, rtol=1e-6)
+
+
 # ------------------------------------------------------------------------------------- Linen
 class LinenModel(linen.Module):
     @linen.compact

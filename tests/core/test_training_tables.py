@@ -244,8 +244,44 @@ def test_dtypes_of_tables(dtype):
 )
 def test_bytes_of_state(rule, size):
     assert rule.bytes_per_row(32) == size
-    state = rule.init(jnp.zeros((3, 8, 32), jnp.bfloat16))
-    assert sum(a.nbytes for a in state.values()) == 3 * 8 * size
+    table = jnp.zeros((3, 8, 32), jnp.bfloat16)
+    assert sum(a.nbytes for a in rule.init(table).values()) == 3 * 8 * size
+    counting = dataclasses.replace(rule, weight_decay=0.1, decay="every")
+    assert counting.bytes_per_row(32) == size + 4
+    of_tables = 3 * 2 * 4
+    assert sum(a.nbytes for a in counting.init(table).values()) == 3 * 8 * (size + 4) + of_tables
+    assert dataclasses.replace(rule, decay="every").bytes_per_row(32) == size  # nothing to count
+
+
+def test_decay_of_every_step_is_refused_where_it_cannot_be_counted():
+    rule = tables.SGD(weight_decay=0.1, decay="every")
+    params = {"weights": jnp.ones((4, 32, 3))}
+    with pytest.raises(
+        ValueError, match=r"rates\['weights'\] has shape \[1, 32, 1\].*one factor for each table"
+    ):
+        tables.Optimizer(rule, 0.1, rates={"weights": np.ones((1, 32, 1))}, tables={"weights"}).init(params)
+    with pytest.raises(
+        ValueError, match="decay is 'every'; the rows of a list of edges are touched one by one"
+    ):
+        tables.Optimizer(rule, 0.1, tables={"edges"}).init({"edges": jnp.ones(5)})
+    optimizer = tables.Optimizer(rule, 0.1, tables={"weights"})
+    state = optimizer.init(params)
+    with pytest.raises(ValueError, match=r"rows names \['bias'\]; the tables are \['weights'\]"):
+        optimizer.current(params, state, {"bias": jnp.zeros((1, 4), jnp.int32)})
+    with pytest.raises(ValueError, match=r"rows\['weights'\] has shape \[4, 1\]; expected ids \[..., 4\]"):
+        optimizer.current(params, state, {"weights": jnp.zeros((4, 1), jnp.int32)})
+    _, gradients = tables.value_and_grad(
+        lambda p: jnp.sum(lutjax.lut(BATCHES[0][0], p["weights"], POINTWISE))
+    )(params)
+    with pytest.raises(ValueError, match=r"rates has shape \[4, 32, 3\].*counts one decay for all rows"):
+        lutjax.update_table(
+            params["weights"],
+            gradients["weights"],
+            0.1,
+            rule,
+            state.rows["weights"],
+            rates=jnp.ones((4, 32, 3)),
+        )
 
 
 # ------------------------------------------------------------------------------------- norms
@@ -567,6 +603,7 @@ def temporary_bytes(optimizer, value_and_grad, *, form="step"):
         (tables.SGD(), "step"),
         slow(tables.RowAdagrad(), "step"),
         slow(tables.RowAdagrad(), "loop"),
+        slow(tables.SGD(weight_decay=0.1, decay="every"), "loop"),
         (tables.SGD(), "sharded"),  # adds up whole tables if the gradients are not asked for everywhere
     ],
     ids=str,
@@ -705,6 +742,7 @@ def test_batches_that_cannot_be_divided():
         (tables.SGD, {"weight_decay": -0.1}, "SGD: weight_decay is -0.1; it must not be negative"),
         (tables.SGD, {"weight_decay": "x"}, "SGD: weight_decay is 'x'; expected a finite number"),
         (tables.SGD, {"weight_decay": None}, "SGD: weight_decay is None; expected a finite number"),
+        (tables.SGD, {"decay": "lazy"}, "SGD: decay is 'lazy'; expected 'read' or 'every'"),
         (tables.RowAdam, {"eps": float("nan")}, "RowAdam: eps is nan; expected a finite number"),
         (tables.RowMomentum, {"momentum": 1.0}, r"RowMomentum: momentum is 1.0; 0 <= momentum < 1"),
         (tables.RowAdam, {"b1": -0.1}, "RowAdam: b1 is -0.1; 0 <= b1 < 1"),

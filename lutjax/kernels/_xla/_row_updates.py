@@ -16,7 +16,7 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers
-from lutjax.tables._row_rules import RowState
+from lutjax.tables._row_rules import DECAY, RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 
@@ -85,7 +85,9 @@ def update(
     Args:
       visit, n_hits: see `Hits`.
     """
-    weights, accumulate, rule, state = call.weights, call.accumulate, step.rule, step.state
+    weights, accumulate, rule = call.weights, call.accumulate, step.rule
+    of_tables = {name: a for name, a in step.state.items() if name == DECAY}
+    state = {name: a for name, a in step.state.items() if name != DECAY}
     dtype = accumulator(weights.dtype)
     scale = scale_of_additions(call, step)
     if scale is not None:
@@ -103,8 +105,9 @@ def update(
     def moved(old: Any, total: jax.Array, of_rows: OfRows) -> Any:
         rows, state = old
         gradient = _scaled(result(total, dtype, accumulate), step.factor, of_rows)
+        state = {**state, **{name: of_rows(a) for name, a in of_tables.items()}}
         new, state = rule.step(rows.astype(dtype), gradient, state, of_rows(step.rate).astype(dtype))
-        return new.astype(rows.dtype), state
+        return new.astype(rows.dtype), {name: a for name, a in state.items() if name != DECAY}
 
     def step_group(carry: Any, first: jax.Array) -> tuple[Any, None]:
         tables, last_hit = carry
@@ -114,7 +117,7 @@ def update(
     ((weights, state), _), _ = jax.lax.scan(
         step_group, ((weights, state), _no_last_hit(weights, size, n_hits)), _firsts(weights, size)
     )
-    return weights, state
+    return weights, {**state, **of_tables}
 
 
 def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:

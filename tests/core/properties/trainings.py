@@ -206,7 +206,7 @@ def touched_rows(training: Training, i: int, params: Any, batch: Arrays, fixed: 
 def expected_step(training: Training, params: Any, gradients: Any, touched: Any, state: Any) -> Any:
     """Parameters and states of rows after a step, with these gradients."""
     rule = training.rule
-    hyper = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule)}
+    hyper = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if f.name != "decay"}
     moved: Arrays = {"bias": _moved_rest(training, params["bias"], gradients["bias"])}
     rows: Arrays = {}
     for i, t in enumerate(training.tables):

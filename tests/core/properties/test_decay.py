@@ -1,0 +1,185 @@
+"""Decay of every step: tables whose rows are read now and then, against a loop that decays every row in every step."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import lutjax
+from lutjax.testing import assert_close
+from lutjax.training import tables
+from properties import definitions
+from properties.bounds import bounded
+
+T, R, OUTPUTS, WAYS, BATCH = 2, 5, 3, 2, 3
+RULES = (
+    tables.SGD(weight_decay=0.5),
+    tables.RowAdagrad(weight_decay=0.25),
+    tables.RowMomentum(momentum=0.5, weight_decay=0.5),
+    tables.RowAdam(weight_decay=0.01),
+    tables.RowAdam(b1=0.5, weight_decay=0.25),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Some steps of a table.
+
+    Attributes:
+      rule: with ``decay="read"``. rates: learning rate of each step. factors: of each table's rate.
+      rows: how many of the rows the steps read; reads differ from step to step.
+      dense: whether gradients are arrays. ahead: whether rows are made current before they are read.
+    """
+
+    rule: tables.RowRule
+    rates: tuple[float, ...]
+    factors: tuple[float, float] | None
+    rows: int
+    dtype: str
+    dense: bool
+    ahead: bool
+    seed: int
+
+
+def steps():
+    rates = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 2.0)), min_size=1, max_size=6).map(tuple)
+    return st.builds(
+        Steps,
+        st.sampled_from(RULES),
+        rates,
+        st.sampled_from((None, (1.0, 0.5))),
+        st.integers(1, R),
+        st.sampled_from(("float32", "float64")),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 9),
+    )
+
+
+def everywhere(of: Steps, table, reads, cotangents):
+    """Return the table after all steps, each of which decays all rows; by NumPy.
+
+    Rows that a step reads move by their rule. The others have a gradient of zero, and lose their share. The loss is half the square of what is
+    read, plus its product with the step's cotangents.
+    """
+    factors = np.ones(T) if of.factors is None else np.array(of.factors)
+    rows = table.astype(float)
+    state = {n: np.zeros((T, R, size)) for n, size in of.rule.state_sizes(OUTPUTS).items()}
+    hyper = {f.name: getattr(of.rule, f.name) for f in dataclasses.fields(of.rule) if f.name != "decay"}
+    for rate, index, dy in zip(of.rates, reads, cotangents, strict=True):
+        gradient, touched = np.zeros_like(rows), np.zeros((T, R), bool)
+        for b in range(BATCH):
+            y = sum(rows[t, index[b, t, k]] for t in range(T) for k in range(WAYS)) if of.ahead else 0
+            for t in range(T):
+                for k in range(WAYS):
+                    gradient[t, index[b, t, k]] += y + dy[b]
+                    touched[t, index[b, t, k]] = True
+        new, new_state = np.empty_like(rows), {n: np.empty_like(a) for n, a in state.items()}
+        for t in range(T):
+            at = slice(t, t + 1)
+            moved, kept = definitions.updated(
+                rows[at], gradient[at], touched[at], rate * factors[t], type(of.rule).__name__,
+                {n: a[at] for n, a in state.items()}, **hyper
+            )  # fmt: skip
+            skipped = (1 - rate * factors[t] * of.rule.weight_decay) * rows[at]
+            new[at] = np.where(touched[at, :, None], moved, skipped)
+            for n, a in kept.items():
+                new_state[n][at] = a
+        rows, state = new, new_state
+    return rows, state
+
+
+def fits(of: Steps):
+    """Return whether every step leaves something of a row: beyond that shares are cut off."""
+    return max(of.rates) * of.rule.weight_decay < 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_that_are_skipped_have_the_decay_of_every_step(ahead):
+    rates = (0.5, 0.0, 1.0, 0.125, 1.0)
+    check(Steps(tables.RowAdagrad(weight_decay=0.25), rates, (1.0, 0.5), 2, "float32", False, ahead, 1))
+
+
+@pytest.mark.thorough
+@bounded(60)
+@given(steps().filter(fits))
+def test_some_steps(of):
+    check(of)
+
+
+@pytest.mark.slow
+@bounded(1000)
+@given(steps().filter(fits))
+def test_many_steps(of):
+    check(of)
+
+
+def check(of: Steps):
+    with jax.enable_x64(of.dtype == "float64"):
+        rng = np.random.default_rng(of.seed)
+        table = rng.normal(size=(T, R, OUTPUTS)).astype(of.dtype)
+        reads = rng.integers(0, of.rows, (len(of.rates), BATCH, T, WAYS), np.int32)
+        reads += np.arange(len(of.rates), dtype=np.int32)[:, None, None, None] * rng.integers(0, 2)
+        reads = np.minimum(reads, R - 1)
+        cotangents = rng.normal(size=(len(of.rates), BATCH, OUTPUTS)).astype(of.dtype)
+        rule = dataclasses.replace(of.rule, decay="every")
+        optimizer = tables.Optimizer(
+            rule,
+            lambda step: jnp.asarray(of.rates, of.dtype)[step],
+            rates={} if of.factors is None else {"table": np.array(of.factors)},
+            tables={"table"},
+        )
+
+        def loss(params, index, dy):
+            y = lutjax.weighted_lookup(params["table"], index, jnp.ones(index.shape, of.dtype))
+            return jnp.sum(y * dy) + (jnp.sum(y**2) / 2 if of.ahead else 0)
+
+        gradient = jax.grad(loss) if of.dense else lambda *a: tables.value_and_grad(loss)(*a)[1]
+
+        @jax.jit
+        def step(params, state, index, dy):
+            if of.ahead:
+                rows = {"table": jnp.moveaxis(index, -1, 0)}
+                params, state = optimizer.current(params, state, rows)
+            return optimizer.apply(params, gradient(params, index, dy), state)
+
+        params = {"table": jnp.asarray(table)}
+        state = optimizer.init(params)
+        for index, dy in zip(reads, cotangents, strict=True):
+            params, state = step(params, state, index, dy)
+        for _ in range(2):  # the second time nothing is left to be taken
+            params, state = jax.jit(optimizer.current)(params, state)
+            expected, of_rows = everywhere(of, table, reads, cotangents)
+            assert_close(f"{of}: table", params["table"], expected.astype(of.dtype), 2e-5)
+            for name, a in of_rows.items():
+                assert_close(f"{of}: {name}", state.rows["table"][name], a.astype(of.dtype), 2e-5)
+
+
+def test_a_step_that_takes_all_of_a_row():
+    """And more than all: what is left is nothing, and never infinite."""
+    rule = tables.SGD(weight_decay=1.0, decay="every")
+    for rate in (1.0, 3.0):
+        table, state = jnp.ones((1, 2, 1)), rule.init(jnp.ones((1, 2, 1)))
+        for _ in range(3):
+            state = rule.after(state, {"decayed": state["decayed"]}, jnp.asarray(rate))
+        table, state = rule.current(table, state)
+        assert not table.any()
+        assert all(np.isfinite(a).all() for a in state.values())
+
+
+def test_small_shares_are_not_lost_in_their_sum():
+    rule = tables.SGD(weight_decay=1.0, decay="every")
+
+    @jax.jit
+    def skipped(state, rate, count):
+        one = lambda _, state: rule.after(state, {"decayed": state["decayed"]}, rate)  # noqa: E731
+        return jax.lax.fori_loop(0, count, one, state)
+
+    state = skipped(rule.init(jnp.ones((1, 1, 1))), 0.5, 20)
+    _, state = rule.current(jnp.ones((1, 1, 1)), state)
+    left, _ = rule.current(jnp.ones((1, 1, 1)), skipped(state, 1e-7, 10**6))
+    np.testing.assert_allclose(left.item(), np.exp(-0.1), rtol=2e-6)
