@@ -635,6 +635,25 @@ def test_scored_reads_whose_tables_are_summed_by_owners(monkeypatch, shape, dtyp
     testing.check(testing.case("scored_lut", shape, dtype), "triton", transformation="jit")
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [slow("primes", "float32"), ("sum_groups", "bfloat16")])
+@pytest.mark.usefixtures("interpreted")
+def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
+    """Rows and factors of all samples do not fit the memory that they may have."""
+    triton_interpreter.own_always(monkeypatch)
+    monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
+    case = testing.case("scored_lut", shape, dtype)
+    assert _owned_columns.parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
+    testing.check(case, "triton", transformation="jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transformation", [t for t in testing.TRANSFORMATIONS if t != "export"])
+@pytest.mark.usefixtures("interpreted")
+def test_transformations_of_sums_of_owners(monkeypatch, transformation):
+    triton_interpreter.own_always(monkeypatch)
+    testing.check(split("scored_lut"), "triton", transformation=transformation)
+
+
 @pytest.mark.parametrize(
     ("ways", "dtype", "n", "groups", "each", "n_rows", "n_outputs"),
     [
@@ -867,7 +886,7 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
 @pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
 @pytest.mark.usefixtures("kernel_cache")
 def test_sums_of_owners_compile(capability, launches):
-    """At sizes that they are chosen for."""
+    """Kernels fit shared memory and registers at sizes that they are chosen for."""
     case = testing.case("scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48)
     testing.check_lowering(case, "triton", platform="cuda", device_kind=GPUS[capability])
     owned = {

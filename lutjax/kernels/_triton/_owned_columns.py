@@ -35,19 +35,16 @@ _TOGETHER = 8  # blocks of samples of a program that rotates
 # warps on an H100, of which 792 run at once, and from 24576 samples on.
 _FEWEST_WARPS = {1: 1280, 2: 384}  # by ways
 _FEWEST_SAMPLES = 4096
-_MOST_SCRATCH = 2**29  # bytes of rows and factors
+_MOST_SCRATCH = 2**29  # bytes of rows and factors of samples
 
 
-def fits(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> bool:
-    """Return whether to sum so: tables fit the shared memory, what the samples add fits some memory, and warps are many."""
+def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
+    """Return the parts of the samples to sum one after the other, as memory holds what they add; 0: atomics are faster, or rows too many."""
     n_tables, n_rows, _ = tables
-    stages = max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
-    return (
-        4 * _LANES * n_rows + stages <= _MOST_SHARED
-        and 4 * (1 + ways) * n_tables * n_samples <= _MOST_SCRATCH
-        and n_samples >= _FEWEST_SAMPLES
-        and _warps(tables, groups) >= _FEWEST_WARPS[ways]
-    )
+    shared = 4 * _LANES * n_rows + max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
+    n_parts = max(triton.cdiv(4 * (1 + ways) * n_tables * n_samples, _MOST_SCRATCH), 1)
+    fits = shared <= _MOST_SHARED and n_samples >= _FEWEST_SAMPLES * n_parts
+    return n_parts if fits and _warps(tables, groups) >= _FEWEST_WARPS[ways] else 0
 
 
 def _warps(tables: tuple[int, ...], groups: int) -> int:
@@ -164,7 +161,7 @@ def sums(
 
 @kernel
 def places(first, second):
-    """Where two rows of at most 256 begin among the sums of a warp, in 16 bits each."""
+    """Starts of two rows, of at most 256, among the sums of a warp, in 16 bits each."""
     return (first << 7) | (second << 23)
 
 

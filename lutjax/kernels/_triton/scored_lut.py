@@ -71,6 +71,26 @@ def backward(
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
+    n_parts = _owned_columns.parts(call.weights.shape, call.groups, _ways(call), len(call.x))
+    if "weights" not in needs or n_parts <= 1:
+        return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
+    found: dict[str, list[jax.Array]] = {name: [] for name in needs}
+    keeps = [None] * n_parts if call.keep is None else jnp.array_split(call.keep, n_parts)
+    xs, dys = (jnp.array_split(a, n_parts) for a in (call.x, cotangent))
+    for x, keep, dy in zip(xs, keeps, dys, strict=True):
+        # One part after the other: they use the same memory.
+        x, found = jax.lax.optimization_barrier((x, found))
+        part = _pulled_back(call.replace(x=x, keep=keep), dy, needs, True, device)
+        for name, of_part in part.items():
+            of_samples = name in ("x", "keep")
+            found[name] = [*found[name], of_part] if of_samples else [sum(found[name], of_part)]
+    return {name: jnp.concatenate(of_parts) for name, of_parts in found.items()}
+
+
+def _pulled_back(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], owned: bool, device: Device
+) -> dict[str, jax.Array]:
+    """Return cotangents; `owned`: that of the tables as sums of warps that own columns."""
     tile = _Tile.of("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
     tables, n_scalars = call.weights.shape, len(call.scalars)
@@ -79,7 +99,6 @@ def backward(
     def where(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype) if needed else nothing
 
-    owned = "weights" in needs and _owned_columns.fits(tables, call.groups, tile.ways, n)
     d_scalars, d_keep, rows, factors, dx, d_weights = launch(
         _differentiate,
         *_inputs(tile),
@@ -88,7 +107,7 @@ def backward(
             where("scalars" in needs, max(n_scalars, 1), tile.programs),
             where("keep" in needs, tile.output_blocks, tables[0], n),
             where(owned, tables[0], n, dtype="int32"),
-            where(owned, tile.ways, tables[0], n),
+            where(owned, _ways(call), tables[0], n),
         ],
         zeroed=[
             where("x" in needs, n_inputs_of, n_inputs, n),
@@ -186,6 +205,13 @@ def _formula(read: reads.Read) -> _Formula | None:
     return None
 
 
+def _ways(call: ScoredLut) -> int:
+    """Return how many ways of a read of lutjax have values."""
+    formula = _formula(call.read)
+    assert formula is not None
+    return formula.valued
+
+
 def _is_fused(call: ScoredLut) -> bool:
     """Return whether one kernel computes a call: a read of lutjax in float32."""
     wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
@@ -253,13 +279,6 @@ class _Tile:
             return tile
         rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
         return dataclasses.replace(tile, rows=rows)
-
-    @property
-    def ways(self) -> int:
-        """Ways that have values."""
-        formula = _formula(self.call.read)
-        assert formula is not None
-        return formula.valued
 
     @property
     def parts(self) -> int:
