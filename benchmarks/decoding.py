@@ -5,6 +5,8 @@ three calls counts. Both have as many layers and features; `--implementation` ch
 
 `--slots` measures `lutjax.models.Slots` instead, each text with a cache of its own or all in blocks of a pool: tokens a second of running texts, prompts that are
 read in a second, and bytes that hold their tokens, of prompts that differ and of prompts that have all but their last token in common.
+
+`--feed-forward` measures the GPT of a preset with dense layers and with tables in their place, of floats and of int8: bytes of its arrays, and tokens a second of `generate` for 1 and 64 texts.
 """
 
 import argparse
@@ -16,10 +18,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from lutjax.layers.nnx import quantised
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots
+from lutjax.training import presets
 
 FEATURES, CONTEXT, LAYERS, TOKENS, PROMPT = 32, 32, 6, 64, 16
 TEXTS = (1, 16, 256)
+TEXTS_OF_GPT = (1, 64)
 STEP = 8  # tokens of each text in one program of slots
 
 
@@ -61,6 +66,28 @@ def speed(model: LUTTransformer | GPT, texts: int) -> float:
         model.generate(prompts, TOKENS, key=jax.random.key(0)).block_until_ready()
         times.append(time.perf_counter() - start)
     return texts * TOKENS / min(times[1:])
+
+
+def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str, GPT]]:
+    """GPTs of a preset that differ in their feed-forward layers, by name."""
+    values = presets.preset("gpt", preset)
+    for dtype in ("float32", "bfloat16"):
+        dense = {**values, "feed_forward": "dense", "dtype": dtype}
+        yield f"dense, {dtype}", GPT(presets.make(GPTConfig, dense), rngs=nnx.Rngs(0))
+    scored = {**values, "feed_forward": "projection_lut", "read": "powers_of_two"}
+    model = GPT(presets.make(GPTConfig, scored), implementation=implementation, rngs=nnx.Rngs(0))
+    yield f"tables, float32, else {values.get('dtype', 'float32')}", model
+    yield "tables, int8", quantised(model)
+
+
+def print_feed_forward(preset: str, implementation: str | None) -> None:
+    """Print the table of feed-forward layers."""
+    print(f"| feed-forward | MB | {' | '.join(f'{n} texts, tokens/s' for n in TEXTS_OF_GPT)} |")
+    print("| --- " * (2 + len(TEXTS_OF_GPT)) + "|")
+    for name, model in feed_forward(preset, implementation):
+        size = sum(a.nbytes for a in jax.tree.leaves(nnx.state(model)) if hasattr(a, "nbytes")) / 1e6
+        rates = (f"{speed(model, n):,.0f}" for n in TEXTS_OF_GPT)
+        print(f"| {name} | {size:.1f} | {' | '.join(rates)} |", flush=True)
 
 
 def tables(implementation: str | None) -> LUTTransformer:
@@ -137,7 +164,12 @@ def main() -> None:
         "--implementation", help="Of the tables: xla or native. Default: the best of this machine."
     )
     parser.add_argument("--slots", action="store_true", help="Texts that come and go.")
+    parser.add_argument("--feed-forward", action="store_true", help="Whole GPTs of a preset.")
+    parser.add_argument("--preset", default="small", help="Of these.")
     options = parser.parse_args()
+    if options.feed_forward:
+        print_feed_forward(options.preset, options.implementation)
+        return
     if options.slots:
         print_slots(options.implementation)
         return
