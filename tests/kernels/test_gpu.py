@@ -8,7 +8,7 @@ from cases import ops
 from machine import needs_gpu
 
 import lutjax
-from lutjax import testing
+from lutjax import reads, testing
 from lutjax.kernels._triton import _triton_fit
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -121,6 +121,53 @@ def test_fixed_point_is_the_same_every_time(op, sizes):
     for _ in range(5):
         for a, b in zip(run(), first, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("read", "dtype", "sizes", "n_parts"),
+    [
+        (reads.Confidence(2), "float32", (8195, 8, 33, 8, 48), 1),
+        (reads.Confidence(2), "bfloat16", (4101, 8, 64, 8, 33), 1),
+        (reads.Confidence(1), "bfloat16", (5000, 4, 321, 4, 32), 1),
+        (reads.Hard(), "float32", (4096, 5, 513, 3, 16), 1),
+        (reads.Blend(), "float32", (5000, 2, 400, 5, 16), 1),
+        (reads.Confidence(2), "float32", (16387, 8, 64, 8, 48), 3),
+    ],
+    ids=str,
+)
+def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_parts):
+    """Sums are those of plain JAX, and have the same bits every time."""
+    from lutjax.kernels._triton import _owned_columns
+
+    n, groups, each, bits, n_outputs = sizes
+    ways = len(read.select(jnp.ones((1, bits)), read.initial()))
+    shape = (groups * each, 2**bits, n_outputs)
+    if n_parts > 1:
+        monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 4 * (1 + ways) * shape[0] * n // n_parts + 1024)
+    assert _owned_columns.parts(shape, groups, ways, n) == n_parts
+    keys = jax.random.split(jax.random.key(0), 5)
+    x = jax.random.normal(keys[0], (n, groups, 48))
+    weights = jax.random.normal(keys[1], shape).astype(dtype)
+    anchors = jax.random.randint(keys[2], (groups * each, bits, 2), 0, 48, jnp.int32)
+    keep = jnp.where(jax.random.uniform(keys[3], (n, groups * each)) < 0.8, 1.25, 0.0)
+    ct = jax.random.normal(keys[4], (n, groups, n_outputs)).astype(dtype)
+
+    def run(implementation):
+        @jax.jit
+        def gradients(x, weights, scalars, keep, ct):
+            def f(x, weights, scalars, keep):
+                options = {"read": read, "groups": groups, "implementation": implementation}
+                return lutjax.scored_lut(x, weights, anchors, scalars, keep=keep, **options)
+
+            return jax.vjp(f, x, weights, scalars, keep)[1](ct)
+
+        d_x, d_weights, d_scalars, d_keep = gradients(x, weights, read.initial(), keep, ct)
+        return {"x": d_x, "weights": d_weights, "keep": d_keep, **d_scalars}
+
+    first, second, expected = run("triton"), run("triton"), run("xla")
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    for name in ("x", "weights", "keep"):
+        testing.assert_close(name, first[name], expected[name], testing.TOLERANCE[dtype])
 
 
 def test_memory_that_does_not_suffice_leaves_the_arguments():

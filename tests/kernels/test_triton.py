@@ -51,7 +51,7 @@ import triton_interpreter  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from lutjax.dispatch import _transforms  # noqa: E402
-from lutjax.kernels._triton import _row_additions, _triton_launch  # noqa: E402
+from lutjax.kernels._triton import _owned_columns, _row_additions, _triton_launch  # noqa: E402
 
 IMPLEMENTED = {
     op
@@ -617,6 +617,81 @@ def test_one_cotangent_of_scored_reads(needed):
     same_as_plain_jax(run, arrays[needed])
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ("primes", "float32"),
+        slow("hard", "bfloat16"),
+        slow("sum_groups", "float32"),
+        slow("powers", "float32"),
+        slow("powers_one_way", "float32"),
+        slow("groups", "bfloat16"),
+        slow("shared_input", "float16"),
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_scored_reads_whose_tables_are_summed_by_owners(monkeypatch, shape, dtype):
+    triton_interpreter.own_always(monkeypatch)
+    testing.check(testing.case("scored_lut", shape, dtype), "triton", transformation="jit")
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [slow("primes", "float32"), ("sum_groups", "bfloat16")])
+@pytest.mark.usefixtures("interpreted")
+def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
+    """Rows and factors of all samples do not fit the memory that they may have."""
+    triton_interpreter.own_always(monkeypatch)
+    monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
+    case = testing.case("scored_lut", shape, dtype)
+    assert _owned_columns.parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
+    testing.check(case, "triton", transformation="jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transformation", [t for t in testing.TRANSFORMATIONS if t != "export"])
+@pytest.mark.usefixtures("interpreted")
+def test_transformations_of_sums_of_owners(monkeypatch, transformation):
+    triton_interpreter.own_always(monkeypatch)
+    testing.check(split("scored_lut"), "triton", transformation=transformation)
+
+
+@pytest.mark.parametrize(
+    ("ways", "dtype", "n", "groups", "each", "n_rows", "n_outputs"),
+    [
+        (2, "float32", 83, 1, 3, 4, 20),
+        (1, "bfloat16", 99, 2, 2, 2, 16),
+        slow(2, "bfloat16", 99, 2, 1, 256, 5),
+        slow(1, "float32", 16, 1, 4, 8, 33),
+        slow(2, "float32", 5, 2, 2, 2, 16),
+    ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_sums_of_owners(ways, dtype, n, groups, each, n_rows, n_outputs):
+    """Samples of all rows, odd numbers of everything, rows that meet; what is not added, or not a number, goes where it should."""
+    rng = np.random.default_rng(n)
+    n_tables = groups * each
+    first = rng.integers(0, n_rows, (n_tables, n))
+    row = np.stack([first, first ^ (1 << rng.integers(0, n_rows.bit_length() - 1, first.shape))])[:ways]
+    factors = rng.normal(size=(ways, n_tables, n)).astype(np.float32)
+    factors[rng.random(factors.shape) < 0.3] = 0
+    dy = np.array(jnp.asarray(rng.normal(size=(n, groups, n_outputs)), dtype).astype(jnp.float32))
+    if n > 16:
+        factors[:, :, 7], dy[7] = 0, np.inf  # adds nothing
+        factors[0, 0, 8], factors[-1, -1, 9] = np.nan, np.inf
+    expected = np.zeros((n_tables, n_rows, n_outputs))
+    with np.errstate(all="ignore"):
+        for k, t, b in np.argwhere(factors != 0):
+            expected[t, row[k, t, b]] += factors[k, t, b] * dy[b, t // each].astype(np.float64)
+    actual = _owned_columns.sums(
+        jnp.asarray(_owned_columns.places.fn(row[0], row[-1]), jnp.int32),
+        jnp.asarray(factors),
+        jnp.asarray(dy, dtype),
+        expected.shape,
+        groups,
+        Device(Backend.GPU, GPUS[90]),
+    )
+    testing.assert_close("sums", actual, expected.astype(np.float32))
+
+
 @dataclasses.dataclass(frozen=True)
 class Closest(reads.Read):
     """A read that lutjax does not have."""
@@ -806,6 +881,29 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
     run_on(GPUS[capability], testing.case("lookup_attention", "tiles", **sizes))
     check_compilation(launches, capability)
     assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
+
+
+@pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
+@pytest.mark.usefixtures("kernel_cache")
+def test_sums_of_owners_compile(capability, launches):
+    """Kernels fit shared memory and registers at sizes that they are chosen for."""
+    case = testing.case("scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48)
+    testing.check_lowering(case, "triton", platform="cuda", device_kind=GPUS[capability])
+    owned = {
+        key: common for key, common in launches.items() if key[0].fn.__name__ in ("_rotate", "_add_owned")
+    }
+    assert len(owned) == 2
+    check_compilation(owned, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernel_cache")
+def test_all_of_sums_of_owners_compiles(monkeypatch, launches):
+    triton_interpreter.own_always(monkeypatch)
+    for shape, dtype in (("split", "bfloat16"), ("hard", "float32")):
+        run_on(GPUS[90], testing.case("scored_lut", shape, dtype, outputs=48))
+    assert "_add_owned" in {kernel.fn.__name__ for kernel, _ in launches}
+    check_compilation(launches, 90)
 
 
 @pytest.mark.usefixtures("kernel_cache")

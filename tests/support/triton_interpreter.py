@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ptx_emulator
 import pytest
 import triton
 import triton.language as tl
@@ -148,8 +149,11 @@ def interpreted() -> Iterator[None]:
             patch.setattr(interpreter.InterpreterBuilder, name, _as_bool(compare))
     create_dot = interpreter.InterpreterBuilder.create_dot
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot_of_numbers(create_dot))
+    asm = ptx_emulator.create_inline_asm(ptx_emulator.Memory())
+    patch.setattr(interpreter.InterpreterBuilder, "create_inline_asm", asm, raising=False)
     for module in modules():
-        patch.setattr(module, "range", _range, raising=False)
+        if hasattr(module, "kernel"):  # others have none
+            patch.setattr(module, "range", _range, raising=False)
     # Once for all: the interpreter would patch again at every call of a function, and not undo it.
     language = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     patch.setattr(interpreter, "_patch_lang", lambda fn: interpreter._LangPatchScope())
@@ -190,3 +194,11 @@ def count_always(monkeypatch):
 
     monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
     monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+
+
+def own_always(monkeypatch):
+    """Warps own columns of tables, however few."""
+    from lutjax.kernels._triton import _owned_columns
+
+    monkeypatch.setattr(_owned_columns, "_FEWEST_WARPS", dict.fromkeys((1, 2), 1))
+    monkeypatch.setattr(_owned_columns, "_FEWEST_SAMPLES", 1)

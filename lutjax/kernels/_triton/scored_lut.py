@@ -28,7 +28,14 @@ import triton.language as tl
 from lutjax import reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
-from lutjax.kernels._triton import _gate_tiles, _row_additions, _row_tiles, _weighted_rows, detect
+from lutjax.kernels._triton import (
+    _gate_tiles,
+    _owned_columns,
+    _row_additions,
+    _row_tiles,
+    _weighted_rows,
+    detect,
+)
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
@@ -64,32 +71,64 @@ def backward(
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
-    tile = _Tile.of("backward", _backward_rule, call, device)
+    n_parts = _owned_columns.parts(call.weights.shape, call.groups, _ways(call), len(call.x))
+    if "weights" not in needs or n_parts <= 1:
+        return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
+    found: dict[str, list[jax.Array]] = {name: [] for name in needs}
+    keeps = [None] * n_parts if call.keep is None else jnp.array_split(call.keep, n_parts)
+    xs, dys = (jnp.array_split(a, n_parts) for a in (call.x, cotangent))
+    for x, keep, dy in zip(xs, keeps, dys, strict=True):
+        # One part after the other: they use the same memory.
+        x, found = jax.lax.optimization_barrier((x, found))
+        part = _pulled_back(call.replace(x=x, keep=keep), dy, needs, True, device)
+        for name, of_part in part.items():
+            of_samples = name in ("x", "keep")
+            found[name] = [*found[name], of_part] if of_samples else [sum(found[name], of_part)]
+    return {name: jnp.concatenate(of_parts) for name, of_parts in found.items()}
+
+
+def _pulled_back(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], owned: bool, device: Device
+) -> dict[str, jax.Array]:
+    """Return cotangents; `owned`: that of the tables as sums of warps that own columns."""
+    tile = _Tile.of("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
-    n_scalars = len(call.scalars)
+    tables, n_scalars = call.weights.shape, len(call.scalars)
     nothing = jax.ShapeDtypeStruct((1,), "float32")
 
-    def where(name: str, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, "float32") if name in needs else nothing
+    def where(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype) if needed else nothing
 
-    d_scalars, d_keep, dx, d_weights = launch(
+    d_scalars, d_keep, rows, factors, dx, d_weights = launch(
         _differentiate,
         *_inputs(tile),
         cotangent,
         outputs=[
-            where("scalars", max(n_scalars, 1), tile.programs),
-            where("keep", tile.output_blocks, call.weights.shape[0], n),
+            where("scalars" in needs, max(n_scalars, 1), tile.programs),
+            where("keep" in needs, tile.output_blocks, tables[0], n),
+            where(owned, tables[0], n, dtype="int32"),
+            where(owned, _ways(call), tables[0], n),
         ],
-        zeroed=[where("x", n_inputs_of, n_inputs, n), where("weights", *call.weights.shape)],
+        zeroed=[
+            where("x" in needs, n_inputs_of, n_inputs, n),
+            where("weights" in needs and not owned, *tables),
+        ],
         **tile.arguments,
         OF_X="x" in needs,
-        OF_WEIGHTS="weights" in needs,
+        OF_WEIGHTS="weights" in needs and not owned,
+        OF_ROWS=owned,
         OF_SCALARS="scalars" in needs,
         OF_KEEP="keep" in needs,
     )
+
+    def of_weights() -> jax.Array:
+        if not owned:
+            return d_weights
+        return _owned_columns.sums(rows, factors, cotangent, tables, call.groups, device)
+
     found: dict[str, Callable[[], jax.Array]] = {
         "x": lambda: dx.transpose(2, 0, 1),
-        "weights": lambda: d_weights,
+        "weights": of_weights,
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
     }
@@ -166,6 +205,13 @@ def _formula(read: reads.Read) -> _Formula | None:
     return None
 
 
+def _ways(call: ScoredLut) -> int:
+    """Return how many ways of a read of lutjax have values."""
+    formula = _formula(call.read)
+    assert formula is not None
+    return formula.valued
+
+
 def _is_fused(call: ScoredLut) -> bool:
     """Return whether one kernel computes a call: a read of lutjax in float32."""
     wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
@@ -207,14 +253,17 @@ class _Tile:
     """Programs of a call: tiles of samples and outputs, and a part of the tables of a group.
 
     Attributes:
-      rows: those of one group.
+      rows: those of one group. piece: outputs of each of the equal tiles of a program; 0: one tile, or two.
     """
 
     call: ScoredLut
     rows: _row_tiles.RowTile
+    piece: int
 
     @classmethod
-    def of(cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device) -> "_Tile":
+    def of(
+        cls, kernel: str, rule: Callable[[Sizes], Launch], call: ScoredLut, device: Device, piece: int = 0
+    ) -> "_Tile":
         n_tables, _, n_outputs = call.weights.shape
         n, each = len(call.x), n_tables // call.groups
         formula = _formula(call.read)
@@ -223,11 +272,13 @@ class _Tile:
             call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
         )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
-        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device))
+        divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
+        tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
         most = _quantised.MOST_ADDENDS // formula.ways  # tables of a sum in int32
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
-        return cls(call, dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most)))
+        rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
+        return dataclasses.replace(tile, rows=rows)
 
     @property
     def parts(self) -> int:
@@ -235,15 +286,17 @@ class _Tile:
         return self.rows.detector_blocks
 
     @property
-    def pieces(self) -> tuple[int, int]:
-        """Sizes of the one or two tiles of outputs that a program has, the second smaller than the first; 0: there is none."""
+    def pieces(self) -> tuple[int, ...]:
+        """Sizes of the tiles of outputs that a program has: equal ones, or one or two, the second smaller than the first."""
         first, n_outputs = self.rows.outputs, self.rows.n_outputs
+        if self.piece:
+            return (self.piece,) * (n_outputs // self.piece)
         rest = triton.next_power_of_2(max(n_outputs - first, 1))
-        return first, rest if first < n_outputs and rest < first else 0
+        return (first, rest) if first < n_outputs and rest < first else (first,)
 
     @property
     def output_blocks(self) -> int:
-        return 1 if self.pieces[1] else self.rows.output_blocks
+        return 1 if len(self.pieces) > 1 else triton.cdiv(self.rows.n_outputs, self.pieces[0])
 
     @property
     def programs(self) -> int:
@@ -273,7 +326,6 @@ class _Tile:
         call, formula = self.call, _formula(self.call.read)
         assert formula is not None
         n_tables, n_rows, n_outputs = call.weights.shape
-        first, second = self.pieces
         return {
             "programs": self.programs if call.weights.size else 0,
             "device": self.rows.device,
@@ -290,10 +342,11 @@ class _Tile:
             "n_programs": self.programs,
             # Also of fewer samples: a thread with none is better than several with the same.
             "ROWS": self.rows.how.rows,
-            "FIRST": first,
-            "SECOND": second,
-            "PIECES": 2 if second else 1,
-            "WHOLE": self.output_blocks == 1 and first + second == n_outputs,
+            "FIRST": self.pieces[0],
+            "LAST": self.pieces[-1],  # others are as large as the first
+            "PIECES": len(self.pieces),
+            "EQUAL": len(set(self.pieces)) == 1,
+            "WHOLE": self.output_blocks == 1 and sum(self.pieces) == n_outputs,
             "BLOCKS": self.output_blocks,
             "DETECTORS": self.rows.detectors,
             "PARTS": self.parts,
@@ -351,6 +404,7 @@ def _first_of_two(n: int) -> int:
 
 
 _OUTPUTS = 128  # of one program
+_PIECE = 16  # outputs of a tile, where products with tiles are added up before lanes are
 
 
 def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
@@ -395,7 +449,7 @@ def _sums(
     """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
     totals = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
-        totals += (tl.zeros((c.ROWS, c.FIRST if p == 0 else c.SECOND), c.SUM),)
+        totals += (tl.zeros((c.ROWS, c.FIRST if p < c.PIECES - 1 else c.LAST), c.SUM),)
     unknown = tl.zeros((c.ROWS,), tl.int32)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
@@ -412,7 +466,20 @@ def _sums(
 
 @kernel
 def _differentiate(
-    x, weights, ends, scalars, keep, exponents, dy, d_scalars, d_keep, dx, d_weights, c: tl.constexpr
+    x,
+    weights,
+    ends,
+    scalars,
+    keep,
+    exponents,
+    dy,
+    d_scalars,
+    d_keep,
+    rows,
+    row_factors,
+    dx,
+    d_weights,
+    c: tl.constexpr,
 ):
     sample, exists, block, _, group, first, last = _place(c)
     s = _scalars(scalars, c)
@@ -426,6 +493,13 @@ def _differentiate(
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
+        if c.OF_ROWS:
+            here = t.to(c.INDEX) * c.n_samples + sample
+            of_first = exists & (block == 0)
+            tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=of_first)
+            tl.store(row_factors + here, factors[0], mask=of_first)
+            if c.WAYS == 2 and not c.HARD:
+                tl.store(row_factors + c.n_tables * c.n_samples + here, factors[1], mask=of_first)
         # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
         # does not change if it ends as another began: so each has a value of its own.
         row, factor = index, factors[0]
@@ -512,12 +586,12 @@ def _table(i, first, last, ROTATED: tl.constexpr):
 
 @kernel
 def _outputs(block, c: tl.constexpr):
-    """The outputs of this program, in one or two tiles."""
-    first = block.to(tl.int32) * c.FIRST + tl.arange(0, c.FIRST)
-    if c.PIECES == 1:
-        return (first,)
-    else:
-        return (first, c.FIRST + tl.arange(0, c.SECOND))
+    """The outputs of this program, in tiles."""
+    first = block.to(tl.int32) * c.FIRST
+    found = _gate_tiles.nothing()
+    for p in tl.static_range(c.PIECES):
+        found += (first + p * c.FIRST + tl.arange(0, c.FIRST if p < c.PIECES - 1 else c.LAST),)
+    return found
 
 
 @kernel
@@ -570,11 +644,17 @@ def _in_units(coefficient, c: tl.constexpr):
 def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
     """Products of rows with the cotangents of the outputs."""
     total = tl.zeros((c.ROWS,), tl.float32)
+    products = tl.zeros((c.ROWS, c.FIRST), tl.float32)
     for p in tl.static_range(c.PIECES):
         value = _read(weights, start, outputs[p], c).to(tl.float32)
         if c.ROUNDED:
             value *= _scales(exponents, group, outputs[p], 0, c)[None, :]
-        total += tl.sum(value * cotangents[p], 1)
+        if c.EQUAL:
+            products += value * cotangents[p]
+        else:
+            total += tl.sum(value * cotangents[p], 1)
+    if c.EQUAL:
+        total = tl.sum(products, 1)
     # A sum over a tile lies in threads as the tile does, several in each and each in many: bring one to each.
     return tl.gather(total, tl.arange(0, c.ROWS), 0)
 

@@ -1,0 +1,260 @@
+"""Sums into rows of tables without atomics: a warp keeps columns of tables in shared memory, and adds to them by itself.
+
+A warp owns ``WIDTH`` outputs of all rows of ``32 / WIDTH`` tables of one group, with sums of 4 bytes in a bank of shared memory for each
+of its lanes, and walks through the samples in their order, ``WIDTH`` at a time. Lane ``i`` of a table adds what sample ``i`` adds, to one
+column after the other: in step ``j`` to column ``i ^ j``. So no two lanes meet at a sum, nor at a bank, whatever the rows are; nothing
+is exchanged between lanes; sums have the same bits in every run, and leave the chip once.
+
+Cotangents are brought into the order of these steps first (`rotated`), so that lanes read them side by side. They come to shared memory
+some blocks of samples ahead of their use, the rows and factors of each block with the cotangents of the one before.
+
+Samples whose numbers differ in the last bit are taken in pairs: steps ``j`` and ``j ^ 1`` of both are the same two columns, of which each
+of the two lanes takes one, for both samples. Reads and writes of up to four rows are then under way at once. If samples of a pair
+share a row, the first adds what the second does, and the second does not.
+
+Triton has neither sums in shared memory nor such copies: they are inline PTX (`_owned_ptx`).
+"""
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from lutjax.dispatch.registry import Device
+from lutjax.kernels._triton import _owned_ptx
+from lutjax.kernels._triton._triton_launch import kernel, launch
+
+WIDTH = _owned_ptx.WIDTH
+_LANES = 32
+_MOST_SHARED = 48 * 1024  # bytes that a kernel declares by name, on any GPU
+# Blocks of samples in shared memory, by whether two numbers are packed into 4 bytes: as many as leave no warp out.
+_STAGES = {True: 5, False: 3}
+_TOGETHER = 8  # blocks of samples of a program that rotates
+
+# A warp takes as long as the samples are many, atomics as all additions: of two rows of a table, or of one. From times of 768 and 1536
+# warps on an H100, of which 792 run at once, and from 24576 samples on.
+_FEWEST_WARPS = {1: 1280, 2: 384}  # by ways
+_FEWEST_SAMPLES = 4096
+_MOST_SCRATCH = 2**29  # bytes of rows and factors of samples
+
+
+def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
+    """Return the parts of the samples to sum one after the other, as memory holds what they add; 0: atomics are faster, or rows too many."""
+    n_tables, n_rows, _ = tables
+    shared = 4 * _LANES * n_rows + max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
+    n_parts = max(triton.cdiv(4 * (1 + ways) * n_tables * n_samples, _MOST_SCRATCH), 1)
+    fits = shared <= _MOST_SHARED and n_samples >= _FEWEST_SAMPLES * n_parts
+    return n_parts if fits and _warps(tables, groups) >= _FEWEST_WARPS[ways] else 0
+
+
+def _warps(tables: tuple[int, ...], groups: int) -> int:
+    n_tables, _, n_outputs = tables
+    return groups * triton.cdiv(n_tables // groups, _LANES // WIDTH) * triton.cdiv(n_outputs, WIDTH)
+
+
+def _stage(packed: bool) -> int:
+    """Return the bytes of a block of samples: cotangents, a row and two factors for each lane."""
+    return WIDTH * WIDTH * (2 if packed else 4) + 3 * 4 * _LANES
+
+
+def rotated(dy: jax.Array, device: Device) -> jax.Array:
+    """Return ``[G, column blocks, sample blocks, step // E, lane, step % E]`` of ``dy [n, G, O]``, with 0 where there is none.
+
+    ``E`` numbers are the 16 bytes that a lane reads at once.
+    """
+    n, n_groups, n_outputs = dy.shape
+    columns, blocks = triton.cdiv(n_outputs, WIDTH), triton.cdiv(n, WIDTH)
+    dtype = jnp.dtype(dy.dtype if dy.dtype == jnp.bfloat16 else jnp.float32)
+    (found,) = launch(
+        _rotate,
+        dy,
+        outputs=[jax.ShapeDtypeStruct((n_groups, columns, blocks, WIDTH * WIDTH), dtype)],
+        programs=n_groups * triton.cdiv(blocks, _TOGETHER),
+        device=device,
+        warps=4,
+        n_samples=n,
+        n_groups=n_groups,
+        n_outputs=n_outputs,
+        n_blocks=blocks,
+        COLUMNS=columns,
+        WIDTH=WIDTH,
+        TOGETHER=_TOGETHER,
+        EACH=16 // dtype.itemsize,
+    )
+    return found
+
+
+@kernel
+def _rotate(dy, found, c: tl.constexpr):
+    blocks: tl.constexpr = (c.n_blocks + c.TOGETHER - 1) // c.TOGETHER
+    group = (tl.program_id(0) // blocks).to(tl.int64)
+    place = tl.arange(0, c.WIDTH * c.WIDTH)
+    step = place // (c.WIDTH * c.EACH) * c.EACH + place % c.EACH
+    lane = place // c.EACH % c.WIDTH
+    of_sample, of_column = lane ^ (step & 1), lane ^ (step & (c.WIDTH - 2))
+    for n in range(c.TOGETHER):
+        block = (tl.program_id(0) % blocks) * c.TOGETHER + n
+        sample = block.to(tl.int64) * c.WIDTH + of_sample
+        for column in tl.static_range(c.COLUMNS):
+            output = column * c.WIDTH + of_column
+            at = (sample * c.n_groups + group) * c.n_outputs + output
+            value = tl.load(dy + at, mask=(sample < c.n_samples) & (output < c.n_outputs), other=0)
+            to = ((group * c.COLUMNS + column) * c.n_blocks + block) * (c.WIDTH * c.WIDTH) + place
+            there = place < tl.where(block < c.n_blocks, c.WIDTH * c.WIDTH, 0)
+            tl.store(found + to, value.to(found.dtype.element_ty), mask=there)
+
+
+def sums(
+    rows: jax.Array,
+    factors: jax.Array,
+    dy: jax.Array,
+    tables: tuple[int, ...],
+    groups: int,
+    device: Device,
+) -> jax.Array:
+    """Return the sums over samples of ``factor * dy``, float32 ``[T, R, O]``.
+
+    Args:
+      rows: int32 ``[T, n]``: see `places`.
+      factors: float32 ``[K, T, n]`` of one or two ways, whose rows differ; 0 adds nothing.
+      dy: ``[n, G, O]``, or ``[n, 1, O]`` for all groups. tables: their shape.
+    """
+    n_tables, n_rows, n_outputs = tables
+    n, each, ways = rows.shape[1], n_tables // groups, len(factors)
+    found = rotated(dy, device)
+    packed = found.dtype == jnp.bfloat16
+    stages, stage = _STAGES[packed], _stage(packed)
+    (totals,) = launch(
+        _add_owned,
+        rows,
+        factors,
+        found,
+        outputs=[jax.ShapeDtypeStruct(tables, "float32")],
+        programs=_warps(tables, groups),
+        device=device,
+        warps=1,
+        n_samples=n,
+        n_tables=n_tables,
+        n_each=each,
+        n_rows=n_rows,
+        n_outputs=n_outputs,
+        n_blocks=triton.cdiv(n, WIDTH),
+        n_dy_groups=dy.shape[1],
+        TOGETHER=triton.cdiv(each, _LANES // WIDTH),
+        COLUMNS=triton.cdiv(n_outputs, WIDTH),
+        WIDTH=WIDTH,
+        WAYS=ways,
+        BASE=_owned_ptx.base("owned_sums", 4 * _LANES * n_rows + stages * stage),
+        CLEAR=_owned_ptx.CLEAR,
+        READ=_owned_ptx.READ,
+        SWAP=_owned_ptx.SWAP,
+        COPY=_owned_ptx.copy_of_block(ways, packed),
+        WAIT=_owned_ptx.wait(stages - 2),
+        ADD=_owned_ptx.add_of_block(ways, packed),
+        STAGES=stages,
+        STAGE=stage,
+        SUMS=4 * _LANES * n_rows,
+        SIZE=found.dtype.itemsize,
+    )
+    return totals
+
+
+@kernel
+def places(first, second):
+    """Starts of two rows, of at most 256, among the sums of a warp, in 16 bits each."""
+    return (first << 7) | (second << 23)
+
+
+@kernel
+def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
+    program = tl.program_id(0)
+    column = program % c.COLUMNS
+    of_group = program // c.COLUMNS % c.TOGETHER
+    group = program // (c.COLUMNS * c.TOGETHER)
+    lane = tl.arange(0, 32)
+    i = lane % c.WIDTH
+    number = of_group * (32 // c.WIDTH) + lane // c.WIDTH
+    has_table = number < c.n_each
+    table = (group * c.n_each + tl.minimum(number, c.n_each - 1)).to(tl.int64)
+    at = tl.inline_asm_elementwise(c.BASE, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
+    for r in range(c.n_rows):
+        tl.inline_asm_elementwise(c.CLEAR, "=r,r", [at + 128 * r], dtype=tl.int32, is_pure=False, pack=1)
+    of_dy = group if c.n_dy_groups > 1 else 0
+    dy += ((of_dy * c.COLUMNS + column).to(tl.int64) * c.n_blocks) * (c.WIDTH * c.WIDTH) + lane * (
+        16 // c.SIZE
+    )
+    rows += table * c.n_samples + i
+    factors += table * c.n_samples + i
+    # Blocks of samples arrive in turn at one of a few places behind the sums.
+    begin = at + c.SUMS
+    end = begin + c.STAGES * c.STAGE
+    for k in tl.static_range(c.STAGES - 1):
+        _copy(begin + k * c.STAGE, rows, factors, dy, k, lane, has_table, c)
+    now, then = begin, begin + (c.STAGES - 1) * c.STAGE
+    # The rows and factors of a block come with the cotangents of the one before, and to their neighbours while that is added.
+    exists = has_table & (i < c.n_samples)
+    row = tl.load(rows, mask=exists, other=0)
+    a = tl.load(factors, mask=exists, other=0)
+    b = tl.zeros((32,), tl.float32)
+    if c.WAYS == 2:
+        b = tl.load(factors + c.n_tables * c.n_samples, mask=exists, other=0)
+    row, a, b, of_row, of_a, of_b = _swap(row, a, b, c)
+    for block in range(c.n_blocks):
+        tl.inline_asm_elementwise(c.WAIT, "=r,r", [now], dtype=tl.int32, is_pure=False, pack=1)
+        _copy(then, rows, factors, dy, block + (c.STAGES - 1), lane, has_table, c)
+        row, a, b, of_row, of_a, of_b = tl.inline_asm_elementwise(
+            c.ADD,
+            "=r,=f,=f,=r,=f,=f,r,r,r,r,f,f,r,f,f",
+            [at, now, now + (16 * i - 4 * lane), row, a, b, of_row, of_a, of_b],
+            dtype=(tl.int32, tl.float32, tl.float32, tl.int32, tl.float32, tl.float32),
+            is_pure=False,
+            pack=1,
+        )
+        now = tl.where(now + c.STAGE == end, begin, now + c.STAGE)
+        then = tl.where(then + c.STAGE == end, begin, then + c.STAGE)
+    output = column * c.WIDTH + i
+    to = totals + table * (c.n_rows * c.n_outputs) + output
+    for r in range(c.n_rows):
+        value = tl.inline_asm_elementwise(
+            c.READ, "=f,r", [at + 128 * r], dtype=tl.float32, is_pure=False, pack=1
+        )
+        tl.store(to + r * c.n_outputs, value, mask=has_table & (output < c.n_outputs))
+
+
+@kernel
+def _swap(row, a, b, c: tl.constexpr):
+    """Row and factors of each lane, and those of its neighbour."""
+    return tl.inline_asm_elementwise(
+        c.SWAP,
+        "=r,=f,=f,=r,=f,=f,r,f,f",
+        [row, a, b],
+        dtype=(tl.int32, tl.float32, tl.float32, tl.int32, tl.float32, tl.float32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@kernel
+def _copy(to, rows, factors, dy, block, lane, has_table, c: tl.constexpr):
+    """Begin to copy to shared memory the cotangents of a block of samples, and the rows and factors of the next.
+
+    `to`: where the words of the lanes begin. There is nothing but zeros beyond the samples.
+    """
+    following = (block + 1) * c.WIDTH
+    exists = has_table & (following + lane % c.WIDTH < c.n_samples)
+    at = tl.where(exists, following, 0)
+    b = factors + at
+    if c.WAYS == 2:
+        b += c.n_tables * c.n_samples
+    of_block = dy + tl.minimum(block, c.n_blocks - 1).to(tl.int64) * (c.WIDTH * c.WIDTH)
+    size = tl.where(exists, 4, 0)
+    copied = [
+        to,
+        to + 12 * lane,
+        (rows + at).to(tl.int64),
+        (factors + at).to(tl.int64),
+        b.to(tl.int64),
+        of_block.to(tl.int64),
+        size,
+    ]
+    tl.inline_asm_elementwise(c.COPY, "=r,r,r,l,l,l,l,r", copied, dtype=tl.int32, is_pure=False, pack=1)
