@@ -68,8 +68,8 @@ class Result(NamedTuple):
     curve: list[tuple[int, float, float]]
 
 
-def train(values: dict[str, Any], text: Text) -> Result:
-    """Train one model of a preset's values."""
+def train(values: dict[str, Any], text: Text, windows: int | None = None) -> Result:
+    """Train one model of a preset's values, and test it on so many windows of a part of the text, or on all."""
     run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text.train)
     steps = run.training.steps
     every = max(steps // N_TESTS, 1)
@@ -81,14 +81,14 @@ def train(values: dict[str, Any], text: Text) -> Result:
         state, loss = advance(state, first, min(every, steps - first))
         value = float(loss)
         seconds += time.perf_counter() - start
-        validation = run.evaluate(state, text.validation)
+        validation = run.evaluate(state, text.validation, max_windows=windows)
         if all(validation < before for _, _, before in curve):
             best = jax.tree.map(jnp.copy, state)
         curve.append((min(first + every, steps), value, validation))
     leaves = jax.tree.leaves_with_path(state.params)
     return Result(
         validation=min(loss for _, _, loss in curve),
-        test=run.evaluate(best, text.test),
+        test=run.evaluate(best, text.test, max_windows=windows),
         seconds=seconds,
         parameters=sum(leaf.size for _, leaf in leaves),
         in_layers=sum(leaf.size for path, leaf in leaves if "'feed_forward'" in jax.tree_util.keystr(path)),
@@ -105,12 +105,13 @@ def compare(
     seeds: list[int],
     seconds: float | None = None,
     rows: Path | None = None,
+    windows: int | None = None,
 ) -> dict[str, tuple[float, list[Result]]]:
     """Return the learning rate of each layer and a result for each seed.
 
     Args:
       seconds: of the steps of each training; None for the steps of the values.
-      rows: file that gets a line of JSON for each training.
+      rows: file that gets a line of JSON for each training. windows: of a part of the text that is tested; None: all.
     """
     found = {}
     for layer in layers:
@@ -119,7 +120,7 @@ def compare(
             of_layer["steps"] = steps_in(seconds, of_layer, text)
 
         def result(rate: float, seed: int, of_layer: dict[str, Any] = of_layer) -> Result:
-            result = train(of_layer | {"learning_rate": rate, "seed": seed}, text)
+            result = train(of_layer | {"learning_rate": rate, "seed": seed}, text, windows)
             report(of_layer | {"learning_rate": rate, "seed": seed}, result, text, rows)
             return result
 
@@ -201,6 +202,7 @@ def main() -> None:
         [int(seed) for seed in arguments.seeds.split(",")],
         arguments.seconds,
         arguments.json,
+        arguments.windows,
     )
     print(f"\n{table(found)}")
     if arguments.png:

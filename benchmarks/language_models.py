@@ -40,6 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=list(presets.PRESETS["gpt"]), default="demo")
     parser.add_argument("--steps", type=int, help="default: those of the preset")
     parser.add_argument("--seconds", type=float, help="of the steps of each training, in place of --steps")
+    parser.add_argument(
+        "--windows", type=int, help="windows of a part of the text that is tested; default: all"
+    )
     parser.add_argument("--seeds", default="0,1,2", help="numbers with commas between them")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="of the model or training"

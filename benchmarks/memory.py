@@ -403,9 +403,6 @@ def main() -> None:
     )
     parser.add_argument("--share", type=float, default=0.25, help="of the time, for each of the rates")
     parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
-    parser.add_argument(
-        "--windows", type=int, help="windows of a part of the text that is tested; default: all"
-    )
     parser.add_argument("--rows", default="256,1024,4096,16384,65536", help="of each table of the memory")
     parser.add_argument("--samples", type=int, default=512, help="in a batch of `keys`")
     parser.add_argument("--picture", type=Path, help="draw losses by the size of tables into this file")

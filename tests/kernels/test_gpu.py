@@ -140,7 +140,7 @@ def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_par
     from lutjax.kernels._triton import _owned_columns
 
     n, groups, each, bits, n_outputs = sizes
-    ways = len(read.select(jnp.ones((1, bits)), read.initial()))
+    ways = len(read.select([jnp.ones((1,))] * bits, read.initial()))
     shape = (groups * each, 2**bits, n_outputs)
     if n_parts > 1:
         monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 4 * (1 + ways) * shape[0] * n // n_parts + 1024)
