@@ -64,7 +64,7 @@ def test_equal_to_a_call_for_each(name, options):
 
 
 def test_other_implementations_say_why_not():
-    other = KernelSpec("lookup_attention", Platform.TRITON, Backend.ANY, "somewhere", directions=("forward",))
+    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", directions=("forward",))
     (device,), (query, key) = devices_of([X]), (lutjax.detect(a, ANCHORS) for a in (X, KEY))
     for starts, why in ((STARTS, "reads one start for all sequences"), (STARTS[1], None)):
         made, *_ = lutjax.kernel_registry.calls_of(

@@ -223,7 +223,7 @@ def test_launches_of_one_update(traced: list[tuple[str, Launch]]) -> None:
     [
         ("triton", {"lookup.forward": 32}, TypeError, "'lookup.forward' is 32; expected a tuning.Launch"),
         ("triton", {"lookup.front": RULE}, ValueError, "launches has 'lookup.front'; the kernels of triton that"),
-        ("pallas/gpu", {"lookup.forward": RULE}, ValueError, "take a launch are lookup_attention.forward, look"),
+        ("pallas/gpu", {"detect.forward": RULE}, ValueError, "take a launch are lookup.forward, lookup.margins, look"),
         ("xla", {"lookup.forward": RULE}, ValueError, "xla has no kernels that take a launch; those have triton"),
         ("tritn", {}, ValueError, "unknown implementation 'tritn'; the implementations are xla,"),
         (RULE, {}, TypeError, "implementation is Launch(rows=32, outputs=32, detectors=4, warps=4); expected a name"),

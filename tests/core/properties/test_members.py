@@ -50,6 +50,10 @@ LEFT_OUT_OF = {
         member: dict.fromkeys(("blocks", "cached", "block_tables", "lengths"), _GOES_ON)
         for member in ("LUTAttention", "LUTPairAttention")
     },
+    **{
+        member: {"placement": "tables in the memory of the host: tests/core/test_host_tables.py"}
+        for member in ("NgramMemory", "ProductKeyMemory", "ProductKeyExperts")
+    },
 }
 """Those of single members."""
 OF_CONSTRUCTION = (
