@@ -9,7 +9,6 @@ installed packages, each file once; `--json` adds each result to a file.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from language_models import about, add_options, head, text_of, values_of  # beside this file
+from language_models import about, add_line, add_options, head, text_of, values_of  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -137,9 +136,7 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
         f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
         flush=True,
     )
-    if rows is not None:
-        with rows.open("a") as file:
-            file.write(json.dumps({**about(), "digest": text.digest, **values, **result._asdict()}) + "\n")
+    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict()})
 
 
 def table(found: dict[str, tuple[float, list[Result]]]) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import hashlib
+import json
 import os
 import sysconfig
 import time
@@ -90,6 +91,15 @@ def about() -> dict[str, Any]:
         "lutjax": lutjax.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def add_line(path: Path | None, row: dict[str, Any]) -> str:
+    """Return a row as a line of JSON, which is also added to the file, if there is one."""
+    line = json.dumps(row)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    return line
 
 
 def _value(text: str) -> Any:

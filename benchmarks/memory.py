@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from language_models import about, add_options, head, text_of, values_of  # beside this file
+from language_models import about, add_line, add_options, head, text_of, values_of  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -414,11 +414,7 @@ def main() -> None:
 
     def keep(result: dict[str, Any]) -> None:
         found.append({**result, **of_run, **about()})
-        line = json.dumps(found[-1])
-        print(line, flush=True)
-        if asked.json is not None:
-            with asked.json.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        print(add_line(asked.json, found[-1]), flush=True)
 
     if asked.what == "keys":
         keys(keep, batch=asked.samples)

@@ -17,7 +17,6 @@ On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_c
 import argparse
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from devices import collectives  # beside this file, as the next
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from language_models import about
+from language_models import about, add_line
 
 import lutjax
 from lutjax import sharding
@@ -215,11 +214,7 @@ def main() -> None:
                 continue  # fewer tables than devices
             result = step.measured()
             results.append(result)
-            line = json.dumps({**result, **about()})
-            print(line, flush=True)
-            if asked.json is not None:
-                with asked.json.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            print(add_line(asked.json, {**result, **about()}), flush=True)
     print(f"\n{table(results)}")
 
 

@@ -485,10 +485,7 @@ class Run(ModelRun[LanguageModel]):
                 counts = lutjax.Usage(np.asarray(found.counts, np.int64))
                 total[name] = total[name] + counts if name in total else counts
             for name, ids in self._ids_of(part, starts.reshape(-1)).items():
-                n_rows = self._on_host[name].shape[1]
-                counts = lutjax.Usage(
-                    np.stack([np.bincount(a.ravel(), minlength=n_rows) for a in np.moveaxis(ids, 1, 0)])
-                )
+                counts = _reads(np.moveaxis(ids, 1, 0), self._on_host[name].shape[1])
                 total[name] = total[name] + counts if name in total else counts
         return total
 
@@ -505,10 +502,14 @@ class Run(ModelRun[LanguageModel]):
         places = config.memory_places if isinstance(config, GPTConfig) else ()
         for place in places:
             memory = model.layers[place].memory
-            ids, n_rows = memory.row_ids(tokens), memory.spec.rows
-            counts = [np.bincount(of_table.ravel(), minlength=n_rows) for of_table in np.moveaxis(ids, -1, 0)]
-            found[f"layers/{place}/memory/weights"] = lutjax.Usage(np.stack(counts))
+            by_table = np.moveaxis(memory.row_ids(tokens), -1, 0)
+            found[f"layers/{place}/memory/weights"] = _reads(by_table, memory.spec.rows)
         return found
+
+
+def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
+    """Return how often ids ``[tables, ...]`` read each row of each table."""
+    return lutjax.Usage(np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids]))
 
 
 def _with_ids(gradient: tables.TableGradient, ids: Array) -> tables.TableGradient:
