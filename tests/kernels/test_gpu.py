@@ -10,6 +10,7 @@ from machine import needs_gpu
 import lutjax
 from lutjax import reads, testing
 from lutjax.kernels._triton import _triton_fit
+from lutjax.training import tables as training_tables
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -178,3 +179,61 @@ def test_memory_that_does_not_suffice_leaves_the_arguments():
         huge(weights).block_until_ready()
     np.testing.assert_array_equal(weights, 1)
     assert float(lutjax.lookup(weights, d)[0, 0]) == 4
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_part_of_tables_moves_by_itself(first):
+    """XLA gives kernels slices in the memory of the whole, but not those that they change."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    tables = jax.random.normal(keys[0], (12, 64, 32))
+    index = jax.random.randint(keys[1], (500, 8, 1), 0, 64)
+
+    def moved(tables):
+        part = tables[first : first + 8]
+
+        def loss(part):
+            return (lutjax.weighted_lookup(part, index, jnp.ones(index.shape)) ** 2).sum()
+
+        gradient = training_tables.value_and_grad(loss)(part)[1]
+        return lutjax.update_table(part, gradient, 0.001)
+
+    found = {}
+    for implementation in ("triton", "xla"):
+        with lutjax.use_implementation(implementation):
+            found[implementation] = jax.tree.leaves(jax.jit(moved)(tables))[0]
+    np.testing.assert_allclose(found["triton"], found["xla"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ("groups", {"detectors": 63, "outputs": 48}),
+        ("hard", {"detectors": 7, "outputs": 48}),
+        ("single", {"detectors": 12, "outputs": 64}),
+        ("sum_groups", {"detectors": 63, "outputs": 30, "bits": 6}),
+        ("shared_input", {"detectors": 12, "outputs": 17}),
+    ],
+)
+def test_scored_rows_from_shared_memory(shape, sizes):
+    """Tables as large as they may be, samples that fill no program."""
+    case = testing.case("scored_lut", shape, **{"batch": 1100, "inputs": 40, "bits": 8, **sizes})
+    testing.check(case, "pallas", transformation="jit")
+
+
+def test_gradients_of_scored_reads_have_the_same_bits_in_every_run():
+    keys = jax.random.split(jax.random.key(0), 3)
+    read, n_groups = reads.Confidence(), 8
+    x = jax.random.normal(keys[0], (4096, n_groups * 32))
+    weights = jax.random.normal(keys[1], (n_groups * 32, 256, 32))
+    anchors = jax.random.randint(keys[2], (n_groups * 32, 8, 2), 0, 32)
+
+    def loss(x, weights, scalars):
+        y = lutjax.scored_lut(x, weights, anchors, scalars, read=read, groups=n_groups)
+        return jnp.sum(y**2)
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))
+    first = jax.device_get(gradients(x, weights, read.initial()))
+    for _ in range(5):
+        jax.tree.map(
+            np.testing.assert_array_equal, jax.device_get(gradients(x, weights, read.initial())), first
+        )

@@ -36,9 +36,19 @@ _PURE: dict[str, Callable[..., np.ndarray]] = {
     "or.pred": np.logical_or,
     "not.pred": np.logical_not,
     "selp.f32": lambda a, b, p: np.where(p, a, b),
+    "add.f32": lambda a, b: (_floats(a) + _floats(b)).view(np.uint32),
     "fma.rn.f32": lambda a, b, c: _fused(a, b, c).view(np.uint32),
     "shfl.sync.bfly.b32": lambda a, mask, *_: a[np.arange(_LANES) ^ mask],
 }
+
+
+def _exp2(a: np.ndarray) -> np.ndarray:
+    found = np.exp2(a.astype(np.float64)).astype(np.float32)
+    return np.where(np.abs(found) < np.finfo(np.float32).tiny, np.float32(0), found)
+
+
+# Instructions of single elements, of arrays of any shape.
+_OF_ELEMENTS: dict[str, Callable[..., np.ndarray]] = {"ex2.approx.ftz.f32 $0, $1;": _exp2}
 
 
 def _floats(bits: np.ndarray) -> np.ndarray:
@@ -140,11 +150,11 @@ def run(asm: str, constraints: str, arguments: list[np.ndarray], memory: Memory)
             registers[match[1]] = np.full(_LANES, _START, np.uint32)
         elif name in _PURE:
             put(operands[0], _PURE[name](*map(value, operands[1:])))
-        elif name.startswith("ld.volatile.shared"):
+        elif name.startswith(("ld.volatile.shared", "ld.shared")):
             at = address(operands[1])
             for n, register in enumerate(operands[0].strip("{}").split(",")):
                 put(register.strip(), memory.load(at + 4 * n))
-        elif name.startswith("st.volatile.shared"):
+        elif name.startswith(("st.volatile.shared", "st.shared")):
             memory.store(address(operands[0])[runs], np.broadcast_to(value(operands[1]), (_LANES,))[runs])
         elif name in ("cp.async.ca.shared.global", "cp.async.cg.shared.global"):
             to, of, size = address(operands[0]), address(operands[1]), int(operands[2])
@@ -165,6 +175,9 @@ def create_inline_asm(memory: Memory) -> Callable[..., Any]:
 
     def create(_: Any, asm: str, constraints: str, handles: list[Any], *_others: Any) -> Any:
         with np.errstate(all="ignore"):
+            if asm in _OF_ELEMENTS:
+                result = _OF_ELEMENTS[asm](*(h.data for h in handles))
+                return SimpleNamespace(get_result=[interpreter.TensorHandle(result, tl.float32)].__getitem__)
             found = run(asm, constraints, [h.data for h in handles], memory)
         types = (tl.float32 if bits.dtype == np.float32 else tl.int32 for bits in found)
         results = [interpreter.TensorHandle(bits, kind) for bits, kind in zip(found, types, strict=True)]

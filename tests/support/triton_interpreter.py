@@ -200,5 +200,55 @@ def own_always(monkeypatch):
     """Warps own columns of tables, however few."""
     from lutjax.kernels._triton import _owned_columns
 
-    monkeypatch.setattr(_owned_columns, "_FEWEST_WARPS", dict.fromkeys((1, 2), 1))
-    monkeypatch.setattr(_owned_columns, "_FEWEST_SAMPLES", 1)
+    monkeypatch.setattr(_owned_columns, "_FEWEST_WARPS", 1)
+    monkeypatch.setattr(_owned_columns, "_FEWEST_OF_SHARE", 1)
+    monkeypatch.setattr(_owned_columns, "_AT_ONCE", 7)
+
+
+@contextlib.contextmanager
+def scored_rows_in_numpy() -> Iterator[None]:
+    """Let Mosaic's `scored_lut` run on this machine: its Triton kernels in the interpreter, what reads rows from shared memory by its definition."""
+    from lutjax.kernels._pallas.gpu import _shared_reads
+
+    def rows_of(weights, rows):
+        places = (np.asarray(rows) & 0xFFFF, np.asarray(rows).view(np.uint32) >> 16)
+        table = np.arange(len(weights))[:, None]
+        return [np.asarray(weights, np.float32)[table, place // 128] for place in places]
+
+    def sum_rows(weights, rows, factors, groups):
+        n, samples = rows.shape[1], _shared_reads.samples_of_flags(weights.shape[2])
+
+        def sums(weights, rows, factors):
+            with np.errstate(all="ignore"):
+                read = rows_of(weights, rows)
+                y = sum(f[..., None] * row for f, row in zip(np.asarray(factors), read, strict=False))
+                return y.reshape(groups, -1, *y.shape[1:]).sum(1).swapaxes(0, 1).astype(np.float32)
+
+        shape = jax.ShapeDtypeStruct((n, groups, weights.shape[2]), "float32")
+        y = jax.pure_callback(sums, shape, weights, rows, factors)
+        strange = (~jnp.isfinite(y)).any(2).T.reshape(groups, n // samples, samples).any(2)
+        return y, jnp.broadcast_to(strange[..., None], (*strange.shape, 32)).astype(jnp.int32)
+
+    def products(weights, rows, dy, ways, groups):
+        def of_all(weights, rows, dy):
+            with np.errstate(all="ignore"):
+                by_table = np.repeat(np.asarray(dy, np.float32), len(weights) // dy.shape[1], 1)
+                read = rows_of(weights, rows)[:ways]
+                return np.stack([(row.swapaxes(0, 1) * by_table).sum(2).T for row in read])
+
+        return jax.pure_callback(
+            of_all, jax.ShapeDtypeStruct((ways, *rows.shape), "float32"), weights, rows, dy
+        )
+
+    registry, patch = lutjax.kernel_registry, pytest.MonkeyPatch()
+    spec = next(s for s in registry.candidates("scored_lut") if (s.platform, s.backend) == ("pallas", "gpu"))
+    patch.setattr(_shared_reads, "sum_rows", sum_rows)
+    patch.setattr(_shared_reads, "products", products)
+    registry.register("scored_lut", "pallas", "cpu", spec.target, directions=spec.directions, priority=-2)
+    _transforms.forget()
+    try:
+        yield
+    finally:
+        registry.unregister("scored_lut", "pallas", "cpu")
+        patch.undo()
+        _transforms.forget()

@@ -31,20 +31,32 @@ _MOST_SHARED = 48 * 1024  # bytes that a kernel declares by name, on any GPU
 _STAGES = {True: 5, False: 3}
 _TOGETHER = 8  # blocks of samples of a program that rotates
 
-# A warp takes as long as the samples are many, atomics as all additions: of two rows of a table, or of one. From times of 768 and 1536
-# warps on an H100, of which 792 run at once, and from 24576 samples on.
-_FEWEST_WARPS = {1: 1280, 2: 384}  # by ways
-_FEWEST_SAMPLES = 4096
+# Warps of few tables take a share of the samples each, so that as many run as fit the GPU; their sums are added in the order of the shares.
+_AT_ONCE = 792  # on an H100
+_FEWEST_OF_SHARE = 1024  # samples
+_FEWEST_WARPS = 256
 _MOST_SCRATCH = 2**29  # bytes of rows and factors of samples
+
+
+def fits(tables: tuple[int, ...], groups: int, n_samples: int) -> bool:
+    """Return whether tables fit shared memory, and enough warps have enough to do.
+
+    On an H100 no number of samples, from 1024 on, or of tables was found for which atomics were faster.
+    """
+    shared = 4 * _LANES * tables[1] + max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
+    warps = _warps(tables, groups) * _shares(tables, groups, n_samples)
+    return shared <= _MOST_SHARED and n_samples >= _FEWEST_OF_SHARE and warps >= _FEWEST_WARPS
 
 
 def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
     """Return the parts of the samples to sum one after the other, as memory holds what they add; 0: atomics are faster, or rows too many."""
-    n_tables, n_rows, _ = tables
-    shared = 4 * _LANES * n_rows + max(_STAGES[packed] * _stage(packed) for packed in _STAGES)
-    n_parts = max(triton.cdiv(4 * (1 + ways) * n_tables * n_samples, _MOST_SCRATCH), 1)
-    fits = shared <= _MOST_SHARED and n_samples >= _FEWEST_SAMPLES * n_parts
-    return n_parts if fits and _warps(tables, groups) >= _FEWEST_WARPS[ways] else 0
+    n_parts = max(triton.cdiv(4 * (1 + ways) * tables[0] * n_samples, _MOST_SCRATCH), 1)
+    return n_parts if fits(tables, groups, n_samples // n_parts) else 0
+
+
+def _shares(tables: tuple[int, ...], groups: int, n_samples: int) -> int:
+    """Return how many warps share the samples of the same columns."""
+    return max(min(_AT_ONCE // max(_warps(tables, groups), 1), n_samples // _FEWEST_OF_SHARE), 1)
 
 
 def _warps(tables: tuple[int, ...], groups: int) -> int:
@@ -124,13 +136,14 @@ def sums(
     found = rotated(dy, device)
     packed = found.dtype == jnp.bfloat16
     stages, stage = _STAGES[packed], _stage(packed)
+    warps, shares, n_blocks = _warps(tables, groups), _shares(tables, groups, n), triton.cdiv(n, WIDTH)
     (totals,) = launch(
         _add_owned,
         rows,
         factors,
         found,
-        outputs=[jax.ShapeDtypeStruct(tables, "float32")],
-        programs=_warps(tables, groups),
+        outputs=[jax.ShapeDtypeStruct((shares, *tables), "float32")],
+        programs=warps * shares,
         device=device,
         warps=1,
         n_samples=n,
@@ -138,7 +151,7 @@ def sums(
         n_each=each,
         n_rows=n_rows,
         n_outputs=n_outputs,
-        n_blocks=triton.cdiv(n, WIDTH),
+        n_blocks=n_blocks,
         n_dy_groups=dy.shape[1],
         TOGETHER=triton.cdiv(each, _LANES // WIDTH),
         COLUMNS=triton.cdiv(n_outputs, WIDTH),
@@ -155,8 +168,10 @@ def sums(
         STAGE=stage,
         SUMS=4 * _LANES * n_rows,
         SIZE=found.dtype.itemsize,
+        WARPS=warps,
+        OF_SHARE=triton.cdiv(n_blocks, shares),
     )
-    return totals
+    return jnp.sum(totals, 0) if shares > 1 else totals[0]
 
 
 @kernel
@@ -167,7 +182,8 @@ def places(first, second):
 
 @kernel
 def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
-    program = tl.program_id(0)
+    program = tl.program_id(0) % c.WARPS
+    share = tl.program_id(0) // c.WARPS
     column = program % c.COLUMNS
     of_group = program // c.COLUMNS % c.TOGETHER
     group = program // (c.COLUMNS * c.TOGETHER)
@@ -188,18 +204,19 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     # Blocks of samples arrive in turn at one of a few places behind the sums.
     begin = at + c.SUMS
     end = begin + c.STAGES * c.STAGE
+    start = share * c.OF_SHARE
     for k in tl.static_range(c.STAGES - 1):
-        _copy(begin + k * c.STAGE, rows, factors, dy, k, lane, has_table, c)
+        _copy(begin + k * c.STAGE, rows, factors, dy, start + k, lane, has_table, c)
     now, then = begin, begin + (c.STAGES - 1) * c.STAGE
     # The rows and factors of a block come with the cotangents of the one before, and to their neighbours while that is added.
-    exists = has_table & (i < c.n_samples)
-    row = tl.load(rows, mask=exists, other=0)
-    a = tl.load(factors, mask=exists, other=0)
+    exists = has_table & (start * c.WIDTH + i < c.n_samples)
+    row = tl.load(rows + start * c.WIDTH, mask=exists, other=0)
+    a = tl.load(factors + start * c.WIDTH, mask=exists, other=0)
     b = tl.zeros((32,), tl.float32)
     if c.WAYS == 2:
-        b = tl.load(factors + c.n_tables * c.n_samples, mask=exists, other=0)
+        b = tl.load(factors + c.n_tables * c.n_samples + start * c.WIDTH, mask=exists, other=0)
     row, a, b, of_row, of_a, of_b = _swap(row, a, b, c)
-    for block in range(c.n_blocks):
+    for block in range(start, tl.minimum(start + c.OF_SHARE, c.n_blocks)):
         tl.inline_asm_elementwise(c.WAIT, "=r,r", [now], dtype=tl.int32, is_pure=False, pack=1)
         _copy(then, rows, factors, dy, block + (c.STAGES - 1), lane, has_table, c)
         row, a, b, of_row, of_a, of_b = tl.inline_asm_elementwise(
@@ -213,7 +230,7 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
         now = tl.where(now + c.STAGE == end, begin, now + c.STAGE)
         then = tl.where(then + c.STAGE == end, begin, then + c.STAGE)
     output = column * c.WIDTH + i
-    to = totals + table * (c.n_rows * c.n_outputs) + output
+    to = totals + (share * c.n_tables + table) * (c.n_rows * c.n_outputs) + output
     for r in range(c.n_rows):
         value = tl.inline_asm_elementwise(
             c.READ, "=f,r", [at + 128 * r], dtype=tl.float32, is_pure=False, pack=1

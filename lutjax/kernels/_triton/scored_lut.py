@@ -31,6 +31,7 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import (
     _gate_tiles,
     _owned_columns,
+    _owned_ptx,
     _row_additions,
     _row_tiles,
     _weighted_rows,
@@ -74,17 +75,48 @@ def backward(
     n_parts = _owned_columns.parts(call.weights.shape, call.groups, _ways(call), len(call.x))
     if "weights" not in needs or n_parts <= 1:
         return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
-    found: dict[str, list[jax.Array]] = {name: [] for name in needs}
-    keeps = [None] * n_parts if call.keep is None else jnp.array_split(call.keep, n_parts)
-    xs, dys = (jnp.array_split(a, n_parts) for a in (call.x, cotangent))
-    for x, keep, dy in zip(xs, keeps, dys, strict=True):
-        # One part after the other: they use the same memory.
-        x, found = jax.lax.optimization_barrier((x, found))
-        part = _pulled_back(call.replace(x=x, keep=keep), dy, needs, True, device)
-        for name, of_part in part.items():
-            of_samples = name in ("x", "keep")
-            found[name] = [*found[name], of_part] if of_samples else [sum(found[name], of_part)]
+
+    def of_part(part: ScoredLut, dy: jax.Array) -> dict[str, jax.Array]:
+        return _pulled_back(part, dy, needs, True, device)
+
+    return in_parts(call, cotangent, n_parts, of_part)
+
+
+def in_parts(
+    call: ScoredLut,
+    cotangent: jax.Array,
+    n_parts: int,
+    of_part: Callable[[ScoredLut, jax.Array], dict[str, jax.Array]],
+) -> dict[str, jax.Array]:
+    """Return the cotangents of a call, from those of parts of its samples, which use the same memory one after the other."""
+    if n_parts <= 1:
+        return of_part(call, cotangent)
+    found: dict[str, list[jax.Array]] = {}
+    for part, dy in zip(_parts_of(call, n_parts), jnp.array_split(cotangent, n_parts), strict=True):
+        x, found = jax.lax.optimization_barrier((part.x, found))
+        for name, of_samples in of_part(part.replace(x=x), dy).items():
+            before = found.get(name, [])
+            together = name in ("x", "keep") or not before
+            found[name] = [*before, of_samples] if together else [before[0] + of_samples]
     return {name: jnp.concatenate(of_parts) for name, of_parts in found.items()}
+
+
+def outputs_in_parts(call: ScoredLut, n_parts: int, of_part: Callable[[ScoredLut], jax.Array]) -> jax.Array:
+    """Return the outputs of a call, from those of parts of its samples; see `in_parts`."""
+    if n_parts <= 1:
+        return of_part(call)
+    found: list[jax.Array] = []
+    for part in _parts_of(call, n_parts):
+        x, found = jax.lax.optimization_barrier((part.x, found))
+        found = [*found, of_part(part.replace(x=x))]
+    return jnp.concatenate(found)
+
+
+def _parts_of(call: ScoredLut, n_parts: int) -> list[ScoredLut]:
+    keeps = [None] * n_parts if call.keep is None else jnp.array_split(call.keep, n_parts)
+    return [
+        call.replace(x=x, keep=keep) for x, keep in zip(jnp.array_split(call.x, n_parts), keeps, strict=True)
+    ]
 
 
 def _pulled_back(
@@ -131,6 +163,92 @@ def _pulled_back(
         "weights": of_weights,
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: _row_tiles.sum_of_parts(d_keep).T,
+    }
+    return {name: cotangent() for name, cotangent in found.items() if name in needs}
+
+
+def rows_and_factors(call: ScoredLut, device: Device) -> tuple[jax.Array, jax.Array]:
+    """Return the rows that are read, int32 ``[T, B]`` as `_owned_columns.places` packs them, and factors ``[K, T, B]`` of the ways with values."""
+    tile = _Tile.of("rows", _rows_rule, call, device)
+    shape = len(call.weights), len(call.x)
+    inputs, options = _staged_inputs(tile, 1)
+    rows, factors = launch(
+        _find_rows,
+        *inputs,
+        outputs=[
+            jax.ShapeDtypeStruct(shape, "int32"),
+            jax.ShapeDtypeStruct((_ways(call), *shape), "float32"),
+        ],
+        **options,
+    )
+    return rows, factors
+
+
+def sums_of_rows(
+    call: ScoredLut, rows: jax.Array, factors: jax.Array, cotangent: jax.Array, device: Device
+) -> jax.Array:
+    """Return the cotangent of the tables, of what `rows_and_factors` returns."""
+    if not _owned_columns.fits(call.weights.shape, call.groups, len(call.x)):
+        return _pulled_back(call, cotangent, frozenset({"weights"}), False, device)["weights"]
+    return _owned_columns.sums(rows, factors, cotangent, call.weights.shape, call.groups, device)
+
+
+def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, device: Device) -> jax.Array:
+    """Return outputs ``[B, G, O]`` without what coefficients of 0 made of rows that are not finite: those are computed again without these rows.
+
+    Args:
+      strange: int32 ``[G, B / samples, 32]``, not 0 where some of these samples' outputs are no finite numbers.
+    """
+    tile = _Tile.of("mended", _whole_rule, call, device)
+    x, weights, ends, scalars, keep, _ = _inputs(tile)
+    (y,) = launch(
+        _mend, x, weights, ends, scalars, keep, strange, in_place=[y], **tile.arguments, SAMPLES=samples
+    )
+    return y
+
+
+def of_products(
+    call: ScoredLut, products: jax.Array, needs: frozenset[str], device: Device
+) -> dict[str, jax.Array]:
+    """Return the cotangents of all but the tables.
+
+    Args:
+      products: of the rows of every way and the cotangent of the outputs, ``[K, T, B]``.
+    """
+    tile = _Tile.of("inputs", _rows_rule, call, device)
+    n, n_inputs_of, n_inputs = call.x.shape
+    n_scalars, nothing = len(call.scalars), jax.ShapeDtypeStruct((1,), "float32")
+
+    def where(needed: bool, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32") if needed else nothing
+
+    inputs, options = _staged_inputs(tile, 2 if "x" in needs else 1)
+    # One program has all tables that compare the inputs of its samples.
+    alone = tile.parts == 1 and n_inputs_of == call.groups
+    of_x = [where("x" in needs, n_inputs_of, n_inputs, n)]
+    d_scalars, d_keep, dx = launch(
+        _pull_back,
+        *inputs,
+        products,
+        outputs=[
+            where("scalars" in needs, max(n_scalars, 1), tile.programs),
+            where("keep" in needs, len(call.weights), n),
+            *(of_x if alone else []),
+        ],
+        zeroed=[] if alone else of_x,
+        **options,
+        ALONE=alone,
+        OF_X="x" in needs,
+        OF_SCALARS="scalars" in needs,
+        OF_KEEP="keep" in needs,
+        CLEAR=_owned_ptx.CLEAR,
+        ADD=_owned_ptx.ADD,
+        READ=_owned_ptx.READ,
+    )
+    found = {
+        "x": lambda: dx.transpose(2, 0, 1),
+        "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
+        "keep": lambda: d_keep.T,
     }
     return {name: cotangent() for name, cotangent in found.items() if name in needs}
 
@@ -205,6 +323,13 @@ def _formula(read: reads.Read) -> _Formula | None:
     return None
 
 
+def all_ways(call: ScoredLut) -> int:
+    """Return how many rows of a table a read of lutjax reads, with values or gradients alone."""
+    formula = _formula(call.read)
+    assert formula is not None
+    return formula.ways
+
+
 def _ways(call: ScoredLut) -> int:
     """Return how many ways of a read of lutjax have values."""
     formula = _formula(call.read)
@@ -239,6 +364,32 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
         nothing if call.keep is None else call.keep.T,
         nothing if call.exponents is None else call.exponents,
     )
+
+
+def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
+    """Return the arrays and constants of kernels that bring inputs to shared memory.
+
+    Args:
+      columns: numbers in shared memory for each input: its own, and the sum of its cotangents.
+    """
+    x, _, _, scalars, keep, _ = _inputs(tile, reads_tables=False)
+    n_inputs_of, n_inputs = tile.call.x.shape[1:]
+    each = 4 * tile.rows.how.rows
+    staged = columns * each * n_inputs <= _MOST_STAGED
+    ends = jnp.clip(tile.call.anchors, 0, max(n_inputs - 1, 0)) * (each if staged else 1)
+    options = {
+        **tile.arguments,
+        "SCALED": False,
+        "STAGED": staged,
+        "SHARED_INPUT": n_inputs_of == 1,
+        "n_inputs": n_inputs,
+        "BASE": _owned_ptx.base(
+            "lutjax_inputs", max((columns if staged else columns - 1) * each * n_inputs, each)
+        ),
+        "STORE": _owned_ptx.STORE,
+        "LOAD": _owned_ptx.LOAD,
+    }
+    return (x, ends, scalars, keep), options
 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
@@ -365,6 +516,7 @@ class _Tile:
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
+            "STAGED": False,
             **_constants(formula.rounding),
         }
 
@@ -403,6 +555,20 @@ def _first_of_two(n: int) -> int:
     return whole // 2 if 8 < n <= whole * 3 // 4 else whole
 
 
+def _whole_rule(sizes: Sizes) -> Launch:
+    """Return tiles whose programs have all tables of a group."""
+    rule = _forward_rule(sizes)
+    return dataclasses.replace(rule, detectors=sizes["detectors"])
+
+
+def _rows_rule(sizes: Sizes) -> Launch:
+    rule = _rule({**sizes, "outputs": 1}, 1, enough=8192, most=sizes["detectors"])
+    return dataclasses.replace(rule, outputs=triton.next_power_of_2(max(sizes["outputs"], 1)))
+
+
+_MOST_STAGED = (
+    2**13
+)  # bytes of shared memory that inputs of a program take; with more, too few programs run at once
 _OUTPUTS = 128  # of one program
 _PIECE = 16  # outputs of a tile, where products with tiles are added up before lanes are
 
@@ -440,6 +606,21 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
             total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
         tl.store(parts + to[:, None] + outputs[p][None, :], total.to(parts.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
+    sample, exists, block, _part, group, first, last = _place(c)
+    outputs = _outputs(block, c)
+    to = y + (sample * c.n_groups + group)[:, None] * c.n_outputs
+    of_samples = tl.program_id(0) % (c.n_samples // c.ROWS) * c.ROWS // c.SAMPLES
+    flags = tl.load(strange + (group * (c.n_samples // c.SAMPLES) + of_samples) * 32 + tl.arange(0, 32))
+    if tl.sum(flags, 0) != 0:
+        s = _scalars(scalars, c)
+        totals, _unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
+        for p in tl.static_range(c.PIECES):
+            mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
+            tl.store(to + outputs[p][None, :], totals[p], mask=mask)
 
 
 @kernel
@@ -494,12 +675,7 @@ def _differentiate(
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
         if c.OF_ROWS:
-            here = t.to(c.INDEX) * c.n_samples + sample
-            of_first = exists & (block == 0)
-            tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=of_first)
-            tl.store(row_factors + here, factors[0], mask=of_first)
-            if c.WAYS == 2 and not c.HARD:
-                tl.store(row_factors + c.n_tables * c.n_samples + here, factors[1], mask=of_first)
+            _write_rows(rows, row_factors, index, flip, factors, t, sample, exists & (block == 0), c)
         # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
         # does not change if it ends as another began: so each has a value of its own.
         row, factor = index, factors[0]
@@ -514,27 +690,153 @@ def _differentiate(
                     factor = tl.where(way == 0, factor, 0.0)
                 _add(d_weights, start, factor, exists, cotangents, outputs, c)
             row, factor = index ^ flip, factors[1]
-        products = (main, other)
         if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
-            here = t.to(c.INDEX) * c.n_samples + sample
-            if c.OF_KEEP:
-                of_keep = found[0] * products[0]
-                if c.WAYS == 2:
-                    of_keep += found[1] * products[1]
-                to = d_keep + block * c.n_tables * c.n_samples + here
-                tl.store(to, of_keep, mask=exists)
-            if c.KEEP:
-                factor = tl.load(keep + here, mask=exists, other=0).to(tl.float32)
-                products = (products[0] * factor, products[1] * factor)
-            if c.OF_X or c.OF_SCALARS:
-                of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
-                of_scalars = _plus(of_scalars, of_each)
-                if c.OF_X:
-                    _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c)
+            to = d_keep + block * c.n_tables * c.n_samples
+            of_scalars = _plus(
+                of_scalars,
+                _pull_table(
+                    u, flip, closest, found, (main, other), keep, to, dx, ends, t, sample, exists, s, False, c
+                ),
+            )
+    _write_scalars(d_scalars, of_scalars, exists, c)
+
+
+@kernel
+def _pull_table(
+    u,
+    flip,
+    closest,
+    found,
+    products,
+    keep,
+    d_keep,
+    dx,
+    ends,
+    t,
+    sample,
+    exists,
+    s,
+    HERE: tl.constexpr,
+    c: tl.constexpr,
+):
+    """Add to cotangents what a table gives, and return that of the scalars.
+
+    Args:
+      products: of the rows and the cotangents of the outputs.
+    """
+    here = t.to(c.INDEX) * c.n_samples + sample
+    if c.OF_KEEP:
+        of_keep = found[0] * products[0]
+        if c.WAYS == 2:
+            of_keep += found[1] * products[1]
+        tl.store(d_keep + here, of_keep, mask=exists)
+    if c.KEEP:
+        factor = tl.load(keep + here, mask=exists, other=0).to(tl.float32)
+        products = (products[0] * factor, products[1] * factor)
+    of_closest, of_total, of_logs, of_each = _pull(u, closest, found, products, s, c)
+    if c.OF_X:
+        _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, HERE, c)
+    return of_each
+
+
+@kernel
+def _write_scalars(d_scalars, of_scalars, exists, c: tl.constexpr):
     if c.OF_SCALARS:
         for n in tl.static_range(c.n_scalars):
             value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
             tl.store(d_scalars + n * c.n_programs + tl.program_id(0), value)
+
+
+@kernel
+def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
+    sample, exists, _block, _part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    x = _staged(x, group, sample, exists, _column(c), c)
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        index, flip, closest = _address(u, c)
+        found = _kept(_coefficients(u, closest, s, c), keep, t, sample, exists, c)
+        _write_rows(rows, factors, index, flip, found, t, sample, exists, c)
+
+
+@kernel
+def _column(c: tl.constexpr):
+    """Where the numbers of a sample begin in shared memory: a column, which no other thread touches."""
+    return tl.inline_asm_elementwise(
+        c.BASE, "=r,r", [tl.arange(0, c.ROWS)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@kernel
+def _staged(x, group, sample, exists, column, c: tl.constexpr):
+    """The inputs of a group of tables, brought to columns of shared memory if there is room."""
+    if not c.SHARED_INPUT:
+        x += group * c.n_inputs * c.n_samples
+    if c.STAGED:
+        for i in range(c.n_inputs):
+            value = tl.load(x + sample + i * c.n_samples, mask=exists, other=0).to(tl.float32)
+            column = tl.inline_asm_elementwise(
+                c.STORE,
+                "=r,r,f,r",
+                [column + 4 * c.ROWS * i, value, column],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        return column
+    else:
+        return x
+
+
+@kernel
+def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.constexpr):
+    here = t.to(c.INDEX) * c.n_samples + sample
+    tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=exists)
+    tl.store(factors + here, found[0], mask=exists)
+    if c.WAYS == 2 and not c.HARD:
+        tl.store(factors + c.n_tables * c.n_samples + here, found[1], mask=exists)
+
+
+@kernel
+def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.constexpr):
+    sample, exists, _block, _part, group, first, last = _place(c)
+    s = _scalars(scalars, c)
+    nothing = tl.zeros((c.ROWS,), tl.float32)
+    of_scalars = (nothing, nothing, nothing)
+    column = _column(c)
+    x = _staged(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
+    if not c.SHARED_INPUT:
+        dx += group * c.n_inputs * c.n_samples
+    if c.OF_X:
+        for i in range(c.n_inputs):
+            tl.inline_asm_elementwise(
+                c.CLEAR, "=r,r", [column + 4 * c.ROWS * i], dtype=tl.int32, is_pure=False, pack=1
+            )
+    for t in range(first, last):
+        u = _margins(x, ends, t, sample, exists, c)
+        _index, flip, closest = _address(u, c)
+        found = _coefficients(u, closest, s, c)
+        here = t.to(c.INDEX) * c.n_samples + sample
+        main, other = tl.load(products + here, mask=exists, other=0), nothing
+        if c.WAYS == 2:
+            other = tl.load(products + c.n_tables * c.n_samples + here, mask=exists, other=0)
+        both = (main, other)
+        of_scalars = _plus(
+            of_scalars,
+            _pull_table(
+                u, flip, closest, found, both, keep, d_keep, column, ends, t, sample, exists, s, True, c
+            ),
+        )
+    _write_scalars(d_scalars, of_scalars, exists, c)
+    if c.OF_X:
+        for i in range(c.n_inputs):
+            total = tl.inline_asm_elementwise(
+                c.READ, "=f,r", [column + 4 * c.ROWS * i], dtype=tl.float32, is_pure=False, pack=1
+            )
+            if c.ALONE:
+                tl.store(dx + sample + i * c.n_samples, total, mask=exists)
+            else:
+                tl.atomic_add(dx + sample + i * c.n_samples, total, mask=exists, sem="relaxed")
 
 
 @kernel
@@ -696,19 +998,38 @@ def _power(exponent):
 
 
 @kernel
-def _add_to_inputs(dx, u, flip, of_closest, of_total, of_logs, ends, t, sample, exists, s, c: tl.constexpr):
-    """Add to the inputs of each comparison the cotangent of its margin."""
-    of_samples = dx + sample
+def _add_to_inputs(
+    dx,
+    u,
+    flip,
+    of_closest,
+    of_total,
+    of_logs,
+    ends,
+    t,
+    sample,
+    exists,
+    s,
+    HERE: tl.constexpr,
+    c: tl.constexpr,
+):
+    """Add to the inputs of each comparison the cotangent of its margin, in memory or, `HERE`, in the columns of shared memory at `dx`."""
+    of_samples = dx if HERE else dx + sample
     for j in tl.static_range(c.n_comparisons):
         du = tl.where(flip == (1 << j), of_closest, 0.0)
         if c.SCORED:
             m = tl.abs(u[j])
-            e = tl.exp(-s[0] * m)
+            e = _decay(m, s)
             du += of_total + of_logs * s[0] * (e / (1 + e))
         du = tl.where(detect.is_above_zero(u[j]), du, -du)
         for side in tl.static_range(c.n_ends):
-            to = of_samples + _offset(ends + (t * c.n_comparisons + j) * c.n_ends + side, c)
-            tl.atomic_add(to, du if side == 0 else -du, mask=exists, sem="relaxed")
+            end = ends + (t * c.n_comparisons + j) * c.n_ends + side
+            value = du if side == 0 else -du
+            if HERE:
+                to = dx + (tl.load(end) if c.STAGED else 4 * c.ROWS * tl.load(end))
+                tl.inline_asm_elementwise(c.ADD, "=r,r,f", [to, value], dtype=tl.int32, is_pure=False, pack=1)
+            else:
+                tl.atomic_add(of_samples + _offset(end, c), value, mask=exists, sem="relaxed")
 
 
 # ------------------------------------------------------------------------------------- margins and coefficients
@@ -743,7 +1064,11 @@ def _margins(x, ends, t, sample, exists, c: tl.constexpr):
 @kernel
 def _input(x, end, sample, exists, c: tl.constexpr):
     """The compared input of the samples."""
-    return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
+    if c.STAGED:
+        at = x + tl.load(end)
+        return tl.inline_asm_elementwise(c.LOAD, "=f,r", [at], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
 
 
 @kernel
@@ -752,7 +1077,7 @@ def _offset(end, c: tl.constexpr):
     if c.SCALED:
         return tl.load(end)
     else:
-        return tl.load(end).to(tl.int64) * c.n_samples
+        return tl.load(end).to(c.INDEX) * c.n_samples
 
 
 @kernel
@@ -766,7 +1091,7 @@ def _address(u, c: tl.constexpr):
     for j in tl.static_range(1, c.n_comparisons):
         index |= detect.is_above_zero(u[j]).to(tl.int32) << j
         distance = tl.abs(u[j])
-        closer = (distance < closest) | ((distance != distance) & (closest == closest))
+        closer = ((distance >= closest) == 0) & (closest == closest)
         closest = tl.where(closer, distance, closest)
         flip = tl.where(closer, 1 << j, flip)
     return index, flip, closest
@@ -783,6 +1108,27 @@ def _kept(found, keep, t, sample, exists, c: tl.constexpr):
 
 
 @kernel
+def _exp(a):
+    """Exponential; 0 where it is less than any normal number, which saves what a GPU would do for the others."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    return _exp2(a * LOG2E)
+
+
+@kernel
+def _decay(m, s):
+    """``exp(-beta m)``."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    return _exp2(m * (-LOG2E * s[0]))
+
+
+@kernel
+def _exp2(a):
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@kernel
 def _coefficients(u, closest, s, c: tl.constexpr):
     """Coefficients of both ways, and what their derivatives are made of.
 
@@ -792,19 +1138,19 @@ def _coefficients(u, closest, s, c: tl.constexpr):
     zero = tl.zeros((c.ROWS,), tl.float32)
     if c.SCORED:
         # One logarithm for all comparisons: of the product of 1 + exp(-beta m), without losing the digits beside the 1.
-        total, excess = tl.abs(u[0]), tl.exp(-s[0] * tl.abs(u[0]))
+        total, excess = tl.abs(u[0]), _decay(tl.abs(u[0]), s)
         for j in tl.static_range(1, c.n_comparisons):
-            e = tl.exp(-s[0] * tl.abs(u[j]))
+            e = _decay(tl.abs(u[j]), s)
             total += tl.abs(u[j])
             excess += e + excess * e
         total = tl.where(total < float("inf"), total, float("nan"))  # a sum without a bound is no score
         product = 1 + excess
         logs = -tl.where(product == 1, excess, tl.log(product) * (excess / (product - 1)))
-        discount = tl.exp(s[1] * logs)
+        discount = _exp(s[1] * logs)
         score = total * discount
         share, a, b = zero, score, zero
         if c.WAYS == 2:
-            share = 1 / (1 + tl.exp(2 * closest * s[2]))
+            share = 1 / (1 + _exp(2 * closest * s[2]))
             a, b = score * (1 - share), score * share
         if c.FAMILY == "powers":
             return _powers(a, b, share, closest, total, score, logs, discount, s, c)
@@ -814,7 +1160,7 @@ def _coefficients(u, closest, s, c: tl.constexpr):
         if c.FAMILY == "blend":
             share = 0.5 / (1 + closest)
         else:
-            share = 1 / (1 + tl.exp(2 * (closest / (s[0] + closest)) * s[1]))
+            share = 1 / (1 + _exp(2 * (closest / (s[0] + closest)) * s[1]))
         a, b = 1 - share, share
         if c.HARD:
             a, b = tl.where(share == share, 1.0, share), zero
@@ -880,7 +1226,7 @@ def _pull(u, closest, found, products, s, c: tl.constexpr):
         by_beta = zero
         for j in tl.static_range(c.n_comparisons):
             m = tl.abs(u[j])
-            e = tl.exp(-s[0] * m)
+            e = _decay(m, s)
             by_beta += m * (e / (1 + e))
         return of_closest, of_score * discount, of_logs, (of_logs * s[0] * by_beta, of_logs * logs, of_tau)
 

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterable
 
 import jax
 
+from lutjax import reads
 from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._triton._triton_fit import unfit_packages
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import SGD
 
 _NUMBERS = 2**31  # arrays of more numbers have not been tried
+MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barriers take some more
 
 
 def unsupported(request: Request) -> str | None:
@@ -164,6 +167,51 @@ def _slower_sparse(request: Request) -> str | None:
     )
 
 
+# ------------------------------------------------------------------------------------- scored_lut
+_MOST_OUTPUTS_OF_ROWS = 64
+_MOST_INPUTS = 384
+
+# Microseconds of kernels on an H100, float32, 256 rows, two ways: Triton / here.
+#   samples  tables x groups  outputs      forward         step
+#     32768        64 x 16       48    1273 / 891   5373 / 3893
+#     24576        64 x  8       48     456 / 350   2028 / 1576
+#     16384        32 x 16       64     408 / 298   1876 / 1465
+#      8192        32 x  8       32      70 /  58    366 /  290
+#      4096        64 x  8       48     118 / 107    462 /  375
+#      2048        64 x  8       48      60 /  96    299 /  292
+#      1024        32 x 16       64      44 /  65    230 /  224
+#      1024        64 x  8       48      48 /  92    173 /  298
+_FEWEST_READS = {"forward": 2**15, "backward": 2**14}  # samples times groups
+
+
+def _unsupported_scored(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, ScoredLut)
+    why = unfit_packages()
+    if why is not None:
+        return f"computes scores by Triton kernels, and Triton {why}"
+    if call.accumulate is not None or call.exponents is not None:
+        return "sums floats only, of tables of floats"
+    if type(call.read) not in (reads.Hard, reads.Blend, reads.SoftSign, reads.Confidence):
+        return f"has no kernel for {type(call.read).__name__}"
+    n_rows, n_outputs = call.weights.shape[1:]
+    if n_outputs > _MOST_OUTPUTS_OF_ROWS or n_rows > 2**8:
+        return f"keeps two tables in shared memory, of at most {2**8} rows and {_MOST_OUTPUTS_OF_ROWS} outputs, here {n_rows} and {n_outputs}"
+    n_inputs = call.x.shape[2]
+    if n_inputs > _MOST_INPUTS:
+        return f"keeps the cotangents of the inputs of a sample in shared memory: of at most {_MOST_INPUTS} inputs, here {n_inputs}"
+    return _too_many(max(call.x.size, call.weights.size, 3 * len(call.x) * len(call.weights)))
+
+
+def _slower_scored(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, ScoredLut)
+    if request.direction == "update":
+        return "moves rows by Triton's kernels"
+    reads = len(call.x) * call.groups
+    return _fewer_than_measured((("samples of all groups", reads, _FEWEST_READS[request.direction]),))
+
+
 # ------------------------------------------------------------------------------------- lookup_attention
 _MOST_COUNTS = 2**12  # of a query, in shared memory
 _MOST_IDS = 2**12  # of queries: each has a program that looks for them
@@ -281,6 +329,7 @@ _Rule = Callable[[Request], str | None]
 _RULES: dict[str, tuple[_Rule, _Rule]] = {
     "lookup": (_unsupported_lookup, _slower_lookup),
     "sparse_lookup": (_unsupported_sparse, _slower_sparse),
+    "scored_lut": (_unsupported_scored, _slower_scored),
     "lookup_attention": (_unsupported_attention, _slower_attention),
     "binary_lut": (_unsupported_gates, _slower_gates),
 }

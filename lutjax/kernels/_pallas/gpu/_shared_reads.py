@@ -1,0 +1,517 @@
+"""Weighted rows of small tables on GPUs: tables lie in shared memory one after the other, and eight lanes read a row of a sample.
+
+A program has some hundred samples of one group, whose sums, or whose cotangents, stay in registers while it visits the tables of the
+group; those of the next ones are copied meanwhile. Eight lanes have a sample. They read 32 outputs of a row in one instruction, and
+16 further outputs of both rows in another: four lanes those of one row, four those of the other. Rows are placed such that these
+lie in different banks: the two differ in one bit of their number, so the number of bits that are set is even in one and odd in the other.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
+from lutjax.kernels._pallas.gpu._mosaic_fit import MOST_SHARED
+
+WIDE, NARROW = 32, 16  # outputs that the lanes of a sample read of one row, and of each of two
+_OF_SAMPLE = 8  # lanes
+_OF_WARP = 4  # samples that a warp reads at the same time
+_WARPS = _mosaic_launch.WARPGROUPS * _mosaic_launch.THREADS // 32
+_NUMBERS = 4  # that a lane reads at once
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Outputs of tables, padded to whole reads: `wide` times 32, and `narrow` times 16."""
+
+    wide: int
+    narrow: int
+
+    @classmethod
+    def of(cls, n_outputs: int) -> "_Columns":
+        blocks = -(-n_outputs // NARROW)
+        return cls(blocks // 2, blocks % 2)
+
+    @property
+    def outputs(self) -> int:
+        return self.wide * WIDE + self.narrow * NARROW
+
+    @property
+    def pieces(self) -> int:
+        """Reads of four numbers that a lane does for one row, and with it that of the other."""
+        return self.wide + self.narrow
+
+
+def samples_of(n_outputs: int) -> int:
+    """Return the samples of a program."""
+    return _together(n_outputs) * _OF_WARP * _WARPS
+
+
+def samples_of_flags(n_outputs: int) -> int:
+    """Return the samples of a warp, whose sums have flags of their own."""
+    return _together(n_outputs) * _OF_WARP
+
+
+def _together(n_outputs: int) -> int:
+    """Return how many samples eight lanes have."""
+    return 16 if _Columns.of(n_outputs).pieces <= 2 else 8
+
+
+def sum_rows(
+    weights: jax.Array, rows: jax.Array, factors: jax.Array, groups: int
+) -> tuple[jax.Array, jax.Array]:
+    """Sum rows of the tables of each group, times factors: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``, float32.
+
+    Returns:
+      The sums, and int32 ``[G, n / s, 32]``, where `s` is `samples_of_flags`: not 0 if some of these samples' sums are no finite numbers.
+
+    Args:
+      rows: starts of two rows as `lutjax.kernels._triton._owned_columns.places` packs them.
+      factors: of one or two ways. n: a multiple of `samples_of` the outputs.
+    """
+    call = _Call.of(weights, rows, factors.shape[0], groups)
+
+    def kernel(rows: Any, factors: Any, *rest: Any) -> None:
+        *tables, y, strange = rest
+        block, group = lax.axis_index("samples"), lax.axis_index("groups")
+
+        def step(_: Any, *blocks: Any) -> Any:
+            *references, sums = blocks
+            return _plus_rows(call, references, sums)
+
+        def around(run: Any) -> None:
+            zero = jnp.zeros((call.numbers,), jnp.float32)
+            sums = run(plgpu.layout_cast(zero, call.layout))
+            _write(call, sums, y.at[block, :, group], strange.at[group, block])
+
+        blocks = [call.words_block(), call.factors_block(), *call.table_blocks()]
+        call.pipeline(step, around, [rows, factors, *tables], blocks)
+
+    n = rows.shape[1]
+    y, strange = call.launch(
+        kernel,
+        [call.by_program(rows), call.by_program(factors), *call.tables(weights)],
+        [
+            jax.ShapeDtypeStruct(
+                (n // call.samples, call.samples, groups, call.columns.outputs), jnp.float32
+            ),
+            jax.ShapeDtypeStruct((groups, n // call.samples, _WARPS * 32), jnp.int32),
+        ],
+        "scored_rows",
+    )
+    return y.reshape(n, groups, -1)[..., : weights.shape[2]], strange.reshape(groups, -1, 32)
+
+
+def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, groups: int) -> jax.Array:
+    """Return ``<dy, row>`` of the rows of each way: ``[T, R, O]``, ``[T, n]``, ``[n, G, O]`` -> ``[K, T, n]``, float32.
+
+    Args:
+      rows: see `sum_rows`.
+    """
+    call = _Call.of(weights, rows, ways, groups)
+    n_tables, n = rows.shape
+    dy = _mosaic_launch.padded(dy.astype(jnp.float32), call.columns.outputs)
+    dy = dy.reshape(n // call.samples, call.samples, *dy.shape[1:])
+
+    def kernel(rows: Any, *rest: Any) -> None:
+        *tables, dy, found = rest
+        block, group = lax.axis_index("samples"), lax.axis_index("groups")
+        here = dy.at[block, :, 0 if dy.shape[2] == 1 else group]
+
+        def step(number: Any, *blocks: Any) -> Any:
+            *references, cotangents = blocks
+            table = group * call.n_each + number[0]
+            _multiply(call, references, cotangents, found.at[:, table, block])
+            return cotangents
+
+        def around(run: Any) -> None:
+            run(_cotangents(call, here))
+
+        call.pipeline(step, around, [rows, *tables], [call.words_block(), *call.table_blocks()])
+
+    (found,) = call.launch(
+        kernel,
+        [call.by_program(rows), *call.tables(weights), dy],
+        [jax.ShapeDtypeStruct((ways, n_tables, n // call.samples, call.samples), jnp.float32)],
+        "scored_products",
+    )
+    return found.reshape(ways, n_tables, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Sizes of a call, and how its kernels are launched."""
+
+    columns: _Columns
+    together: int
+    ways: int
+    n_groups: int
+    n_each: int
+    n_rows: int
+    n_samples: int
+
+    @classmethod
+    def of(cls, weights: jax.Array, rows: jax.Array, ways: int, groups: int) -> "_Call":
+        n_tables, n_rows, n_outputs = weights.shape
+        columns, together = _Columns.of(n_outputs), _together(n_outputs)
+        return cls(columns, together, ways, groups, n_tables // groups, n_rows, rows.shape[1])
+
+    @property
+    def samples(self) -> int:
+        """Samples of a program."""
+        return self.together * _OF_WARP * _WARPS
+
+    @property
+    def of_lanes(self) -> tuple[int, int]:
+        """Shape of numbers of the samples of a program: copies are of at most 256 along each axis."""
+        return self.samples // 128, 128
+
+    def by_program(self, numbers: jax.Array) -> jax.Array:
+        """Return numbers ``[..., n]`` by the programs that read them."""
+        return numbers.reshape(*numbers.shape[:-1], -1, *self.of_lanes)
+
+    @property
+    def numbers(self) -> int:
+        """Sums, or cotangents, that the threads of a warpgroup have."""
+        return self.together * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
+
+    @property
+    def layout(self) -> Any:
+        """Layout of those: four numbers in a register of a thread, of its samples in turn."""
+        return plgpu.Layout.WG_STRIDED((self.numbers,), _NUMBERS)
+
+    def tables(self, weights: jax.Array) -> list[jax.Array]:
+        """Return the wide columns, and the narrow ones with rows of an even number of bits and odd ones in different banks."""
+        weights = _mosaic_launch.padded(weights.astype(jnp.float32), self.columns.outputs)
+        found = [weights] if self.columns.wide else []
+        if self.columns.narrow:
+            number = np.arange(self.n_rows)
+            odd = np.bitwise_count(number) % 2
+            place = (number & ~1) | odd
+            assert self.n_rows % 2 == 0
+            found.append(weights[:, np.argsort(place), self.columns.wide * WIDE :])
+        return found
+
+    def words_block(self) -> plgpu.BlockSpec:
+        return plgpu.BlockSpec(
+            (1, 1, *self.of_lanes),
+            lambda t: (self._table(t), lax.axis_index("samples"), 0, 0),
+            memory_space=plgpu.SMEM,
+        )
+
+    def factors_block(self) -> plgpu.BlockSpec:
+        return plgpu.BlockSpec(
+            (self.ways, 1, 1, *self.of_lanes),
+            lambda t: (0, self._table(t), lax.axis_index("samples"), 0, 0),
+            memory_space=plgpu.SMEM,
+        )
+
+    def table_blocks(self) -> list[plgpu.BlockSpec]:
+        widths = [self.columns.wide * WIDE, self.columns.narrow * NARROW]
+        return [
+            plgpu.BlockSpec(
+                (1, self.n_rows, width), lambda t: (self._table(t), 0, 0), memory_space=plgpu.SMEM
+            )
+            for width in widths
+            if width
+        ]
+
+    def _table(self, t: Any) -> Any:
+        return lax.axis_index("groups") * self.n_each + t
+
+    def pipeline(self, step: Any, around: Any, inputs: list[Any], blocks: list[plgpu.BlockSpec]) -> None:
+        stage = 4 * (self.n_rows * self.columns.outputs + (1 + self.ways) * self.samples)
+        _mosaic_launch.pipeline(
+            step, around, *inputs, blocks=blocks, steps=self.n_each, stages=min(MOST_SHARED // stage, 4)
+        )
+
+    def launch(
+        self, kernel: Any, inputs: list[jax.Array], outputs: list[jax.ShapeDtypeStruct], name: str
+    ) -> tuple[jax.Array, ...]:
+        return _mosaic_launch.launch(
+            kernel,
+            *inputs,
+            outputs=outputs,
+            name=name,
+            grid={"groups": self.n_groups, "samples": self.n_samples // self.samples},
+            by_lanes=True,
+        )
+
+
+# ------------------------------------------------------------------------------------- in kernels
+class _Lane:
+    """Place of a thread: its lane of the eight, and the first of its samples in the program; all int32."""
+
+    def __init__(self, call: _Call):
+        thread = mlir.thread()
+        warp = arith.shrui(thread, mlir.integer(5))
+        self.number = arith.andi(thread, mlir.integer(_OF_SAMPLE - 1))
+        of_warp = arith.andi(arith.shrui(thread, mlir.integer(3)), mlir.integer(_OF_WARP - 1))
+        self.first = arith.addi(arith.muli(warp, mlir.integer(_OF_WARP * call.together)), of_warp)
+        self.of_four = arith.andi(self.number, mlir.integer(3))
+        # The first four lanes have the first way.
+        self.is_first = arith.cmpi(arith.CmpIPredicate.ult, self.number, mlir.integer(4))
+
+    def bit(self, distance: int) -> Any:
+        set_ = arith.andi(self.number, mlir.integer(distance))
+        return arith.cmpi(arith.CmpIPredicate.ne, set_, mlir.integer(0))
+
+
+def _four() -> Any:
+    return ir.VectorType.get((_NUMBERS,), ir.F32Type.get())
+
+
+def _plus(base: Any, number: Any) -> Any:
+    return arith.addi(base, mlir.integer(number) if isinstance(number, int) else number)
+
+
+def _times(number: Any, by: int) -> Any:
+    return arith.muli(number, mlir.integer(by))
+
+
+def _read(kind: Any, address: Any, alignment: int) -> Any:
+    """Return what lies at an address of shared memory."""
+    return llvm.load(kind, llvm.inttoptr(llvm.PointerType.get(3), address), alignment=alignment)
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    return arith.mulf(a, b, fastmath=arith.FastMathFlags.contract)
+
+
+def _added(a: Any, b: Any) -> Any:
+    return arith.addf(a, b, fastmath=arith.FastMathFlags.contract)
+
+
+class _Rows:
+    """Where the rows of a table lie that the samples of a lane read."""
+
+    def __init__(self, call: _Call, lane: _Lane, words: Any, tables: list[Any]):
+        self._call, self._lane = call, lane
+        self._words = _plus(mlir.address(words), _times(lane.first, 4))
+        tables = [mlir.address(table) for table in tables]
+        of_lane = _times(lane.number, 4 * _NUMBERS)
+        self._wide = _plus(tables[0], of_lane) if call.columns.wide else None
+        of_lane = _times(lane.of_four, 4 * _NUMBERS)
+        self._narrow = _plus(tables[-1], of_lane) if call.columns.narrow else None
+
+    def of(self, i: int) -> tuple[list[list[Any]], Any]:
+        """Return what the lane reads of its i-th sample: of each wide block numbers of the ways' rows, and those of the narrow block of one row."""
+        columns, ways = self._call.columns, self._call.ways
+        word = _read(mlir.int32(), _plus(self._words, 4 * _OF_WARP * i), 4)
+        starts = [arith.andi(word, mlir.integer(65535)), arith.shrui(word, mlir.integer(16))][:ways]
+        wide = [
+            [
+                _read(_four(), _plus(_plus(self._wide, _times(start, columns.wide)), 4 * WIDE * b), 16)
+                for start in starts
+            ]
+            for b in range(columns.wide)
+        ]
+        if not columns.narrow:
+            return wide, None
+        start = arith.select(self._lane.is_first, starts[0], starts[-1])  # 128 times the row
+        odd = arith.shli(arith.andi(llvm.intr_ctpop(start), mlir.integer(1)), mlir.integer(6))
+        even = arith.andi(arith.shrui(start, mlir.integer(1)), mlir.integer(~127))
+        return wide, _read(_four(), _plus(self._narrow, arith.ori(even, odd)), 16)
+
+
+def _array(call: _Call, registers: list[Any]) -> Any:
+    return mosaic.FragmentedArray(
+        _registers=np.array(registers, dtype=object),
+        _layout=mosaic.WGStridedFragLayout((call.numbers,), _NUMBERS),
+        _is_signed=None,
+    )
+
+
+def _like(call: _Call) -> Any:
+    return plgpu.ShapeDtypeStruct((call.numbers,), jnp.float32, layout=call.layout)
+
+
+def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array:
+    """Return sums plus the rows of a table, of every sample of each thread."""
+    words, factors, *tables = references
+    arg_types = (plgpu.RefType(), plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout)
+
+    @plgpu.inline_mgpu(arg_types=arg_types, return_type=_like(call))
+    def add(_: Any, words: Any, factors: Any, tables: list[Any], sums: Any) -> Any:
+        lane = _Lane(call)
+        rows = _Rows(call, lane, words, tables)
+        factors = _plus(mlir.address(factors), _times(lane.first, 4))
+        totals = list(sums.registers.flat)
+        for i in range(call.together):
+            wide, narrow = rows.of(i)
+            of_ways = [
+                _read(ir.F32Type.get(), _plus(factors, 4 * (call.samples * way + _OF_WARP * i)), 4)
+                for way in range(call.ways)
+            ]
+            at = i * call.columns.pieces
+            for b, of_rows in enumerate(wide):
+                for factor, row in zip(of_ways, of_rows, strict=True):
+                    product = _multiplied(vector.broadcast(_four(), factor), row)
+                    totals[at + b] = _added(totals[at + b], product)
+            if narrow is not None:
+                factor = arith.select(lane.is_first, of_ways[0], of_ways[-1])
+                at += call.columns.wide
+                totals[at] = _added(totals[at], _multiplied(vector.broadcast(_four(), factor), narrow))
+        return _array(call, totals)
+
+    return add(words.at[0, 0], factors, [t.at[0] for t in tables], sums)
+
+
+def _pointer(array: Any, *places: tuple[Any, int]) -> Any:
+    """Return a pointer to a number of an array in memory, so many numbers behind its first for each place."""
+    offset: Any = None
+    for place, stride in places:
+        number = _times(place, stride)
+        offset = number if offset is None else arith.addi(offset, number)
+    base = mosaic.utils.memref_ptr(array)
+    i64 = ir.IntegerType.get_signless(64)
+    wide = arith.muli(arith.extui(i64, offset), mosaic.c(4, i64))
+    return llvm.inttoptr(
+        base.type, llvm.add(llvm.ptrtoint(i64, base), wide, overflow_flags=llvm.IntegerOverflowFlags.none)
+    )
+
+
+def _strides(array: Any) -> list[int]:
+    strides, _ = ir.MemRefType(array.type).get_strides_and_offset()
+    return list(strides)
+
+
+def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
+    """Write the sums of the samples of each thread to outputs ``[samples, O]``, and flags of threads with a sum that is no finite number."""
+
+    @plgpu.inline_mgpu(arg_types=(call.layout, plgpu.RefType(), plgpu.RefType()))
+    def write(_: Any, sums: Any, y: Any, strange: Any) -> None:
+        lane, columns = _Lane(call), call.columns
+        stride, _ = _strides(y)
+        to = _pointer(y, (lane.first, stride), (lane.number, _NUMBERS))
+        to_narrow = _pointer(y, (lane.first, stride), (lane.of_four, _NUMBERS))
+        totals = list(sums.registers.flat)
+        # 0 times what is no finite number is none.
+        zero = vector.broadcast(_four(), mlir.zero())
+        none = zero
+        for total in totals:
+            none = _added(none, arith.mulf(total, zero))
+        found = _sum_of_four(none)
+        is_none = arith.cmpf(arith.CmpFPredicate.UNO, found, found)
+        flag = arith.extui(mlir.int32(), is_none)
+        llvm.store(flag, _pointer(strange, (mlir.thread(), 1)), alignment=4)
+        for i in range(call.together):
+            at = i * columns.pieces
+            for b in range(columns.wide):
+                _store(totals[at + b], to, _OF_WARP * i * stride + WIDE * b)
+            if columns.narrow:
+                narrow = totals[at + columns.wide]
+                if call.ways > 1:
+                    numbers = [mlir.element(narrow, k) for k in range(_NUMBERS)]
+                    numbers = [arith.addf(n, mosaic.utils.shfl_bfly(n, 4)) for n in numbers]
+                    narrow = vector.from_elements(_four(), numbers)
+                # Lanes of both ways write the same.
+                _store(narrow, to_narrow, _OF_WARP * i * stride + WIDE * columns.wide)
+
+    write(sums, y, strange)
+
+
+def _store(value: Any, pointer: Any, offset: int) -> None:
+    """Write four numbers so many numbers behind a pointer."""
+    llvm.store(value, _moved(pointer, offset), alignment=16)
+
+
+def _moved(pointer: Any, offset: int) -> Any:
+    return llvm.getelementptr(
+        pointer.type,
+        pointer,
+        [],
+        ir.DenseI32ArrayAttr.get([offset]),
+        ir.F32Type.get(),
+        llvm.GEPNoWrapFlags.none,
+    )
+
+
+def _cotangents(call: _Call, dy: Any) -> jax.Array:
+    """Return cotangents ``[samples, O]`` of the samples of each thread; of the narrow block, lanes of both ways have the same."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_like(call))
+    def read(_: Any, dy: Any) -> Any:
+        lane, columns = _Lane(call), call.columns
+        stride, _ = _strides(dy)
+        wide = _pointer(dy, (lane.first, stride), (lane.number, _NUMBERS))
+        narrow = _pointer(dy, (lane.first, stride), (lane.of_four, _NUMBERS))
+        registers = []
+        for i in range(call.together):
+            start = _OF_WARP * i * stride
+            places = [(wide, start + WIDE * b) for b in range(columns.wide)]
+            places += [(narrow, start + WIDE * columns.wide)] * columns.narrow
+            registers += [llvm.load(_four(), _moved(*place), alignment=16) for place in places]
+        return _array(call, registers)
+
+    found: jax.Array = read(dy)
+    return found
+
+
+def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: Any) -> None:
+    """Write the products of the rows of a table with the cotangents, ``[K, samples]``."""
+    words, *tables = references
+    arg_types = (plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout, plgpu.RefType())
+
+    @plgpu.inline_mgpu(arg_types=arg_types)
+    def multiply(_: Any, words: Any, tables: list[Any], cotangents: Any, found: Any) -> None:
+        lane = _Lane(call)
+        rows = _Rows(call, lane, words, tables)
+        dy = list(cotangents.registers.flat)
+        of_way, _ = _strides(found)
+        # After the exchanges a lane has one way of one of four samples.
+        way = arith.shrui(lane.number, mlir.integer(2))
+        sample = arith.addi(lane.first, _times(lane.of_four, _OF_WARP))
+        to = _pointer(found, (way if call.ways > 1 else mlir.integer(0), of_way), (sample, 1))
+        for first in range(0, call.together, 4):
+            sums = []
+            for i in range(first, first + 4):
+                wide, narrow = rows.of(i)
+                of_sample = dy[i * call.columns.pieces : (i + 1) * call.columns.pieces]
+                sums.append(_products_of(call, lane, wide, narrow, of_sample))
+            for distance in (2, 1):
+                upper, half = lane.bit(distance), len(sums) // 2
+                sums = [
+                    arith.addf(
+                        arith.select(upper, b, a),
+                        mosaic.utils.shfl_bfly(arith.select(upper, a, b), distance),
+                    )
+                    for a, b in zip(sums[:half], sums[half:], strict=True)
+                ]
+            llvm.store(sums[0], _moved(to, _OF_WARP * first), alignment=4)
+
+    multiply(words.at[0, 0], [t.at[0] for t in tables], cotangents, found)
+
+
+def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]) -> Any:
+    """Return the products of both rows of a sample, as sums of two lanes of eight: the first four have the first row's, the others the second's."""
+    of_ways: list[Any] = [None] * call.ways
+    for of_rows, d in zip(wide, dy, strict=False):
+        for way, row in enumerate(of_rows):
+            product = _multiplied(row, d)
+            of_ways[way] = product if of_ways[way] is None else _added(of_ways[way], product)
+    of_narrow = None if narrow is None else _sum_of_four(_multiplied(narrow, dy[-1]))
+    if not wide:
+        return of_narrow
+    totals = [_sum_of_four(numbers) for numbers in of_ways]
+    # The other four lanes get what they have of these four lanes' way.
+    own, other = (
+        (arith.select(lane.is_first, totals[0], totals[1]), arith.select(lane.is_first, totals[1], totals[0]))
+        if call.ways > 1
+        else (totals[0], totals[0])
+    )
+    found = arith.addf(own, mosaic.utils.shfl_bfly(other, 4))
+    return found if of_narrow is None else arith.addf(found, of_narrow)
+
+
+def _sum_of_four(numbers: Any) -> Any:
+    a, b, c, d = (mlir.element(numbers, k) for k in range(_NUMBERS))
+    return _added(_added(a, b), _added(c, d))
