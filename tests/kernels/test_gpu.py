@@ -223,7 +223,7 @@ def test_scored_rows_from_shared_memory(shape, sizes):
 def test_gradients_of_scored_reads_have_the_same_bits_in_every_run():
     keys = jax.random.split(jax.random.key(0), 3)
     read, n_groups = reads.Confidence(), 8
-    x = jax.random.normal(keys[0], (4096, n_groups * 32))
+    x = jax.random.normal(keys[0], (4096, n_groups, 32))
     weights = jax.random.normal(keys[1], (n_groups * 32, 256, 32))
     anchors = jax.random.randint(keys[2], (n_groups * 32, 8, 2), 0, 32)
 

@@ -223,9 +223,8 @@ def of_products(
         return jax.ShapeDtypeStruct(shape, "float32") if needed else nothing
 
     inputs, options = _staged_inputs(tile, 2 if "x" in needs else 1)
-    # One program has all tables that compare the inputs of its samples.
-    alone = tile.parts == 1 and n_inputs_of == call.groups
-    of_x = [where("x" in needs, n_inputs_of, n_inputs, n)]
+    # Sums of programs that compare the same inputs are added in their order.
+    of_x = tile.parts, call.groups, n_inputs, n
     d_scalars, d_keep, dx = launch(
         _pull_back,
         *inputs,
@@ -233,11 +232,9 @@ def of_products(
         outputs=[
             where("scalars" in needs, max(n_scalars, 1), tile.programs),
             where("keep" in needs, len(call.weights), n),
-            *(of_x if alone else []),
+            where("x" in needs, *of_x),
         ],
-        zeroed=[] if alone else of_x,
         **options,
-        ALONE=alone,
         OF_X="x" in needs,
         OF_SCALARS="scalars" in needs,
         OF_KEEP="keep" in needs,
@@ -246,7 +243,9 @@ def of_products(
         READ=_owned_ptx.READ,
     )
     found = {
-        "x": lambda: dx.transpose(2, 0, 1),
+        "x": lambda: _row_tiles.sum_of_parts(
+            dx.reshape(-1, n_inputs_of, n_inputs, n) if n_inputs_of == 1 else dx
+        ).transpose(2, 0, 1),
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: d_keep.T,
     }
@@ -463,8 +462,8 @@ class _Tile:
         """True if int32 counts the elements of every array."""
         call, n = self.call, len(self.call.x)
         n_tables, _, n_outputs = call.weights.shape
-        sizes = call.x.size, call.weights.size, self.output_blocks * n_tables * n, n * call.groups * n_outputs
-        return self.parts * max(sizes) < 2**31
+        of_sample = max(self.output_blocks * n_tables, call.groups * max(n_outputs, call.x.shape[2]))
+        return self.parts * max(call.weights.size, n * of_sample) < 2**31
 
     @property
     def in_integers(self) -> bool:
@@ -761,7 +760,7 @@ def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
 
 @kernel
 def _column(c: tl.constexpr):
-    """Where the numbers of a sample begin in shared memory: a column, which no other thread touches."""
+    """Start of the numbers of a sample in shared memory: a column, which no other thread touches."""
     return tl.inline_asm_elementwise(
         c.BASE, "=r,r", [tl.arange(0, c.ROWS)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -799,14 +798,12 @@ def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.cons
 
 @kernel
 def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.constexpr):
-    sample, exists, _block, _part, group, first, last = _place(c)
+    sample, exists, _block, part, group, first, last = _place(c)
     s = _scalars(scalars, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
     column = _column(c)
     x = _staged(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
-    if not c.SHARED_INPUT:
-        dx += group * c.n_inputs * c.n_samples
     if c.OF_X:
         for i in range(c.n_inputs):
             tl.inline_asm_elementwise(
@@ -829,14 +826,12 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
         )
     _write_scalars(d_scalars, of_scalars, exists, c)
     if c.OF_X:
+        to = dx + (part * c.n_groups + group) * (c.n_inputs * c.n_samples) + sample
         for i in range(c.n_inputs):
             total = tl.inline_asm_elementwise(
                 c.READ, "=f,r", [column + 4 * c.ROWS * i], dtype=tl.float32, is_pure=False, pack=1
             )
-            if c.ALONE:
-                tl.store(dx + sample + i * c.n_samples, total, mask=exists)
-            else:
-                tl.atomic_add(dx + sample + i * c.n_samples, total, mask=exists, sem="relaxed")
+            tl.store(to + i * c.n_samples, total, mask=exists)
 
 
 @kernel

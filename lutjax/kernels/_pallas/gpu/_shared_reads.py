@@ -291,7 +291,7 @@ def _added(a: Any, b: Any) -> Any:
 
 
 class _Rows:
-    """Where the rows of a table lie that the samples of a lane read."""
+    """The rows of a table that the samples of a lane read."""
 
     def __init__(self, call: _Call, lane: _Lane, words: Any, tables: list[Any]):
         self._call, self._lane = call, lane

@@ -13,7 +13,7 @@ from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
 
-_MOST_SCRATCH = 2**30  # bytes of rows, factors and products of samples
+_MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, products
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
@@ -73,8 +73,10 @@ def _padded(call: ScoredLut) -> ScoredLut:
 
 def _parts(call: ScoredLut) -> int:
     """Return the parts of the samples to compute one after the other, as memory holds what they read."""
-    n_bytes = 4 * (1 + 2 * in_triton.all_ways(call)) * len(call.weights) * len(call.x)
-    return -(-n_bytes // _MOST_SCRATCH)
+    of_sample = (1 + 2 * in_triton.all_ways(call)) * len(call.weights)
+    if call.x.shape[1] < call.groups:
+        of_sample += call.groups * call.x.shape[2]  # cotangents of inputs by groups
+    return -(-4 * of_sample * len(call.x) // _MOST_SCRATCH)
 
 
 def _empty(call: ScoredLut) -> bool:
