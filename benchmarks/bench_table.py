@@ -12,7 +12,7 @@ from lutjax.benchmark.results import duration, size, sources
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "gpu.md"
-RECORDED = {"table": "h200", "few": "few_outputs", "integers": "integers"}
+RECORDED = {"table": "h200", "few": "few_outputs", "integers": "integers", "scored": "scored"}
 """Files in docs/benchmarks, by the mark of their table in the page."""
 _ROWS = {
     "forward": "forward",
@@ -39,10 +39,9 @@ def table(paths: list[Path]) -> str:
         first = by_name[next(name for name in names if name in by_name)]
         times = [by_name[n]["p50_s"] if n in by_name else "" for n in names]
         peak = _peak(first) if first["peak_bytes"] else ""
+        sizes = "" if shape == first["sizes"] else f" ({first['sizes']})"
         cells = [
-            f"{shape} ({first['sizes']})"
-            if dtype == "float32"
-            else f"{shape}, {dtype} tables ({first['sizes']})",
+            f"{shape}{sizes}" if dtype == "float32" else f"{shape}, {dtype} tables{sizes}",
             _ROWS[row],
             *(_time(seconds) for seconds in times),
             _time(first["cuda_s"]),
