@@ -16,9 +16,6 @@ pytestmark = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_M
 triton_interpreter = pytest.importorskip("triton_interpreter", reason="Triton is not installed")
 
 H100 = Device(Backend.GPU, "NVIDIA H100 80GB HBM3")
-READS = {
-    "primes", "split", "ties", "one", "groups", "shared_input", "sum_groups", "single", "hard", "blend", "soft_sign", "hard_soft_sign", "empty_batch",
-}  # fmt: skip
 
 
 def array(*shape, dtype="float32"):
@@ -31,15 +28,10 @@ def interpreted():
         yield
 
 
-@pytest.mark.parametrize("shape", [s if s == "primes" else slow(s) for s in sorted(READS)])
+@pytest.mark.parametrize("shape", [s if s == "primes" else slow(s) for s in testing.shapes("scored_lut")])
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(shape):
     testing.check(testing.case("scored_lut", shape), "pallas", transformation="jit")
-
-
-def test_all_reads_of_tables_of_floats_have_cases():
-    rounded = {s for s in testing.shapes("scored_lut") if s.startswith("powers")}
-    assert set(testing.shapes("scored_lut")) - rounded == READS
 
 
 @pytest.mark.slow

@@ -185,11 +185,12 @@ _FEWEST_READS = {"forward": 2**15, "backward": 2**14}  # samples times groups
 
 
 def _unsupported_scored(request: Request) -> str | None:
-    call = request.call
-    assert isinstance(call, ScoredLut)
     why = unfit_packages()
-    if why is not None:
-        return f"computes scores by Triton kernels, and Triton {why}"
+    return None if why is None else f"computes scores by Triton kernels, and Triton {why}"
+
+
+def rows_by_triton(call: ScoredLut) -> str | None:
+    """Return why Triton's kernels read the rows of a call; None if they are read from shared memory."""
     if call.accumulate is not None or call.exponents is not None:
         return "sums floats only, of tables of floats"
     if type(call.read) not in (reads.Hard, reads.Blend, reads.SoftSign, reads.Confidence):
@@ -208,8 +209,9 @@ def _slower_scored(request: Request) -> str | None:
     assert isinstance(call, ScoredLut)
     if request.direction == "update":
         return "moves rows by Triton's kernels"
-    reads = len(call.x) * call.groups
-    return _fewer_than_measured((("samples of all groups", reads, _FEWEST_READS[request.direction]),))
+    n = len(call.x) * call.groups
+    few = _fewer_than_measured((("samples of all groups", n, _FEWEST_READS[request.direction]),))
+    return rows_by_triton(call) or few
 
 
 # ------------------------------------------------------------------------------------- lookup_attention

@@ -1,6 +1,7 @@
 """`lutjax.scored_lut` in Mosaic GPU: rows are read from tables in shared memory (`_shared_reads`).
 
-Margins, scores and the cotangents of inputs are computed by Triton kernels, and so are gradients of tables.
+Margins, scores and the cotangents of inputs are computed by Triton kernels, and so are gradients of tables, updates, and what does not
+fit: sums and tables of integers, reads that users write, and larger tables.
 """
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
+from lutjax.kernels._pallas.gpu._mosaic_fit import rows_by_triton
 from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
@@ -17,7 +19,7 @@ _MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, prod
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
-    if _empty(call):
+    if _by_triton(call):
         return in_triton.forward(call, device=device)
     y = in_triton.outputs_in_parts(call, _parts(call), lambda part: _outputs(part, device))
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(call.weights.dtype)
@@ -26,7 +28,7 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
 def backward(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    if _empty(call):
+    if _by_triton(call):
         return in_triton.backward(call, cotangent, needs, device=device)
     return in_triton.in_parts(
         call, cotangent, _parts(call), lambda part, dy: _pulled_back(part, dy, needs, device)
@@ -79,5 +81,5 @@ def _parts(call: ScoredLut) -> int:
     return -(-4 * of_sample * len(call.x) // _MOST_SCRATCH)
 
 
-def _empty(call: ScoredLut) -> bool:
-    return 0 in (*call.weights.shape, *call.x.shape)
+def _by_triton(call: ScoredLut) -> bool:
+    return 0 in (*call.weights.shape, *call.x.shape) or rows_by_triton(call) is not None
