@@ -136,8 +136,8 @@ def second_process(folder: Path) -> None:
     run = experiment.run
     state = models.restore(folder, step, run)
     said(start, f"resumed after {step} steps")
-    for _, state in losses(run, state, step, start):
-        pass
+    for _, last in losses(run, state, step, start):
+        state = last
     model = run.structure.model(state.params, state.others)
     n = 64
     text = lm_runs.sample(model, "GPUs", n)
@@ -175,7 +175,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gigabytes", type=float, help="of the tables; default: a little more than the GPU has")
+    parser.add_argument(
+        "--gigabytes", type=float, help="of the tables; default: a little more than the GPU has"
+    )
     parser.add_argument("--small", action="store_true", help="a small model, for a machine with two cores")
     for name, kind in (("--process", str), ("--folder", Path), ("--rows", int)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)

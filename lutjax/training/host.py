@@ -16,10 +16,11 @@ import numpy as np
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
+from lutjax.tables.host_tables import HostTables
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
-__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "given"]
+__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "given"]
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""

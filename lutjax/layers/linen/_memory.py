@@ -18,6 +18,7 @@ from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.linen._layer import Layer
+from lutjax.tables.host_tables import HostTables
 
 
 class NgramMemory(Layer):
@@ -51,8 +52,9 @@ class NgramMemory(Layer):
         `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -93,7 +95,7 @@ class NgramMemory(Layer):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
     __call__ = _memory.memory_call
 
@@ -165,8 +167,9 @@ class ProductKeyMemory(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -206,7 +209,7 @@ class ProductKeyMemory(_Keyed):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
 
 class ProductKeyExperts(_Keyed):
@@ -235,8 +238,9 @@ class ProductKeyExperts(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -279,5 +283,5 @@ class ProductKeyExperts(_Keyed):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
     activation: Callable[..., Any] = jax.nn.gelu
