@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
@@ -140,19 +141,40 @@ class HostTables(Mapping[str, HostTable]):
             table.update(gradients[name], rate)
 
     def save(self, folder: Path) -> None:
-        """Write the rows that have moved, and their state, into a new folder; the others follow from the keys, so save these, too."""
+        """Write the rows that have moved, and their state, into a new folder; the others follow from the keys, so save these, too.
+
+        Of tables that are shared each process writes its own rows: all of them call it with the same folder.
+        """
         for i, table in enumerate(self.values()):
-            table.save(Path(folder) / str(i))
+            table.save(share_of(table, Path(folder) / str(i)))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, after `draw` with the same keys, and `start` with the same rule where there is a state.
+
+        As many processes as like may read it, however many wrote it.
 
         Raises:
           ValueError: it is of other tables or another rule.
           OSError: it is not there.
         """
         for i, table in enumerate(self.values()):
-            table.load(Path(folder) / str(i))
+            for share in shares(Path(folder) / str(i)):
+                table.load(share)
+
+    def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
+        """Leave rows to other processes; see `HostTable.share`."""
+        for table in self.values():
+            table.share(process, n_processes, mesh)
+
+
+def share_of(table: HostTable, folder: Path) -> Path:
+    """Return the folder of the rows of this process in that of a table."""
+    return folder / str(table.rows.start) if table.is_shared else folder
+
+
+def shares(folder: Path) -> list[Path]:
+    """Return the folders into which processes wrote their rows of a table: itself, where one had all."""
+    return sorted(path for path in folder.iterdir() if path.is_dir()) or [folder]
 
 
 class Blank(HostTable):
