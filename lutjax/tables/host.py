@@ -118,9 +118,11 @@ class HostTable:
             raise ValueError(
                 f"the table {self.name} has {self.shape[1]} rows, too few for {n_processes} processes: choose at least as many."
             )
-        if mesh.size % n_processes:
+        owners = [device.process_index for device in mesh.devices.flat]
+        counts = [owners.count(owner) for owner in dict.fromkeys(owners)]
+        if n_processes > 1 and (len(counts) != n_processes or len(set(counts)) > 1):
             raise ValueError(
-                f"the table {self.name} is shared by {n_processes} processes with {mesh.size} devices; each needs as many of them."
+                f"the table {self.name} is shared by {n_processes} processes, of which the mesh has {', '.join(map(str, counts))} devices: give each as many."
             )
         ends = [self.shape[1] * i // n_processes for i in (process, process + 1)]
         self.rows, self._mesh, self._n_local = range(*ends), mesh, mesh.size // n_processes

@@ -24,7 +24,7 @@ from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
-__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "given"]
+__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "OnMesh", "given"]
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -216,12 +216,25 @@ class Ahead:
 
 
 class OnMesh:
-    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices.
+    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `Ahead` takes as `put`.
 
-    Where there are several processes, each puts there the rows that it has, and zeros, of each device a part of the reads; `whole` adds them.
+    Where there are several processes that share the rows (`lutjax.tables.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
 
     Args:
-      mesh: of a run.
+      mesh: with an axis ``data``, over which samples are divided; of all devices of all processes, as many of each.
+
+    Source: docs/semantics.md, section 14.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh
+      >>> from lutjax.training import host
+      >>> put = host.OnMesh(Mesh(jax.devices(), ("data",)))
+      >>> n = 2 * jax.device_count()
+      >>> rows, ids = np.ones((3, n, 4), np.float32), np.arange(3 * n).reshape(n, 3, 1)
+      >>> batch = put(host.Batch({"memory": rows}, {"memory": ids}))
+      >>> tuple(batch.rows["memory"].sharding.spec), jax.jit(put.whole)(batch)["memory"].shape == rows.shape
+      ((None, 'data'), True)
     """
 
     def __init__(self, mesh: Mesh):
@@ -269,7 +282,7 @@ class OnMesh:
         return self._mesh.size, n_tables, -(-n_reads // (self._mesh.size // self._n)), width
 
     def whole(self, batch: Batch) -> dict[str, Any]:
-        """Return traced rows of all processes, ``[tables, reads, numbers]``."""
+        """Return the rows of a batch, inside of a jitted function: of all processes, ``[tables, reads, numbers]``."""
         if self._n == 1:
             return dict(batch.rows)
         found = {}

@@ -373,6 +373,68 @@ def test_rows_ahead_of_a_layer_of_arrays() -> None:
     np.testing.assert_array_equal(memories[0]["weights"].weights, memories[1]["weights"].weights)
 
 
+def shared(n: int, **options: Any) -> list[HostTable]:
+    """The tables of as many processes, of which this one plays all."""
+    found = []
+    for i in range(n):
+        table = HostTable((2, 11, 3), np.float32, **{"init": Normal(1.0), **options})
+        # As `share` does, which asks the devices of a mesh for their processes.
+        table.rows = range(11 * i // n, 11 * (i + 1) // n)
+        table.draw(jax.random.key(0))
+        table.start(tables.RowMomentum(weight_decay=0.1))
+        found.append(table)
+    return found
+
+
+@pytest.mark.parametrize("implementation", ["native", pytest.param("xla", marks=pytest.mark.thorough)])
+def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
+    """What processes gather adds up to the rows, and each moves its own as one would that has all; any other number of them reads what they save."""
+    if implementation == "native":
+        pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
+    [whole], several = shared(1), shared(3)
+    assert not whole.is_shared
+    assert sum(table.nbytes for table in several) == whole.nbytes
+    rng = np.random.default_rng(0)
+    for groups, ways in ((2, 1), (1, 2)):
+        index = rng.integers(-1, 12, (40, 2, ways)).astype(np.int32)
+        coefficients = rng.normal(size=index.shape).astype(np.float32)
+        options = {"groups": groups, "valued": ways, "accumulate": None}
+        look_up = WeightedLookup.of((None, index, coefficients), options.items())
+        cotangent = rng.normal(size=(40, groups, 3)).astype(np.float32)
+        gradient = TableGradient(look_up, cotangent, None, np.float32(0), whole.shape, whole.dtype)
+        with lutjax.use_implementation({"weighted_lookup": implementation}):
+            for table in (whole, *several):
+                table.update(gradient, 0.1)
+        found = sum(t.gather(index) for t in several)
+        # One row of each sample is added in the order of samples, several in another one.
+        np.testing.assert_allclose(found, whole.gather(index), atol=0 if ways == 1 else 1e-6)
+    for t in several:
+        np.testing.assert_allclose(t.weights, whole.weights[:, t.rows.start : t.rows.stop], atol=1e-6)
+        np.testing.assert_array_equal(t.moved, whole.moved[:, t.rows.start : t.rows.stop])
+    for table in several:
+        HostTables({"table": table}).save(tmp_path / "tables")
+    for table in (*shared(2), *shared(1)):
+        HostTables({"table": table}).load(tmp_path / "tables")
+        want = np.concatenate([t.weights for t in several], 1)[:, table.rows.start : table.rows.stop]
+        np.testing.assert_array_equal(table.weights, want)
+        want = np.concatenate([t.state["velocity"] for t in several], 1)
+        np.testing.assert_array_equal(table.state["velocity"], want[:, table.rows.start : table.rows.stop])
+    ones = shared(2, init=jax.nn.initializers.ones)[1]
+    np.testing.assert_array_equal(ones.weights, np.ones((2, 6, 3)))
+
+
+def test_errors_of_tables_that_are_shared() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    table = HostTable((1, 2, 3), np.float32, Normal(1.0))
+    with pytest.raises(ValueError, match="has 2 rows, too few for 3 processes"):
+        table.share(0, 3, mesh)
+    with pytest.raises(ValueError, match="shared by 2 processes, of which the mesh has 1 devices"):
+        table.share(0, 2, mesh)
+    table.draw(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"is made: share\(process, n_processes, mesh\) comes before"):
+        table.share(0, 1, mesh)
+
+
 def test_errors_of_tables_of_a_model() -> None:
     memory = HostTables()
     with pytest.raises(ValueError, match="there are no tables yet: run init"):
