@@ -113,9 +113,9 @@ def first_process(folder: Path, rows: int, small: bool) -> None:
     [(table, _)] = run.structure.host_tables.values()
     state = run.init()
     said(start, f"drew {table}, {table.nbytes / 1e9:.1f} GB, by {n_threads()} threads")
-    for done, state in losses(run, state, 0, start):
+    for done, last in losses(run, state, 0, start):
         if done == CHECKPOINT:
-            models.save(folder, done, state, experiment.record, run)
+            models.save(folder, done, last, experiment.record, run)
             files = [path for path in folder.rglob("*") if path.is_file()]
             said(start, f"wrote a checkpoint of {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
     device = jax.local_devices()[0]

@@ -5,6 +5,8 @@ import functools
 import itertools
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import processes
 import pytest
 from commands import command
 from flax import nnx
+from folders import ROOT
 from machine import needs_devices
 
 import lutjax
@@ -292,6 +295,16 @@ def test_two_processes_train_and_generate_by_the_command(
     outputs = processes.run("lutjax", "generate", str(tmp_path / "two"), *prompt, **cache)
     text = re.sub(r"\[Gloo\].*\n", "", outputs[0])  # which comes between parts of the text
     assert command("generate", tmp_path / "two", *prompt).output in text
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_memory_that_is_larger_than_the_device() -> None:
+    script = ROOT / "benchmarks" / "host_memory_larger.py"
+    words = [sys.executable, script, "--gigabytes", "0.01", "--small"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (
+        "the 10 losses after the kill are those of the process that was killed, bit for bit" in done.stdout
+    ), done.stdout + done.stderr
 
 
 def test_a_table_that_does_not_fit_says_its_size_and_the_cure(

@@ -388,7 +388,7 @@ def shared(n: int, **options: Any) -> list[HostTable]:
 
 @pytest.mark.parametrize("implementation", ["native", pytest.param("xla", marks=pytest.mark.thorough)])
 def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
-    """What processes gather adds up to the rows, and each moves its own as one would that has all; any other number of them reads what they save."""
+    """Sums of what processes gather are the rows; each moves its own as one would that has all, and any other number of them reads what they save."""
     if implementation == "native":
         pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
     [whole], several = shared(1), shared(3)
