@@ -366,7 +366,7 @@ class HostTable:
           rate: the learning rate of this step.
 
         Raises:
-          ValueError: there is no rule yet, or the gradient is of another table.
+          ValueError: there is no rule yet, or the gradient is of another table, or not all of it is in this process.
         """
         weights = self._there()
         if self.rule is None:
@@ -376,7 +376,14 @@ class HostTable:
                 f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
             )
         assert self.moved is not None
-        gradient = jax.device_get(opened(gradient))
+        gradient = opened(gradient)
+        for a in jax.tree.leaves(gradient):
+            if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
+                raise ValueError(
+                    f"HostTable: the gradient of {self.name} is divided over devices of other processes; jit the step with out_shardings by which it is the "
+                    "same on all devices, NamedSharding(mesh, PartitionSpec())."
+                )
+        gradient = jax.device_get(gradient)
         look_up: Any = gradient.look_up
         if self.is_shared:
             for t in range(len(weights)):

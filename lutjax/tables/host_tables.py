@@ -162,7 +162,7 @@ class HostTables(Mapping[str, HostTable]):
                 table.load(share)
 
     def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
-        """Leave rows to other processes; see `HostTable.share`."""
+        """Leave rows to other processes, when ``init`` has run, and before `draw`; see `HostTable.share`."""
         for table in self.values():
             table.share(process, n_processes, mesh)
 

@@ -218,7 +218,7 @@ class Ahead:
 class OnMesh:
     """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `Ahead` takes as `put`.
 
-    Where there are several processes that share the rows (`lutjax.tables.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
+    Where there are several processes that share the rows (`lutjax.training.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
 
     Args:
       mesh: with an axis ``data``, over which samples are divided; of all devices of all processes, as many of each.

@@ -18,11 +18,13 @@ import pytest
 from commands import command
 from flax import nnx
 from folders import ROOT
+from jax.sharding import NamedSharding, PartitionSpec
 from machine import needs_devices
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.tables import host as tables_on_host
+from lutjax.tables.gradient import TableGradient
 from lutjax.training import experiments, hosts, lm_runs, models, runs
 from lutjax.training.lm import Run, TrainingConfig
 
@@ -250,6 +252,12 @@ def one_of_two_processes(folder: str) -> None:
         state, loss = run.advance(state, i, 1)
         losses.append(float(loss))
     found = {"losses": losses, "test": run.evaluate(state, TEXT[:300])}
+    divided = NamedSharding(run.mesh, PartitionSpec("data"))
+    gradient = TableGradient(
+        None, hosts.put(np.zeros((2, 1)), divided), None, None, table_of(run).shape, np.float32
+    )
+    with pytest.raises(ValueError, match="is divided over devices of other processes; jit the step"):
+        table_of(run).update(gradient, 0.1)
     if hosts.is_first():
         (Path(folder) / "found.json").write_text(json.dumps(found))
 

@@ -406,6 +406,7 @@ def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
             for table in (whole, *several):
                 table.update(gradient, 0.1)
         found = sum(t.gather(index) for t in several)
+        np.testing.assert_array_equal(several[1].own(found.copy(), index), several[1].gather(index))
         # One row of each sample is added in the order of samples, several in another one.
         np.testing.assert_allclose(found, whole.gather(index), atol=0 if ways == 1 else 1e-6)
     for t in several:

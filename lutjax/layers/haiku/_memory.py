@@ -74,6 +74,16 @@ class NgramMemory(Layer):
       >>> params = f.init(jax.random.key(0), x, tokens)
       >>> f.apply(params, None, x, tokens).shape
       (4, 32, 16)
+
+    With its tables in the memory of the host, beside parameters and state::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, rows=1000, placement=memory)(x, tokens))
+      >>> params, state = f.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(state)
+      >>> f.apply(params, state, None, x, tokens)[0].shape, memory["ngram_memory/weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """
 
     spec_type = _memory.NgramMemorySpec

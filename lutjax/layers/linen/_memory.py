@@ -76,6 +76,16 @@ class NgramMemory(Layer):
       >>> variables = layer.init(jax.random.key(0), x, tokens)
       >>> layer.apply(variables, x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
+
+    With its tables in the memory of the host, beside the variables::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> layer = NgramMemory(16, rows=1000, placement=memory)
+      >>> variables = layer.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(variables["keys"])
+      >>> layer.apply(variables, x, tokens).shape, memory["weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """
 
     spec_type = _memory.NgramMemorySpec
