@@ -108,12 +108,8 @@ class HostTable:
           mesh: of the arrays of a model, with as many devices of each process, those of one process after those of another.
 
         Raises:
-          ValueError: the rows are made, or fewer than there are processes.
+          ValueError: other rows are made, there are fewer than processes, or the mesh has not as many devices of each.
         """
-        if self.weights is not None:
-            raise ValueError(
-                f"the table {self.name} is made: share(process, n_processes, mesh) comes before."
-            )
         if self.shape[1] < n_processes:
             raise ValueError(
                 f"the table {self.name} has {self.shape[1]} rows, too few for {n_processes} processes: choose at least as many."
@@ -124,8 +120,12 @@ class HostTable:
             raise ValueError(
                 f"the table {self.name} is shared by {n_processes} processes, of which the mesh has {', '.join(map(str, counts))} devices: give each as many."
             )
-        ends = [self.shape[1] * i // n_processes for i in (process, process + 1)]
-        self.rows, self._mesh, self._n_local = range(*ends), mesh, mesh.size // n_processes
+        rows = range(*(self.shape[1] * i // n_processes for i in (process, process + 1)))
+        if self.weights is not None and rows != self.rows:
+            raise ValueError(
+                f"the table {self.name} is made: share(process, n_processes, mesh) comes before."
+            )
+        self.rows, self._mesh, self._n_local = rows, mesh, mesh.size // n_processes
 
     def borrow(self, other: "HostTable") -> None:
         """Read the rows of another table of the same shape."""

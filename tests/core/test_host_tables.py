@@ -431,9 +431,11 @@ def test_errors_of_tables_that_are_shared() -> None:
         table.share(0, 3, mesh)
     with pytest.raises(ValueError, match="shared by 2 processes, of which the mesh has 1 devices"):
         table.share(0, 2, mesh)
-    table.draw(jax.random.key(0))
+    [_, part] = shared(2)
     with pytest.raises(ValueError, match=r"is made: share\(process, n_processes, mesh\) comes before"):
-        table.share(0, 1, mesh)
+        part.share(0, 1, mesh)
+    table.draw(jax.random.key(0))
+    table.share(0, 1, mesh)
 
 
 def test_errors_of_tables_of_a_model() -> None:
