@@ -272,8 +272,12 @@ class HostTable:
     def own(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Return rows that ids address, as `gather` returns them, with zeros in place of those of other processes; writes them there."""
         if self.is_shared:
-            there = self._local(index)[1]
-            rows.reshape(len(rows), *there[:, 0].shape, -1)[~np.moveaxis(there, 1, 0)] = 0
+            others = ~np.moveaxis(self._local(index)[1], 1, 0).reshape(*rows.shape[:2], 1)
+
+            def clear(part: tuple[int, slice]) -> None:
+                np.copyto(rows[part], 0, where=others[part])
+
+            in_threads(clear, [(t, part) for t in range(len(rows)) for part in parts(rows.shape[1])])
         return rows
 
     def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
@@ -460,7 +464,9 @@ class HostTable:
             {**dict(look_up.options()), "groups": 1, "valued": 1}.items(),
         )
         group = t // (self.shape[0] // look_up.groups)
-        cotangent = np.asarray(gradient.cotangent)[..., group, :].reshape(-1, self.shape[2])[samples][:, None]
+        every = np.asarray(gradient.cotangent).reshape(-1, self.shape[2])
+        cotangent = np.empty((len(samples), 1, self.shape[2]), every.dtype)
+        _take([(every, samples * look_up.groups + group, cotangent[:, 0])])
         factor = gradient.factor
         if np.ndim(factor) == 3 and len(factor) > 1:
             factor = factor[t : t + 1]
