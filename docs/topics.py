@@ -179,7 +179,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "In the memory of the host",
                 "lutjax.training.host",
-                "HostTable HostMemoryError Ahead Batch given",
+                "HostTable HostTables HostMemoryError Ahead Batch OnMesh given",
             ),
             ("Flax Linen", "lutjax.training.linen", "TrainState"),
             (

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from lutjax.layers._spec import Variable
+from lutjax.tables.host import HostTable
+from lutjax.tables.host_tables import Blank, HostTables
 
-__all__ = ["declare", "tables_of"]
+__all__ = ["declare", "on_host", "tables_of"]
 
 _found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared", default=None)
 
@@ -18,6 +20,25 @@ def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
     found = _found.get()
     if found is not None:
         found.extend(("/".join((*path, v.name)), v.kind) for v in variables)
+
+
+def on_host(
+    placement: Any, path: Iterable[str], variables: Iterable[Variable], *, making: bool
+) -> dict[str, HostTable]:
+    """Return the tables of the layer at a path that lie in the memory of the host, by the names of its variables.
+
+    Args:
+      placement: of the layer; tables that are not there yet are added to `HostTables`.
+      making: whether the layer is making its variables: then tables are read as zeros.
+    """
+    found = dict[str, HostTable]()
+    for v in variables:
+        if v.drawn is not None:
+            assert isinstance(placement, HostTables)
+            sizes = (v.drawn.shape, v.drawn.dtype, v.drawn.initializer)
+            table = placement.table("/".join((*path, v.drawn.name)), *sizes)
+            found[v.drawn.name] = Blank(*sizes) if making else table
+    return found
 
 
 def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[str]:

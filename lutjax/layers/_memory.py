@@ -20,6 +20,7 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host import PLACEMENTS, HostTable, Normal
+from lutjax.tables.host_tables import KEY, HostTables
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ngrams import check_hashes, places, rows_at
 
@@ -80,8 +81,8 @@ class NgramMemoryArguments(Arguments):
         `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and the layer keeps the key of
-        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/host-memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
+        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
@@ -107,7 +108,7 @@ class NgramMemoryArguments(Arguments):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -348,7 +349,7 @@ def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
         return tables
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     return tuple(
-        Variable(f"{v.name}_key", "keys", words.shape, words.dtype, jax.random.key_data, drawn=v)
+        Variable(KEY.format(v.name), "keys", words.shape, words.dtype, jax.random.key_data, drawn=v)
         for v in tables
     )
 

@@ -20,6 +20,7 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers._memory import MATRIX, check_placement, normalised, placed, read_rows, rows_here
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
+from lutjax.tables.host_tables import HostTables
 
 _MOST_KEYS = 46340
 """Largest number of keys of a set: ids of pairs are int32."""
@@ -54,7 +55,7 @@ class _KeyArguments(Arguments):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,8 +88,8 @@ class ProductKeyMemoryArguments(_KeyArguments):
         `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and the layer keeps the key of
-        which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/host-memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
+        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.

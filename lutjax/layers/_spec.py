@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._arguments import checked, shown
+from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._ids import check_once
 
@@ -282,12 +283,12 @@ def sizes(spec_type: type[Spec]) -> frozenset[str]:
 
 
 def build(
-    spec_type: type[Spec], options: Mapping[str, Any], *, host: bool = False
+    spec_type: type[Spec], options: Mapping[str, Any], *, owner: bool = False
 ) -> tuple[Any, tuple[Variable, ...]]:
     """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
 
     Args:
-      host: whether the layer may have tables in the memory of the host.
+      owner: whether the layer has tables in the memory of the host itself; otherwise its `placement` may be `HostTables`, of which the spec knows only that they are there.
 
     Raises:
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
@@ -296,11 +297,19 @@ def build(
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
     options = checked(spec_type.__name__.removesuffix("Spec"), spec_type, options)
+    placed = isinstance(options.get("placement"), HostTables)
+    if placed:
+        options["placement"] = "host"
     spec = spec_type(**options, **spec_type.implied_by(explicit))
     given = spec_type.arrays_of(explicit)
-    if not host and any(v.drawn for v in spec.variables()):
+    if placed and owner:
         raise ValueError(
-            f"{spec.layer}: placement is 'host'; only layers of lutjax.layers.nnx have tables in the memory of the host."
+            f"{spec.layer}: placement is HostTables; a layer of Flax NNX has its tables itself: give 'host'."
+        )
+    if not placed and not owner and any(v.drawn for v in spec.variables()):
+        raise ValueError(
+            f"{spec.layer}: placement is 'host'; layers of Flax Linen and Haiku hold arrays alone: give lutjax.training.host.HostTables(), which has the "
+            "tables of a model."
         )
     spec.check(given)
 

@@ -84,9 +84,10 @@ def value_and_grad(
 
     if tables is not None:
         tables = chosen("value_and_grad", tables)
-    names = {table: name for name, table in (host or {}).items()}
 
     def differentiated(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        names = {table: name for name, table in (host or {}).items()}
+
         def look(params: Any, watch: Watch) -> Any:
             with _table_reads.reported_to(watch):
                 return loss(params, *args, **kwargs)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
@@ -63,6 +63,7 @@ class HostTable:
     Attributes:
       weights: the rows, ``[tables, rows, numbers]``; None before they are made.
       moved: which rows have moved since they were drawn, ``[tables, rows]``.
+      rows: numbers of the rows that this process has; all, unless `share` was called.
       rule: by which rows move; see `start`.
       state: of the rule, as ``rule.init`` makes it.
 
@@ -90,18 +91,65 @@ class HostTable:
         self.moved: np.ndarray | None = None
         self.rule: RowRule | None = None
         self.state: dict[str, np.ndarray] = {}
+        self.rows = range(self.shape[1])
+        self._mesh: Mesh | None = None
+        self._n_local = 1
 
     def __repr__(self) -> str:
         return f"HostTable({self.dtype}{list(self.shape)})"
 
+    def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
+        """Leave other rows to other processes: each has a block of the rows of each table, before they are made. All have to share it.
+
+        `gather` then returns zeros for rows of others, `update` moves those of this process alone, and a jitted function of arrays on all devices reads all rows.
+
+        Args:
+          process, n_processes: number of this process, and of all.
+          mesh: of the arrays of a model, with as many devices of each process, those of one process after those of another.
+
+        Raises:
+          ValueError: other rows are made, there are fewer than processes, or the mesh has not as many devices of each.
+        """
+        if self.shape[1] < n_processes:
+            raise ValueError(
+                f"the table {self.name} has {self.shape[1]} rows, too few for {n_processes} processes: choose at least as many."
+            )
+        owners = [device.process_index for device in mesh.devices.flat]
+        counts = [owners.count(owner) for owner in dict.fromkeys(owners)]
+        if n_processes > 1 and (len(counts) != n_processes or len(set(counts)) > 1):
+            raise ValueError(
+                f"the table {self.name} is shared by {n_processes} processes, of which the mesh has {', '.join(map(str, counts))} devices: give each as many."
+            )
+        rows = range(*(self.shape[1] * i // n_processes for i in (process, process + 1)))
+        if self.weights is not None and rows != self.rows:
+            raise ValueError(
+                f"the table {self.name} is made: share(process, n_processes, mesh) comes before."
+            )
+        self.rows, self._mesh, self._n_local = rows, mesh, mesh.size // n_processes
+
+    def borrow(self, other: "HostTable") -> None:
+        """Read the rows of another table of the same shape."""
+        self.weights, self.rows = other.weights, other.rows
+        self._mesh, self._n_local = other._mesh, other._n_local
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other processes have rows, too."""
+        return len(self.rows) < self.shape[1]
+
+    @property
+    def _held(self) -> tuple[int, int, int]:
+        """Shape of the rows that this process has."""
+        return self.shape[0], len(self.rows), self.shape[2]
+
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of the rows that this process has."""
+        return math.prod(self._held) * self.dtype.itemsize
 
     def bytes_beside(self, rule: RowRule) -> int:
         """Return the bytes of the state of a rule, and of what says which rows have moved."""
-        n_tables, n_rows, width = self.shape
+        n_tables, n_rows, width = self._held
         numbers = sum(rule.state_sizes(width).values())
         return n_tables * n_rows * (1 + numbers * accumulator(self.dtype).itemsize)
 
@@ -111,27 +159,35 @@ class HostTable:
         Raises:
           HostMemoryError: the memory of the host is too small.
         """
-        n_tables, n_rows, _ = self.shape
+        n_tables, n_rows, width = self._held
         self.weights, self.moved, self.state, self.rule = None, None, {}, None
         self._require(self.nbytes + n_tables * n_rows, "it")
         if self.init is jax.nn.initializers.zeros:
-            self.weights = self._zeros(self.shape, self.dtype)
+            self.weights = self._zeros(self._held, self.dtype)
         elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
-            self.weights = self._zeros(self.shape, self.dtype)
-            flat, init, data = self.weights.reshape(-1), self.init, np.asarray(jax.random.key_data(key))
+            self.weights = self._zeros(self._held, self.dtype)
+            init, data = self.init, np.asarray(jax.random.key_data(key))
+            # Numbers that follow each other in the whole, by the place of the first.
+            runs = [(0, self.weights.reshape(-1))]
+            if self.is_shared:
+                places = [(t * self.shape[1] + self.rows.start) * width for t in range(n_tables)]
+                runs = [(at, a.reshape(-1)) for at, a in zip(places, self.weights, strict=True)]
 
-            def fill(first: int) -> None:
-                part = flat[first : first + _BLOCK]
+            def fill(job: tuple[int, np.ndarray]) -> None:
+                first, part = job
                 with jax.default_device(cpu()):
                     part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
 
-            in_threads(fill, range(0, flat.size, _BLOCK))
+            in_threads(
+                fill,
+                [(at + i, a[i : i + _BLOCK]) for at, a in runs for i in range(0, a.size, _BLOCK)],
+            )
         else:
             with jax.default_device(cpu()):
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
                     jax.device_put(key, cpu())
                 )
-            self.weights = np.array(drawn)
+            self.weights = np.array(drawn[:, self.rows.start : self.rows.stop])
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
 
     def start(self, rule: RowRule) -> None:
@@ -150,7 +206,7 @@ class HostTable:
                 f"the table {self.name} lies in the memory of the host, which keeps the state of rows that are read alone; {rule} also keeps "
                 f"{', '.join(sorted(more))}: take a rule that leaves other rows as they are."
             )
-        n_tables, n_rows, width = self.shape
+        n_tables, n_rows, width = self._held
         dtype = accumulator(self.dtype)
         sizes = rule.state_sizes(width)
         self._require(self.bytes_beside(rule), "the state of its optimiser")
@@ -195,6 +251,8 @@ class HostTable:
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the rows that ids address, of each table those of all ways of the first element, then of the next; ids out of range are clamped.
 
+        Of a table that is shared, rows of other processes are zeros: the sum of what all return are the rows.
+
         Args:
           out: where to; by default new memory.
 
@@ -208,17 +266,39 @@ class HostTable:
             )
         n, _, ways = index.shape
         found = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype) if out is None else out
+        self._gather(self._local(index)[0] if self.is_shared else index, found)
+        return self.own(found, index)
+
+    def own(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Return rows that ids address, as `gather` returns them, with zeros in place of those of other processes; writes them there."""
+        if self.is_shared:
+            others = ~np.moveaxis(self._local(index)[1], 1, 0).reshape(*rows.shape[:2], 1)
+
+            def clear(part: tuple[int, slice]) -> None:
+                np.copyto(rows[part], 0, where=others[part])
+
+            in_threads(clear, [(t, part) for t in range(len(rows)) for part in parts(rows.shape[1])])
+        return rows
+
+    def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
+        """Write rows of this process to where they go."""
+        weights = self._there()
         if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
             for t, table in enumerate(weights):
                 np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
-            return found
-        call = _call(index, self.shape, self.dtype)
+            return
+        call = _call(index, weights.shape, self.dtype)
         if (native := _native("forward", call)) is not None:
             native.gather(weights, index, found, n_threads())
-            return found
+            return
         ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
         _take([(weights[t], ids[t], found[t]) for t in range(len(weights))])
-        return found
+
+    def _local(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids in the block of this process, clamped, and which of them lie there."""
+        index = np.clip(index, 0, self.shape[1] - 1)
+        there = (index >= self.rows.start) & (index < self.rows.stop)
+        return np.clip(index - self.rows.start, 0, len(self.rows) - 1), there
 
     def read(
         self, index: Int[Array, "*batch tables ways"]
@@ -234,7 +314,9 @@ class HostTable:
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            if is_concrete(flat):
+            if self._mesh is not None:
+                rows = self._read_of_all(flat, self._mesh)
+            elif is_concrete(flat):
                 rows = jnp.asarray(self.gather(np.asarray(flat)))
             else:
                 made = jax.ShapeDtypeStruct((n_tables, n * ways, width), self.dtype)
@@ -252,6 +334,28 @@ class HostTable:
             rows = reads.fetched(self, rows, index)
         return rows, jnp.broadcast_to(own, shape)
 
+    def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
+        """Return rows that all processes have, read by the CPU of each while a function of arrays on all devices waits."""
+        n_tables, _, width = self.shape
+        made = jax.ShapeDtypeStruct((n_tables, index.shape[0] * index.shape[-1], width), self.dtype)
+
+        def gathered(ids: Any, device: Any) -> np.ndarray:
+            if device % self._n_local:  # each process reads once
+                return np.zeros(made.shape, made.dtype)
+            return self.gather(np.asarray(ids))
+
+        def of_device(ids: jax.Array) -> jax.Array:
+            device = jax.lax.axis_index(mesh.axis_names)
+            rows = jax.pure_callback(gathered, made, ids, device, vmap_method="sequential")
+            total: jax.Array = jax.lax.psum(rows, mesh.axis_names)
+            return total
+
+        read = jax.shard_map(
+            of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+        )
+        rows: jax.Array = jax.jit(read)(index)
+        return rows
+
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
         """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
         look_up: Any = gradient.look_up
@@ -266,7 +370,7 @@ class HostTable:
           rate: the learning rate of this step.
 
         Raises:
-          ValueError: there is no rule yet, or the gradient is of another table.
+          ValueError: there is no rule yet, or the gradient is of another table, or not all of it is in this process.
         """
         weights = self._there()
         if self.rule is None:
@@ -276,8 +380,19 @@ class HostTable:
                 f"HostTable: the gradient is of a table {list(gradient.shape)}; expected {list(self.shape)}."
             )
         assert self.moved is not None
-        gradient = jax.device_get(opened(gradient))
+        gradient = opened(gradient)
+        for a in jax.tree.leaves(gradient):
+            if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
+                raise ValueError(
+                    f"HostTable: the gradient of {self.name} is divided over devices of other processes; jit the step with out_shardings by which it is the "
+                    "same on all devices, NamedSharding(mesh, PartitionSpec())."
+                )
+        gradient = jax.device_get(gradient)
         look_up: Any = gradient.look_up
+        if self.is_shared:
+            for t in range(len(weights)):
+                self._update_block(t, gradient, rate)
+            return
         step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
         shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
         native = _native("update", look_up.replace(weights=shape), gradient.cotangent, step)
@@ -293,8 +408,14 @@ class HostTable:
         )
         rows = [ids for ids, _ in unique]
         inverse = np.stack([at.reshape(by_table.shape[1:]) for _, at in unique], 1).astype(np.int32)
-        # Few sizes, so that few programs are compiled.
-        room = 1 << max(max(ids.size for ids in rows) - 1, 0).bit_length()
+        # Few sizes, so that few programs are compiled. The last row is one that nobody has, and reads that fill their number up are of it.
+        room = 1 << max(ids.size for ids in rows).bit_length()
+        more = -len(inverse) % (1 << max(len(inverse).bit_length() - 4, 0))
+
+        def filled(a: np.ndarray, n_axes: int, value: int = 0) -> np.ndarray:
+            a = a.reshape(-1, *a.shape[a.ndim - n_axes :])
+            return np.pad(a, [(0, more)] + [(0, 0)] * n_axes, constant_values=value)
+
         arrays = {"weights": weights, **self.state}
         compact = {name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()}
         _take(
@@ -306,7 +427,10 @@ class HostTable:
         )
         local = dataclasses.replace(
             gradient,
-            look_up=look_up.replace(index=inverse.reshape(index.shape)),
+            look_up=look_up.replace(
+                index=filled(inverse, 2, room - 1), coefficients=filled(look_up.coefficients, 2)
+            ),
+            sealed=filled(np.asarray(gradient.cotangent), 2),
             shape=compact["weights"].shape,
         )
         kernel_registry.follow_coroutine(
@@ -324,13 +448,47 @@ class HostTable:
         for t, ids in enumerate(rows):
             self.moved[t][ids] = True
 
+    def _update_block(self, t: int, gradient: TableGradient, rate: Any) -> None:
+        """Move the rows of one table that this process has, by the reads of these alone, in their order."""
+        look_up: Any = gradient.look_up
+        assert self.weights is not None
+        assert self.moved is not None
+        local, there = self._local(look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1]))
+        samples, ways = np.nonzero(there)
+        if not len(samples):
+            return
+        coefficients = look_up.coefficients[..., t, :].reshape(local.shape)
+        own = np.where(ways < look_up.valued, coefficients[samples, ways], 0).astype(coefficients.dtype)
+        call = WeightedLookup.of(
+            (None, local[samples, ways][:, None, None].astype(np.int32), own[:, None, None]),
+            {**dict(look_up.options()), "groups": 1, "valued": 1}.items(),
+        )
+        group = t // (self.shape[0] // look_up.groups)
+        every = np.asarray(gradient.cotangent).reshape(-1, self.shape[2])
+        cotangent = np.empty((len(samples), 1, self.shape[2]), every.dtype)
+        _take([(every, samples * look_up.groups + group, cotangent[:, 0])])
+        factor = gradient.factor
+        if np.ndim(factor) == 3 and len(factor) > 1:
+            factor = factor[t : t + 1]
+        block = HostTable((1, *self._held[1:]), self.dtype, self.init, self.name)
+        block.weights, block.moved, block.rule = self.weights[t : t + 1], self.moved[t : t + 1], self.rule
+        block.state = {name: a[t : t + 1] for name, a in self.state.items()}
+        block.update(
+            dataclasses.replace(gradient, look_up=call, sealed=cotangent, factor=factor, shape=block.shape),
+            rate,
+        )
+
     def save(self, folder: Path) -> None:
-        """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key."""
+        """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key.
+
+        Of a table that is shared each process writes its own rows, into another folder.
+        """
         weights = self._there()
         assert self.moved is not None
         folder.mkdir(parents=True)
         ids = np.flatnonzero(self.moved)
-        np.save(folder / "ids.npy", ids)
+        table, row = np.divmod(ids, len(self.rows))
+        np.save(folder / "ids.npy", table * self.shape[1] + self.rows.start + row)
         for name, a in {"rows": weights, **self.state}.items():
             flat = a.reshape(-1, a.shape[-1])
             shape = (len(ids), a.shape[-1])
@@ -344,6 +502,8 @@ class HostTable:
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, after `draw` with the same key, and `start` with the same rule where there is a state.
+
+        Of a table that is shared, rows of other processes are passed over; what all of them wrote is read one after the other.
 
         Raises:
           ValueError: it is of another table or rule.
@@ -360,11 +520,14 @@ class HostTable:
         if (
             ids.ndim != 1
             or ids.dtype != np.int64
-            or (ids.size and not 0 <= ids.min() <= ids.max() < self.moved.size)
+            or (ids.size and not 0 <= ids.min() <= ids.max() < math.prod(self.shape[:2]))
         ):
             raise ValueError(
                 f"{folder} has ids that are no rows of the table {self.name} {list(self.shape)}."
             )
+        table, row = np.divmod(ids, self.shape[1])
+        mine = np.flatnonzero((row >= self.rows.start) & (row < self.rows.stop))
+        places = (table * len(self.rows) + row - self.rows.start)[mine]
         for name, a in arrays.items():
             saved = read(name)
             if saved.shape != (len(ids), a.shape[-1]) or saved.dtype != a.dtype:
@@ -374,10 +537,10 @@ class HostTable:
             flat = a.reshape(-1, a.shape[-1])
 
             def put(part: slice, flat: np.ndarray = flat, saved: np.ndarray = saved) -> None:
-                flat[ids[part]] = saved[part]
+                flat[places[part]] = saved[mine[part]]
 
-            in_threads(put, parts(len(ids), 1 << 16))
-        self.moved.reshape(-1)[ids] = True
+            in_threads(put, parts(len(mine), 1 << 16))
+        self.moved.reshape(-1)[places] = True
 
 
 def opened(gradient: TableGradient) -> TableGradient:
@@ -420,13 +583,25 @@ class Normal:
 def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -> jax.Array:
     # As `jax.random.normal` draws each number: by its place in the array, in two words.
     at = low + jnp.arange(count, dtype=jnp.uint32)
-    words = threefry_2x32(data, jnp.concatenate([high + (at < low).astype(jnp.uint32), at]))
-    bits = words[:count] ^ words[count:]
+    one, other = _threefry(data, high + (at < low).astype(jnp.uint32), at)
+    bits = one ^ other
     unit = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32) - np.float32(1)
     least = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jnp.maximum(least, unit * (np.float32(1) - least) + least)
     drawn: jax.Array = np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform) * jnp.float32(deviation)
     return drawn
+
+
+def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the words that Threefry-2x32 with twenty rounds makes of words: JAX's generator, here without a loop, so that a CPU keeps them in registers."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    x, y = x + keys[0], y + keys[1]
+    for i in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x = x + y
+            y = x ^ (y << np.uint32(turn) | y >> np.uint32(32 - turn))
+        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + np.uint32(i + 1)
+    return x, y
 
 
 @functools.partial(jax.jit, static_argnums=4, donate_argnums=(0, 1))

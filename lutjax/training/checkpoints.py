@@ -119,7 +119,7 @@ def save(
       directory: holds the checkpoints of one run; made if it is missing.
       trees: pytrees of arrays by name.
       meta: anything that JSON can hold.
-      beside: writes other files into the folder of the checkpoint.
+      beside: writes other files into the folder of the checkpoint; called in all processes.
 
     Raises:
       CheckpointError: there is a checkpoint of this step, and it is whole.
@@ -155,7 +155,8 @@ def save(
     hosts.by_first(begin)
     try:
         if beside is not None:
-            hosts.by_first(lambda: beside(temporary))
+            with hosts.together():
+                beside(temporary)
         content = _write(temporary, step, trees, meta)
         hosts.by_first(lambda: finish(content))
     finally:

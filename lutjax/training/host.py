@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import functools
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +14,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
+from lutjax.tables.host_tables import HostTables, share_of, shares
+from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
-__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "given"]
+__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "OnMesh", "given"]
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -173,7 +178,7 @@ class Ahead:
     def _gathered(self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         found = ids.result().of_tables
         if kept is not None:
-            return dict(kept)
+            return {name: table.own(kept[name], found[name]) for name, table in self._tables.items()}
         return {
             name: table.gather(found[name], self._buffer(table, found[name]))
             for name, table in self._tables.items()
@@ -210,6 +215,90 @@ class Ahead:
         return [rows.result() for _, rows, _ in list(self._queue)[: self.depth]]
 
 
+class OnMesh:
+    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `Ahead` takes as `put`.
+
+    Where there are several processes that share the rows (`lutjax.training.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
+
+    Args:
+      mesh: with an axis ``data``, over which samples are divided; of all devices of all processes, as many of each.
+
+    Source: docs/semantics.md, section 14.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh
+      >>> from lutjax.training import host
+      >>> put = host.OnMesh(Mesh(jax.devices(), ("data",)))
+      >>> n = 2 * jax.device_count()
+      >>> rows, ids = np.ones((3, n, 4), np.float32), np.arange(3 * n).reshape(n, 3, 1)
+      >>> batch = put(host.Batch({"memory": rows}, {"memory": ids}))
+      >>> tuple(batch.rows["memory"].sharding.spec), jax.jit(put.whole)(batch)["memory"].shape == rows.shape
+      ((None, 'data'), True)
+    """
+
+    def __init__(self, mesh: Mesh):
+        self._n, self._mesh = hosts.count(), mesh
+        self._of_ids = NamedSharding(mesh, PartitionSpec(meshes.DATA))
+        of_rows = PartitionSpec(None, meshes.DATA) if self._n == 1 else PartitionSpec(mesh.axis_names)
+        self._of_rows = NamedSharding(mesh, of_rows)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Put a batch there."""
+
+        def put(rows: np.ndarray) -> jax.Array:
+            shape = self._shape(rows)
+            if self._n == 1:
+                return hosts.put(rows, self._of_rows)
+            size, n_local = shape[2], self._mesh.size // self._n
+
+            def of_device(part: Any) -> np.ndarray:
+                first = part[0].start % n_local * size
+                found = rows[:, first : first + size]
+                return np.pad(found, [(0, 0), (0, size - found.shape[1]), (0, 0)])[None]
+
+            return jax.make_array_from_callback(shape, self._of_rows, of_device)
+
+        ids = {name: hosts.put(a, self._of_ids) for name, a in batch.ids.items()}
+        return Batch({name: put(a) for name, a in batch.rows.items()}, ids)
+
+    def abstract(self, batch: Batch) -> Batch:
+        """Return shapes, dtypes and places of a batch that was put there, from those of its arrays in the memory of the host."""
+        rows = {
+            name: jax.ShapeDtypeStruct(self._shape(a), a.dtype, sharding=self._of_rows)
+            for name, a in batch.rows.items()
+        }
+        ids = {
+            name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._of_ids)
+            for name, a in batch.ids.items()
+        }
+        return Batch(rows, ids)
+
+    def _shape(self, rows: Any) -> tuple[int, ...]:
+        """Return the shape on the mesh of rows ``[tables, reads, numbers]``: with several processes ``[devices, tables, part of the reads, numbers]``."""
+        if self._n == 1:
+            return tuple(rows.shape)
+        n_tables, n_reads, width = rows.shape
+        return self._mesh.size, n_tables, -(-n_reads // (self._mesh.size // self._n)), width
+
+    def whole(self, batch: Batch) -> dict[str, Any]:
+        """Return the rows of a batch, inside of a jitted function: of all processes, ``[tables, reads, numbers]``."""
+        if self._n == 1:
+            return dict(batch.rows)
+        found = {}
+        for name, a in batch.rows.items():
+            n_reads = math.prod(batch.ids[name].shape[::2])
+            of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(0, dtype=a.dtype)  # [devices of a process, ...]
+            found[name] = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])[:, :n_reads]
+        return found
+
+
+def share(structure: Any, mesh: Mesh) -> None:
+    """Give each process a block of the rows of a structure's tables, which are not made yet, and say on which devices they are read."""
+    for table, _ in structure.host_tables.values():
+        table.share(hosts.index(), hosts.count(), mesh)
+
+
 class Steps(Repeated):
     """Steps that read rows of an `Ahead`, one jitted call each.
 
@@ -217,11 +306,28 @@ class Steps(Repeated):
       step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
       data: pytree of arrays that is passed to every step; put on the device when it is used first.
       ahead: of the tables.
+      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
+      on_mesh: where those of a batch lie.
     """
 
-    def __init__(self, step: Any, data: Any, ahead: Ahead):
-        self.step, self._data, self._of_data, self.ahead = step, data, None, ahead
-        self._jitted = jax.jit(step, donate_argnums=0)
+    def __init__(
+        self,
+        step: Any,
+        data: Any,
+        ahead: Ahead,
+        *,
+        of_state: Any = None,
+        of_data: Any = None,
+        on_mesh: OnMesh | None = None,
+    ):
+        self.step, self._data, self._of_data, self.ahead = step, data, of_data, ahead
+        self._on_mesh = on_mesh
+        options: dict[str, Any] = {}
+        if of_state is not None:
+            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
+            # Of a gradient each process needs all, and one alone takes it from wherever it is.
+            options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
+        self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
         """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
@@ -247,12 +353,16 @@ class Steps(Repeated):
 
     def trace(self, state: State) -> None:
         """Trace the program for such states; calls use this trace."""
-        self._jitted.trace(state, np.int32(0), self.data, self.ahead.abstract())
+        self._jitted.trace(state, np.int32(0), self.data, self._batch())
+
+    def _batch(self) -> Batch:
+        batch = self.ahead.abstract()
+        return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
         """The program for states of these shapes and dtypes, and how to call it."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        program = self._jitted.lower(state, number, self.data, self.ahead.abstract()).compile()
+        program = self._jitted.lower(state, number, self.data, self._batch()).compile()
 
         def advance(state: State, first: int, count: int) -> tuple[State, Any]:
             state, losses = self._run(program, state, first, [count])
@@ -264,11 +374,12 @@ class Steps(Repeated):
 def save(
     folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
 ) -> None:
-    """Write tables, and rows of steps to come, into the folder of a checkpoint."""
-    for i, (name, table) in enumerate(tables.items()):
-        table.save(folder / FOLDER / str(i))
+    """Write tables, and rows of steps to come, into the folder of a checkpoint; in all processes, each of which writes what it has."""
+    of_host = HostTables(tables)
+    of_host.save(folder / FOLDER)
+    for i, (name, table) in enumerate(of_host.items()):
         for k, rows in enumerate(queued):
-            np.save(folder / FOLDER / str(i) / f"queued_{k}.npy", rows[name])
+            np.save(share_of(table, folder / FOLDER / str(i)) / f"queued_{k}.npy", rows[name])
 
 
 def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
@@ -284,12 +395,13 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
       HostMemoryError: the memory of the host is too small.
     """
     keys = structure.host_keys(others)
-    for i, (name, (table, _)) in enumerate(structure.host_tables.items()):
+    tables = HostTables({name: table for name, (table, _) in structure.host_tables.items()})
+    for name, table in tables.items():
         table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
         if rule is not None:
             table.start(rule)
-        with _refused(folder):
-            table.load(folder / FOLDER / str(i))
+    with _refused(folder):
+        tables.load(folder / FOLDER)
 
 
 def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
@@ -304,13 +416,15 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
     found: list[dict[str, np.ndarray]] = []
     for k in range(depth):
         rows = {}
-        for i, (name, wanted) in enumerate(like.rows.items()):
-            path = folder / FOLDER / str(i) / f"queued_{k}.npy"
+        for i, (name, wanted) in enumerate(sorted(like.rows.items())):
             with _refused(folder):
-                rows[name] = np.load(path, allow_pickle=False)
+                paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
+                of_each = [np.load(path, allow_pickle=False) for path in paths]
+                # Each process has written its own rows, and zeros.
+                rows[name] = functools.reduce(np.add, of_each)
             if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
                 raise CheckpointError(
-                    f"the checkpoint {folder} does not fit this run: {path.name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
+                    f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
                     f"{wanted.dtype}{list(wanted.shape)}."
                 )
         found.append(rows)

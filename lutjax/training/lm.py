@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,6 +225,7 @@ class Run(ModelRun[LanguageModel]):
                 f"select_every is {training.select_every}; give the validation part to select on."
             )
         self._train, self._validation = train, validation
+        self._on_mesh: host.OnMesh | None = None
         self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
         if self._on_host and training.select_every:
             raise ValueError(
@@ -236,15 +237,6 @@ class Run(ModelRun[LanguageModel]):
             )
         self._place(None)
 
-    def divide(self, asked: Mapping[str, int] | None = None) -> None:
-        if not self._on_host:
-            super().divide(asked)
-        elif hosts.count() > 1 or any(n > 1 for n in (asked or {}).values()):
-            raise ValueError(
-                "memory_placement is 'host'; a memory in the memory of the host is trained by one process on one device: start one, and leave the "
-                "mesh out."
-            )
-
     def _place(self, mesh: Mesh | None) -> None:
         self._evaluation = Evaluation(self.structure, self.config.context, mesh)
         text: Bytes | hosts.Padded = self._train
@@ -254,10 +246,14 @@ class Run(ModelRun[LanguageModel]):
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
-            self.ahead = host.Ahead(
-                self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth
-            )
-            self.advance = host.Steps(self._step_on_host, text, self.ahead)
+            self._on_mesh, options = None if mesh is None else host.OnMesh(mesh), dict[str, Any]()
+            if mesh is not None:
+                host.share(self.structure, mesh)
+                options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
+            depth = self.training.memory_depth
+            put = jax.device_put if self._on_mesh is None else self._on_mesh
+            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, put)
+            self.advance = host.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:
             self.advance = self._repeated(self.step, text, where)
@@ -431,7 +427,8 @@ class Run(ModelRun[LanguageModel]):
         if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
         batch = (*windows, part)
-        (_, (losses, others)), gradients = value_and_grad((state.params, fetched.rows), batch)
+        rows = fetched.rows if self._on_mesh is None else self._on_mesh.whole(fetched)
+        (_, (losses, others)), gradients = value_and_grad((state.params, rows), batch)
         if training.microbatches > 1:
             others = jax.tree.map(lambda a: a[-1], others)
         # Ids that are the same where a row is: then a norm has their sum.
@@ -469,7 +466,7 @@ class Run(ModelRun[LanguageModel]):
         )
         structure, mesh = self.structure if config == self.config else structure_of(config), self.mesh
         for name, (table, _) in structure.host_tables.items():
-            table.weights = self._on_host[name].weights
+            table.borrow(self._on_host[name])
         where: dict[str, Any] = {} if mesh is None else {"out_shardings": meshes.everywhere(mesh)}
 
         @functools.partial(jax.jit, **where)

@@ -14,7 +14,7 @@ from lutjax._extras import needed_by
 from lutjax.files._messages import in_a_line
 from lutjax.layers import nnx as layers
 from lutjax.tables.host import HostTable
-from lutjax.training import checkpoints, host, meshes, runs
+from lutjax.training import checkpoints, host, hosts, meshes, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated, Step
 from lutjax.training.nnx import filled
@@ -80,7 +80,7 @@ class Structure(Generic[M]):
         """Return the keys of `host_tables` in `State.others`, by the names of the tables."""
         named = jax.tree.flatten_with_path(others)[0]
         found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
-        return {name: found[key] for name, (_, key) in self.host_tables.items()}
+        return {name: hosts.fetch(found[key]) for name, (_, key) in self.host_tables.items()}
 
     def n_parameters(self) -> int:
         """Return the number of trained parameters."""
@@ -235,6 +235,7 @@ def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = N
     abstract = structure.abstract()
     if mesh is not None:
         abstract = meshes.placed(abstract, meshes.shardings(abstract, mesh, structure.tables))
+        host.share(structure, mesh)
     params, others = _restore_model(folder, step, structure, abstract)
     host.load(folder / runs.FOLDER / str(step), structure, others)
     return structure.model(params, others)

@@ -10,6 +10,7 @@ from lutjax._extras import needed_by
 from lutjax.layers.nnx import host_tables_of, tables_of
 from lutjax.tables.collect import Chosen
 from lutjax.tables.gradient import TableGradient
+from lutjax.tables.host_tables import HostTables
 from lutjax.training import tables
 
 with needed_by(__name__):
@@ -113,12 +114,7 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
       True
     """
     tables = {name: table for name, (table, _) in host_tables_of(model).items()}
-    if set(tables) != set(gradients):
-        raise ValueError(
-            f"update_host: the gradients are of the tables {sorted(gradients)}; the module has {sorted(tables)} in the memory of the host."
-        )
-    for name, table in tables.items():
-        table.update(gradients[name], rate)
+    HostTables(tables).update(gradients, rate)
 
 
 class Optimizer(nnx.Module):

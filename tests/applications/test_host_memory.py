@@ -3,20 +3,29 @@
 import dataclasses
 import functools
 import itertools
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import kills
 import numpy as np
+import processes
 import pytest
 from commands import command
 from flax import nnx
+from folders import ROOT
+from jax.sharding import NamedSharding, PartitionSpec
+from machine import needs_devices
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.tables import host as tables_on_host
-from lutjax.training import experiments, lm_runs
+from lutjax.tables.gradient import TableGradient
+from lutjax.training import experiments, hosts, lm_runs, models, runs
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
@@ -35,6 +44,7 @@ TRAINING = TrainingConfig(
     steps=9, batch_size=4, learning_rate=0.02, clip=1.0, optimizer="adamw", memory_weight_decay=0.1
 )
 HOST = dataclasses.replace(MODEL, memory_placement="host")
+SMALL = dataclasses.replace(HOST, n_layers=1, memory_layers=(0,), memory_orders=(2,))
 
 
 def run_of(model: GPTConfig = HOST, **changes: Any) -> Run:
@@ -210,9 +220,99 @@ def test_a_dry_run_says_what_the_host_holds(tmp_path: Path) -> None:
     )
 
 
-def test_a_mesh_is_refused() -> None:
-    with pytest.raises(ValueError, match="one process on one device"):
-        run_of().divide({"data": 2})
+@needs_devices(4)
+@pytest.mark.thorough
+def test_training_on_several_devices_is_that_on_one() -> None:
+    """Tables with a queue, in parts, beside tables that are divided by detector; tests, too."""
+    changes = {"microbatches": 2, "memory_depth": 1}
+    model = dataclasses.replace(SMALL, feed_forward="lut", lut_tables=4, lut_bits=2)
+    one, several = run_of(model, **changes), run_of(model, **changes)
+    several.divide({"data": 2, "detectors": 2})
+    (expected, state), (losses, on_mesh) = trained(one, 4), trained(several, 4)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(table_of(several).weights, table_of(one).weights, atol=1e-5)
+    test = TEXT[:300]
+    assert several.evaluate(on_mesh, test) == pytest.approx(one.evaluate(state, test), rel=1e-5)
+
+
+def record_of(run: Run) -> lm_runs.Record:
+    nothing = runs.Source(None, 0, "")
+    return lm_runs.Record(run.config, run.training, nothing, 0.0, {}, history=runs.History())
+
+
+def one_of_two_processes(folder: str) -> None:
+    """Train 4 steps, with a checkpoint after 2, and test."""
+    run = run_of(SMALL, memory_depth=1)
+    run.divide()
+    assert len(table_of(run).rows) == 50
+    state, losses = run.init(), []
+    for i in range(4):
+        if i == 2:
+            models.save(Path(folder), 2, state, record_of(run), run)
+        state, loss = run.advance(state, i, 1)
+        losses.append(float(loss))
+    found = {"losses": losses, "test": run.evaluate(state, TEXT[:300])}
+    divided = NamedSharding(run.mesh, PartitionSpec("data"))
+    gradient = TableGradient(
+        None, hosts.put(np.zeros((2, 1)), divided), None, None, table_of(run).shape, np.float32
+    )
+    with pytest.raises(ValueError, match="is divided over devices of other processes; jit the step"):
+        table_of(run).update(gradient, 0.1)
+    if hosts.is_first():
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+
+
+@pytest.mark.thorough
+def test_two_processes_share_the_rows(tmp_path: Path, compilation_cache_directory: Path) -> None:
+    """They learn what one does, which goes on with what they saved, and with the rows in their queue."""
+    processes.run(
+        "test_host_memory:one_of_two_processes", str(tmp_path), devices=1, cache=compilation_cache_directory
+    )
+    found = json.loads((tmp_path / "found.json").read_text())
+    run = run_of(SMALL, memory_depth=1)
+    expected, _ = trained(run, 4)
+    np.testing.assert_allclose(found["losses"], expected, rtol=1e-5)
+    state = models.restore(tmp_path, 2, run)
+    for i in (2, 3):
+        state, loss = run.advance(state, i, 1)
+        assert float(loss) == pytest.approx(expected[i], rel=1e-5)
+    assert found["test"] == pytest.approx(run.evaluate(state, TEXT[:300]), rel=1e-5)
+    shares = sorted(path.name for path in (tmp_path / "checkpoints" / "2" / "host" / "0").iterdir())
+    assert shares == ["0", "50"]
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_generate_by_the_command(
+    tmp_path: Path, compilation_cache_directory: Path
+) -> None:
+    words, cache = [str(word) for word in words_of(tmp_path)], {"cache": compilation_cache_directory}
+    result = command(*words, "--out", tmp_path / "one")
+    assert result.exit_code == 0, result.output
+    with processes.Processes(
+        "lutjax", *words, "--out", str(tmp_path / "two"), victim=(1, "agree", 3, "kill"), **cache
+    ) as started:
+        assert any(status for status, _ in started.wait())
+    resumed = processes.run("lutjax", "train", "lm", "--resume", "--out", str(tmp_path / "two"), **cache)
+    assert "resumed after " in resumed[0]
+    one, two = (
+        [float(line.split(",")[2]) for line in (tmp_path / name / "curves.csv").read_text().splitlines()[1:]]
+        for name in ("one", "two")
+    )
+    np.testing.assert_allclose(two, one, rtol=1e-5)
+    prompt = ("--prompt", "ab", "--bytes", "5")
+    outputs = processes.run("lutjax", "generate", str(tmp_path / "two"), *prompt, **cache)
+    text = re.sub(r"\[Gloo\].*\n", "", outputs[0])  # which comes between parts of the text
+    assert command("generate", tmp_path / "two", *prompt).output in text
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_memory_that_is_larger_than_the_device() -> None:
+    script = ROOT / "benchmarks" / "host_memory_larger.py"
+    words = [sys.executable, script, "--gigabytes", "0.01", "--small"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (
+        "the 10 losses after the kill are those of the process that was killed, bit for bit" in done.stdout
+    ), done.stdout + done.stderr
 
 
 def test_a_table_that_does_not_fit_says_its_size_and_the_cure(

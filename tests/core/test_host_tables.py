@@ -1,22 +1,24 @@
 """Tables in the memory of the host: reads, draws and updates are those of tables on a device; errors."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen as nn, nnx
 
 import lutjax
-from lutjax.layers import linen
+from lutjax.layers import haiku, linen
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, Normal
-from lutjax.training import tables
+from lutjax.tables.host_tables import HostTables
+from lutjax.training import host as training_host, tables
 from lutjax.training.nnx import update_host, value_and_grad
 
 FIXED = lutjax.FixedPoint(2.0**16)
@@ -204,8 +206,12 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         made("ngrams", "disk")
     with pytest.raises(ValueError, match="row_axis 'rows'; tables in the memory of the host are whole"):
         made("keys", "host", row_axis="rows")
-    with pytest.raises(ValueError, match=r"only layers of lutjax.layers.nnx have tables"):
+    with pytest.raises(
+        ValueError, match=r"Linen and Haiku hold arrays alone: give lutjax.training.host.HostTables"
+    ):
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
+    with pytest.raises(ValueError, match="a layer of Flax NNX has its tables itself: give 'host'"):
+        made("ngrams", HostTables())
     with pytest.raises(ValueError, match=r"Counting\(weight_decay=0.0\) also keeps total: take a rule"):
         table.start(Counting())
     layer = made("ngrams", "host")
@@ -230,3 +236,222 @@ def test_a_host_that_gives_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
     table = HostTable((2, 2**31 - 1, 2**14), np.float32, jax.nn.initializers.zeros)
     with pytest.raises(HostMemoryError, match=r"the host gave no memory for .* GB"):
         table.draw(jax.random.key(0))
+
+
+class Functions(NamedTuple):
+    """A model of two layers as functions of arrays: `init` returns trained ones and others, `apply` takes both."""
+
+    init: Any
+    apply: Any
+
+
+def of_library(library: str, kind: str, placement: Any) -> Functions:
+    """A model with a memory of n-grams, or of product keys."""
+
+    def run(layers: Any, x: Any) -> Any:
+        if kind == "ngrams":
+            memory = layers.NgramMemory(
+                6, rows=20, heads=2, accumulate=FIXED, placement=placement, name="memory"
+            )
+            return x + memory(x, TOKENS)
+        experts = layers.ProductKeyExperts
+        return x + experts(
+            6, 6, n_keys=5, heads=2, k=3, accumulate=FIXED, placement=placement, name="memory"
+        )(x)
+
+    if library == "haiku":
+        f = hk.transform_with_state(lambda x: run(haiku, x))
+        return Functions(f.init, lambda params, state, x: f.apply(params, state, None, x)[0])
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return run(linen, x)
+
+    def init(key: Any, x: Any) -> Any:
+        others = dict(Model().init(key, x))
+        return others.pop("params"), others
+
+    return Functions(init, lambda params, others, x: Model().apply({"params": params, **others}, x))
+
+
+@pytest.mark.thorough("haiku-experts", "linen-experts")
+@pytest.mark.parametrize("kind", ["ngrams", "experts"])
+@pytest.mark.parametrize("library", ["linen", "haiku"])
+def test_layers_of_arrays_train_as_on_a_device(library: str, kind: str, tmp_path: Path) -> None:
+    """Values at first, losses and tables are the same bits with tables on the device, and on the host; so are those that were saved."""
+    memory, rule, rates = HostTables(), tables.RowAdagrad(), (0.5, 0.25)
+    on_host, device = (of_library(library, kind, placement) for placement in (memory, "device"))
+    params, others = jax.jit(on_host.init)(jax.random.key(0), X)
+    whole, _ = jax.jit(device.init)(jax.random.key(0), X)
+    keys = others["keys"] if library == "linen" else others
+    memory.draw(keys)
+    memory.start(rule)
+    names = list(memory)
+    assert names == (["memory/weights"] if kind == "ngrams" else ["memory/down", "memory/up"])
+    for name, table in memory.items():
+        np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+
+    def loss(apply: Any, params: Any, others: Any) -> Any:
+        return jnp.mean((apply(params, others, X) - 1) ** 2)
+
+    @jax.jit
+    def step_on_host(params: Any, others: Any) -> Any:
+        value_and_grad = tables.value_and_grad(lambda p: loss(on_host.apply, p, others), host=memory)
+        value, (gradients, of_host) = value_and_grad(params)
+        return value, gradients, of_host
+
+    @jax.jit
+    def step(params: Any, states: Any, rate: Any) -> Any:
+        value, gradients = tables.value_and_grad(lambda p: loss(device.apply, p, {}), tables=set(names))(
+            params
+        )
+        moved, rest = dict(params["memory"]), dict(gradients["memory"])
+        for name in states:
+            moved[name], states[name] = lutjax.update_table(
+                moved[name], rest.pop(name), rate, rule, states[name]
+            )
+        return value, {"memory": moved}, states, rest
+
+    states = {name: rule.init(whole["memory"][name]) for name in (n.removeprefix("memory/") for n in names)}
+    for rate in rates:
+        value, gradients, of_host = step_on_host(params, others)
+        memory.update(of_host, rate)
+        expected, whole, states, rest = step(whole, states, rate)
+        assert value == expected
+        jax.tree.map(np.testing.assert_array_equal, gradients["memory"], rest)
+    for name, table in memory.items():
+        np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
+    np.testing.assert_array_equal(on_host.apply(params, others, X), device.apply(whole, {}, X))
+    # Of a checkpoint.
+    memory.save(tmp_path / "tables")
+    again = HostTables({name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()})
+    again.draw(keys)
+    again.start(rule)
+    again.load(tmp_path / "tables")
+    for name, table in again.items():
+        np.testing.assert_array_equal(table.weights, memory[name].weights)
+        jax.tree.map(np.testing.assert_array_equal, table.state, memory[name].state)
+
+
+def test_rows_ahead_of_a_layer_of_arrays() -> None:
+    """A queue of depth 0 trains a layer of Flax Linen as reads inside of the step do."""
+    memories = [HostTables(), HostTables()]
+    layer, other = (linen.NgramMemory(6, rows=20, heads=2, placement=memory) for memory in memories)
+    others = dict(layer.init(jax.random.key(0), X, TOKENS))
+    other.init(jax.random.key(0), X, TOKENS)
+    params = others.pop("params")
+    for memory in memories:
+        memory.draw(others["keys"])
+        memory.start(tables.SGD())
+    ids = layer.row_ids(TOKENS).reshape(-1, 4, 1)
+    ahead = training_host.Ahead(memories[0], lambda step: {"weights": ids}, lambda step: 0.5)
+
+    def loss(layer: Any) -> Any:
+        return jnp.mean((layer.apply({"params": params, **others}, X, TOKENS) - 1) ** 2)
+
+    @jax.jit
+    def of_batch(batch: Any) -> Any:
+        def given(rows: Any) -> Any:
+            with training_host.given({memories[0]["weights"]: rows["weights"]}):
+                return loss(layer)
+
+        return tables.value_and_grad(given, tables={"weights"})(batch.rows)
+
+    @jax.jit
+    def inside() -> Any:
+        value, (_, gradients) = tables.value_and_grad(lambda _: loss(other), host=memories[1])({})
+        return value, gradients
+
+    for step in range(2):
+        value, gradients = of_batch(ahead.batch(step))
+        ahead.update(step, gradients)
+        ahead.wait()
+        expected, gradients = inside()
+        memories[1].update(gradients, 0.5)
+        assert value == expected
+    np.testing.assert_array_equal(memories[0]["weights"].weights, memories[1]["weights"].weights)
+
+
+def shared(n: int, **options: Any) -> list[HostTable]:
+    """The tables of as many processes, of which this one plays all."""
+    found = []
+    for i in range(n):
+        table = HostTable((2, 11, 3), np.float32, **{"init": Normal(1.0), **options})
+        # As `share` does, which asks the devices of a mesh for their processes.
+        table.rows = range(11 * i // n, 11 * (i + 1) // n)
+        table.draw(jax.random.key(0))
+        table.start(tables.RowMomentum(weight_decay=0.1))
+        found.append(table)
+    return found
+
+
+@pytest.mark.parametrize("implementation", ["native", pytest.param("xla", marks=pytest.mark.thorough)])
+def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
+    """Sums of what processes gather are the rows; each moves its own as one would that has all, and any other number of them reads what they save."""
+    if implementation == "native":
+        pytest.importorskip("lutjax_cpu", reason="the package of native kernels is not installed")
+    [whole], several = shared(1), shared(3)
+    assert not whole.is_shared
+    assert sum(table.nbytes for table in several) == whole.nbytes
+    rng = np.random.default_rng(0)
+    for groups, ways in ((2, 1), (1, 2)):
+        index = rng.integers(-1, 12, (40, 2, ways)).astype(np.int32)
+        coefficients = rng.normal(size=index.shape).astype(np.float32)
+        options = {"groups": groups, "valued": ways, "accumulate": None}
+        look_up = WeightedLookup.of((None, index, coefficients), options.items())
+        cotangent = rng.normal(size=(40, groups, 3)).astype(np.float32)
+        gradient = TableGradient(look_up, cotangent, None, np.float32(0), whole.shape, whole.dtype)
+        with lutjax.use_implementation({"weighted_lookup": implementation}):
+            for table in (whole, *several):
+                table.update(gradient, 0.1)
+        found = sum(t.gather(index) for t in several)
+        np.testing.assert_array_equal(several[1].own(found.copy(), index), several[1].gather(index))
+        # One row of each sample is added in the order of samples, several in another one.
+        np.testing.assert_allclose(found, whole.gather(index), atol=0 if ways == 1 else 1e-6)
+    for t in several:
+        np.testing.assert_allclose(t.weights, whole.weights[:, t.rows.start : t.rows.stop], atol=1e-6)
+        np.testing.assert_array_equal(t.moved, whole.moved[:, t.rows.start : t.rows.stop])
+    for table in several:
+        HostTables({"table": table}).save(tmp_path / "tables")
+    for table in (*shared(2), *shared(1)):
+        HostTables({"table": table}).load(tmp_path / "tables")
+        want = np.concatenate([t.weights for t in several], 1)[:, table.rows.start : table.rows.stop]
+        np.testing.assert_array_equal(table.weights, want)
+        want = np.concatenate([t.state["velocity"] for t in several], 1)
+        np.testing.assert_array_equal(table.state["velocity"], want[:, table.rows.start : table.rows.stop])
+    ones = shared(2, init=jax.nn.initializers.ones)[1]
+    np.testing.assert_array_equal(ones.weights, np.ones((2, 6, 3)))
+
+
+def test_errors_of_tables_that_are_shared() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    table = HostTable((1, 2, 3), np.float32, Normal(1.0))
+    with pytest.raises(ValueError, match="has 2 rows, too few for 3 processes"):
+        table.share(0, 3, mesh)
+    with pytest.raises(ValueError, match="shared by 2 processes, of which the mesh has 1 devices"):
+        table.share(0, 2, mesh)
+    [_, part] = shared(2)
+    with pytest.raises(ValueError, match=r"is made: share\(process, n_processes, mesh\) comes before"):
+        part.share(0, 1, mesh)
+    table.draw(jax.random.key(0))
+    table.share(0, 1, mesh)
+
+
+def test_errors_of_tables_of_a_model() -> None:
+    memory = HostTables()
+    with pytest.raises(ValueError, match="there are no tables yet: run init"):
+        memory.draw({})
+    layer = linen.ProductKeyMemory(6, 6, n_keys=5, k=3, placement=memory)
+    variables = layer.init(jax.random.key(0), X)
+    assert repr(memory) == "HostTables(weights: HostTable(float32[1, 25, 6]))"
+    with pytest.raises(ValueError, match=r"keys has no weights_key, but .*: give variables\['keys'\]"):
+        memory.draw(variables["params"])
+    with pytest.raises(ValueError, match="has no rows yet"):
+        layer.apply(variables, X)
+    with pytest.raises(
+        ValueError, match=r"weights is HostTable.*, and a layer needs .*: give each model HostTables"
+    ):
+        linen.ProductKeyMemory(6, 6, n_keys=6, k=3, placement=memory).init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match="the gradients are of the tables"):
+        memory.update({}, 0.1)

@@ -8,6 +8,7 @@ learnable. All others are state, so use `haiku.transform_with_state`. State belo
 - ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``weights`` and ``exponents`` of tables of integers;
+- ``weights_key``, ``down_key`` and ``up_key``, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
 - ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
 
 `init` returns parameters and state, both drawn from its key. `apply` takes both and returns the state again: unchanged,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
-from lutjax.layers._declared import declare
+from lutjax.layers._declared import declare, on_host
 
 if TYPE_CHECKING:
     from haiku._src.module import ModuleMetaclass
@@ -61,8 +61,10 @@ class Layer(hk.Module, metaclass=_Module):
         return arrays
 
     def _held(self) -> Any:
-        """Return the arrays, with ids checked where they are known."""
-        return self.spec.held(self._arrays())
+        """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
+        placement, variables = self._options.get("placement"), self.spec.variables()
+        tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
+        return {**self.spec.held(self._arrays()), **tables}
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""

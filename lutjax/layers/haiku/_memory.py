@@ -16,6 +16,7 @@ from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.haiku._layer import Layer
+from lutjax.tables.host_tables import HostTables
 
 
 class NgramMemory(Layer):
@@ -49,8 +50,9 @@ class NgramMemory(Layer):
         `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -72,6 +74,16 @@ class NgramMemory(Layer):
       >>> params = f.init(jax.random.key(0), x, tokens)
       >>> f.apply(params, None, x, tokens).shape
       (4, 32, 16)
+
+    With its tables in the memory of the host, beside parameters and state::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, rows=1000, placement=memory)(x, tokens))
+      >>> params, state = f.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(state)
+      >>> f.apply(params, state, None, x, tokens)[0].shape, memory["ngram_memory/weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """
 
     spec_type = _memory.NgramMemorySpec
@@ -93,7 +105,7 @@ class NgramMemory(Layer):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         name: str | None = None,
     ) -> None:
         """Layer of hashed n-gram tables beside attention: the last tokens address rows, and a gate reads them.
@@ -114,8 +126,9 @@ class NgramMemory(Layer):
             `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-          placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-            the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+          placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+            keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+            `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
           name: of the module.
 
         Raises:
@@ -184,8 +197,9 @@ class ProductKeyMemory(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -228,7 +242,7 @@ class ProductKeyMemory(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         name: str | None = None,
     ) -> None:
         """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
@@ -249,8 +263,9 @@ class ProductKeyMemory(_Keyed):
             whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-          placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-            the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+          placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+            keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+            `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
           name: of the module.
 
         Raises:
@@ -286,8 +301,9 @@ class ProductKeyExperts(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -333,7 +349,7 @@ class ProductKeyExperts(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         activation: Callable[..., Any] = jax.nn.gelu,
         name: str | None = None,
     ) -> None:
@@ -354,8 +370,9 @@ class ProductKeyExperts(_Keyed):
             whole.
           accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
           implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-          placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-            the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+          placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+            keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+            `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
           n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
           k: experts that each head asks.
           weights_init: draws both tables, as in `jax.nn.initializers`.

@@ -8,6 +8,7 @@ logits, scores, and thresholds if they are learnable. All others belong to the m
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``quantised``: tables of integers, ``weights`` and ``exponents``;
+- ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
 - ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
 
 `init` makes all of them, drawn from the stream ``params``. `apply` needs all of them. Take the gradient with respect to

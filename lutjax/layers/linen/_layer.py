@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
-from lutjax.layers._declared import declare
+from lutjax.layers._declared import declare, on_host
 
 
 class Layer(nn.Module):
@@ -38,7 +38,11 @@ class Layer(nn.Module):
 
         for v in variables:
             arrays[v.name] = array(v)
-        return spec, spec.held(arrays)
+        placement = getattr(self, "placement", None)
+        return spec, {
+            **spec.held(arrays),
+            **on_host(placement, self.path, variables, making=self.is_initializing()),
+        }
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the spec of the layer, and the arrays of its own part of `variables`."""

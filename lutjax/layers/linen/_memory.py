@@ -18,6 +18,7 @@ from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.linen._layer import Layer
+from lutjax.tables.host_tables import HostTables
 
 
 class NgramMemory(Layer):
@@ -51,8 +52,9 @@ class NgramMemory(Layer):
         `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -74,6 +76,16 @@ class NgramMemory(Layer):
       >>> variables = layer.init(jax.random.key(0), x, tokens)
       >>> layer.apply(variables, x, tokens).shape, layer.row_ids(tokens).shape
       ((4, 32, 16), (4, 32, 8))
+
+    With its tables in the memory of the host, beside the variables::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> layer = NgramMemory(16, rows=1000, placement=memory)
+      >>> variables = layer.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(variables["keys"])
+      >>> layer.apply(variables, x, tokens).shape, memory["weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """
 
     spec_type = _memory.NgramMemorySpec
@@ -93,7 +105,7 @@ class NgramMemory(Layer):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
     __call__ = _memory.memory_call
 
@@ -165,8 +177,9 @@ class ProductKeyMemory(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       name: of the module.
 
     Raises:
@@ -206,7 +219,7 @@ class ProductKeyMemory(_Keyed):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
 
 
 class ProductKeyExperts(_Keyed):
@@ -235,8 +248,9 @@ class ProductKeyExperts(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -279,5 +293,5 @@ class ProductKeyExperts(_Keyed):
     row_axis: str | None = None
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
-    placement: str = "device"
+    placement: str | HostTables = "device"
     activation: Callable[..., Any] = jax.nn.gelu

@@ -99,7 +99,7 @@ class Layer(nnx.Module):
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
         options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
-        self._declared, variables = _spec.build(self.spec_type, options, host=True)
+        self._declared, variables = _spec.build(self.spec_type, options, owner=True)
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)

@@ -17,6 +17,7 @@ from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Layer
+from lutjax.tables.host_tables import HostTables
 
 
 class NgramMemory(Layer):
@@ -50,8 +51,9 @@ class NgramMemory(Layer):
         `jax.shard_map` whose `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -102,7 +104,7 @@ class NgramMemory(Layer):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
@@ -167,8 +169,9 @@ class ProductKeyMemory(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       rngs: draws the variables, from its stream ``params``.
 
     Raises:
@@ -210,7 +213,7 @@ class ProductKeyMemory(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
@@ -242,8 +245,9 @@ class ProductKeyExperts(_Keyed):
         whole.
       accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
       implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or ``"host"``: `weights` is a `lutjax.training.host.HostTable` in the memory of the host, and
-        the layer keeps the key of which its rows are drawn, `weights_key`. Of Flax NNX alone; see docs/memory.md.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer
+        keeps the key of which its rows are drawn, `weights_key`: in Flax NNX ``"host"``, and elsewhere a
+        `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
       n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
       k: experts that each head asks.
       weights_init: draws both tables, as in `jax.nn.initializers`.
@@ -288,7 +292,7 @@ class ProductKeyExperts(_Keyed):
         row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None,
-        placement: str = "device",
+        placement: str | HostTables = "device",
         activation: Callable[..., Any] = jax.nn.gelu,
         rngs: nnx.Rngs,
     ) -> None:
