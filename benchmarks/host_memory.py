@@ -5,7 +5,8 @@
   memory of NumPy.
 - `steps`: milliseconds of a training step of a GPT of 100 M parameters whose memory of n-grams has so many gigabytes in the memory of the host, for queues of several
   depths and as rows that are read inside of the step, beside the same GPT with a small table on the device.
-- `decode`: milliseconds of a token of `generate`, of both.
+- `decode`: milliseconds of a token of `generate`, of both, where the GPU reads the rows by itself and where the CPU reads them for it; seconds in which the
+  memory is locked for the first.
 
 Texts are random bytes, so that n-grams are spread over all rows. The best of `--repeats` counts. `--small` has sizes for a machine with two cores.
 """
@@ -13,6 +14,7 @@ Texts are random bytes, so that n-grams are spread over all rows. The best of `-
 import argparse
 import dataclasses
 import time
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from jax.experimental.compute_on import compute_on
 import lutjax
 from lutjax.models import GPTConfig
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables import host
+from lutjax.tables import _registered, host
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.training import tables
@@ -227,7 +229,7 @@ def token_time(run: Run, params: Any, others: Any, texts: int, sizes: Sizes, rep
     return (generate(sizes.tokens + 1) - generate(1)) / sizes.tokens
 
 
-def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> None:
+def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str], texts: list[int]) -> None:
     """Print times of steps and of tokens."""
     small, on_host = run_of(sizes, "device", 1 << 14), run_of(sizes, "host", rows_of(gigabytes))
     table = next(iter(table for table, _ in on_host.structure.host_tables.values()))
@@ -240,7 +242,7 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
         print(f"| small table on the device | {alone * 1e3:.2f} ms a step |")
     params, others = small.structure.init(0)
     if "decode" in what:
-        of_small = {n: token_time(small, params, others, n, sizes, repeats) for n in (1, 16)}
+        of_small = {n: token_time(small, params, others, n, sizes, repeats) for n in texts}
     del params, others
     for depth in DEPTHS if "steps" in what else (0,):
         if depth:
@@ -260,11 +262,19 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
             )
     if "decode" in what:
         params, others = on_host.structure.init(0)
-        for n, seconds in of_small.items():
-            other = token_time(on_host, params, others, n, sizes, repeats)
-            print(
-                f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host | {other / seconds:.3f} times |"
-            )
+        for who in ("CPU", "GPU"):
+            with unittest.mock.patch.object(_registered, "driver", _registered.driver if who == "GPU" else lambda: None):
+                jax.clear_caches()
+                start = time.perf_counter()
+                jax.jit(lambda index: table.read(index)[0]).lower(np.zeros((1, N_TABLES, 1), np.int32))
+                print(f"the {who} reads: rows ready in {time.perf_counter() - start:.1f} s")
+                for n, seconds in of_small.items():
+                    other = token_time(on_host, params, others, n, sizes, repeats)
+                    print(
+                        f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host, the {who} reads | "
+                        f"{other / seconds:.3f} times |",
+                        flush=True,
+                    )
 
 
 def main() -> None:
@@ -281,6 +291,7 @@ def main() -> None:
         "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 16], help="numbers of texts that decode together (1 16)")
     parser.add_argument("--small", action="store_true", help="sizes for a machine with two cores")
     given = parser.parse_args()
     sizes = SMALL if given.small else Sizes()
@@ -289,7 +300,7 @@ def main() -> None:
     if "kinds" in given.what:
         of_kinds(sizes, given.repeats)
     if {"steps", "decode"} & set(given.what):
-        of_models(given.gigabytes, sizes, given.repeats, given.what)
+        of_models(given.gigabytes, sizes, given.repeats, given.what, given.texts)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import importlib
 import math
 import mmap
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,13 +27,16 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Request, devices_of, kernel_registry
+from lutjax.dispatch.registry import Backend, Device, Request, devices_of, kernel_registry
+from lutjax.kernels import _nvidia
+from lutjax.kernels._triton import _triton_fit
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
 from lutjax.values._dtypes import accumulator
-from lutjax.values._ids import is_concrete
+from lutjax.values._ids import as_int32, is_concrete
 
 PLACEMENTS = ("device", "host")
 """Where the tables of a memory may lie."""
@@ -86,13 +91,30 @@ class HostTable:
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row).")
         self.shape, self.dtype, self.init, self.name = tuple(shape), np.dtype(dtype), init, name
-        self.weights: np.ndarray | None = None
+        self._weights: np.ndarray | None = None
+        self._cell: _registered.Cell | None = None
+        self._refused = False
         self.moved: np.ndarray | None = None
         self.rule: RowRule | None = None
         self.state: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:
         return f"HostTable({self.dtype}{list(self.shape)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cell": None}  # a copy has rows of its own
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The rows, ``[tables, rows, numbers]``; None before they are made."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, rows: np.ndarray | None) -> None:
+        with _registered.lock:
+            self._weights = rows
+            if self._cell is not None:
+                self._show()
 
     @property
     def nbytes(self) -> int:
@@ -117,8 +139,8 @@ class HostTable:
         if self.init is jax.nn.initializers.zeros:
             self.weights = self._zeros(self.shape, self.dtype)
         elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
-            self.weights = self._zeros(self.shape, self.dtype)
-            flat, init, data = self.weights.reshape(-1), self.init, np.asarray(jax.random.key_data(key))
+            rows = self._zeros(self.shape, self.dtype)
+            flat, init, data = rows.reshape(-1), self.init, np.asarray(jax.random.key_data(key))
 
             def fill(first: int) -> None:
                 part = flat[first : first + _BLOCK]
@@ -126,12 +148,15 @@ class HostTable:
                     part[:] = np.asarray(init.part(data, first, _BLOCK))[: part.size]
 
             in_threads(fill, range(0, flat.size, _BLOCK))
+            self.weights = rows
         else:
             with jax.default_device(cpu()):
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
                     jax.device_put(key, cpu())
                 )
-            self.weights = np.array(drawn)
+            rows = self._zeros(self.shape, self.dtype)
+            rows[...] = drawn
+            self.weights = rows
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
 
     def start(self, rule: RowRule) -> None:
@@ -237,10 +262,7 @@ class HostTable:
             if is_concrete(flat):
                 rows = jnp.asarray(self.gather(np.asarray(flat)))
             else:
-                made = jax.ShapeDtypeStruct((n_tables, n * ways, width), self.dtype)
-                rows = jax.pure_callback(
-                    lambda ids: self.gather(np.asarray(ids)), made, flat, vmap_method="sequential"
-                )
+                rows = self._read(flat)
         elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
                 f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
@@ -252,18 +274,87 @@ class HostTable:
             rows = reads.fetched(self, rows, index)
         return rows, jnp.broadcast_to(own, shape)
 
+    def _read(self, index: jax.Array) -> jax.Array:
+        """Return what `gather` returns, inside of a program: a GPU that can reads the rows by itself, any other device waits for the CPU."""
+        n, n_tables, ways = index.shape
+        made = jax.ShapeDtypeStruct((n_tables, n * ways, self.shape[-1]), self.dtype)
+
+        def by_cpu(index: jax.Array) -> Any:
+            return jax.pure_callback(
+                lambda ids: self.gather(np.asarray(ids)), made, index, vmap_method="sequential"
+            )
+
+        devices = devices_of([index])
+        gpu = next((device for device in devices if device.backend == Backend.GPU), None)
+        if gpu is None or not self._is_shown_to(gpu):
+            return by_cpu(index)
+        host_rows = importlib.import_module("lutjax.kernels._triton.host_rows")
+        assert self._cell is not None
+        cell = self._cell.address
+
+        def by_gpu(index: jax.Array) -> Any:
+            return host_rows.read(cell, as_int32(index), self.shape, self.dtype, gpu)
+
+        if len(devices) == 1:
+            return by_gpu(index)
+        return jax.lax.platform_dependent(index, cuda=by_gpu, default=by_cpu)
+
+    def _is_shown_to(self, device: Device) -> bool:
+        """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
+        fits = (_nvidia.compute_capability(device) or 0) >= 80 and not _triton_fit.unfit_packages()
+        driver = _registered.driver() if fits else None
+        if driver is None:
+            return False
+        with _registered.lock:
+            if self._cell is None and not self._refused:
+                try:
+                    self._cell = _registered.Cell(driver)
+                    self._show()
+                    weakref.finalize(self, self._cell.abandon).atexit = False
+                except (HostMemoryError, _registered.RegistrationError) as error:
+                    self._cell, self._refused = None, True
+                    warnings.warn(
+                        f"{error} Until then each read in a program waits for the CPU, which takes a third of a millisecond.",
+                        stacklevel=2,
+                    )
+            return self._cell is not None
+
+    def _show(self) -> None:
+        """Let programs of GPUs that know the cell find the rows.
+
+        Raises:
+          HostMemoryError: the memory cannot be locked.
+          ValueError: the rows are not those of such a table.
+        """
+        assert self._cell is not None
+        rows = self.weights
+        if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
+            raise ValueError(
+                f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}."
+            )
+        try:
+            if self.init is jax.nn.initializers.zeros and rows is not None:
+                self._require(self.nbytes, "all of its rows in locked memory")
+            self._cell.point(rows)
+        except _registered.RegistrationError as error:
+            raise HostMemoryError(
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the driver of the GPU did not lock its {self.nbytes / 1e9:,.2f} GB of the memory of "
+                f"the host ({error}): choose fewer rows, or let the process lock more memory."
+            ) from error
+
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
         """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
         look_up: Any = gradient.look_up
         index = index.reshape(look_up.index.shape)
         return dataclasses.replace(gradient, look_up=look_up.replace(index=index), shape=self.shape)
 
-    def update(self, gradient: TableGradient, rate: Any) -> None:
+    def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Move the rows that were read, in their own memory, as `lutjax.update_table` does.
 
         Args:
           gradient: of this table; see `gradient_of`.
           rate: the learning rate of this step.
+          waits: for programs of GPUs that read the rows. False: the caller knows that none does.
 
         Raises:
           ValueError: there is no rule yet, or the gradient is of another table.
@@ -277,6 +368,8 @@ class HostTable:
             )
         assert self.moved is not None
         gradient = jax.device_get(opened(gradient))
+        if waits:
+            self._wait()
         look_up: Any = gradient.look_up
         step = Step(rate=np.asarray(rate), factor=gradient.factor, state=self.state, rule=self.rule)
         shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
@@ -324,6 +417,10 @@ class HostTable:
         for t, ids in enumerate(rows):
             self.moved[t][ids] = True
 
+    def _wait(self) -> None:
+        if self._cell is not None:
+            self._cell.wait()
+
     def save(self, folder: Path) -> None:
         """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key."""
         weights = self._there()
@@ -350,6 +447,7 @@ class HostTable:
         """
         weights = self._there()
         assert self.moved is not None
+        self._wait()
         arrays = {"rows": weights, **self.state}
 
         def read(name: str) -> np.ndarray:

@@ -191,7 +191,8 @@ class Ahead:
     def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
         rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
-            table.update(table.gradient_of(found[name], index[name]), rate)
+            # A program that reads the table was started before the steps, whose gradients are there: it has ended.
+            table.update(table.gradient_of(found[name], index[name]), rate, waits=False)
 
     def abstract(self) -> Batch:
         """Return shapes and dtypes of a batch."""

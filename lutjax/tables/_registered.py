@@ -1,0 +1,196 @@
+"""Memory of the host that NVIDIA GPUs read by themselves: the calls of the driver that register it, and cells by which programs find it.
+
+A *cell* is eight bytes that are registered once and stay so until the process ends. It holds the address of an array, or 0. A compiled program has the address of
+the cell: so it may outlive the array, which may be replaced by another, and it never reads memory that is gone.
+
+Registered memory is locked, and lies at the same address for all GPUs of the process as for the CPU.
+"""
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+_PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
+_SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_OF_PAGE = 512  # cells of a page
+_ALIGNED = 16  # bytes, as kernels read
+lock = threading.RLock()
+"""Of cells, and of who has one."""
+
+
+class RegistrationError(OSError):
+    """Error of memory that the driver did not register."""
+
+
+class Driver(Protocol):
+    """What a driver of GPUs does for cells; addresses and sizes are in bytes."""
+
+    def register(self, address: int, n_bytes: int) -> None:
+        """Lock memory, and let all GPUs read it; raise RegistrationError where it does not."""
+
+    def unregister(self, address: int) -> None:
+        """Undo it."""
+
+    def wait(self) -> None:
+        """Wait until the GPUs have done all that they were given before."""
+
+
+class CUDA:
+    """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
+
+    Raises:
+      OSError: there is no such library, or a device of the process cannot read registered memory at the address of the CPU.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", ctypes.c_uint(0))
+        self._contexts = [self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")]
+
+    def register(self, address: int, n_bytes: int) -> None:
+        with self._inside(self._contexts[0]):
+            self._call(
+                "cuMemHostRegister_v2",
+                ctypes.c_void_p(address),
+                ctypes.c_size_t(n_bytes),
+                ctypes.c_uint(_PORTABLE | _DEVICEMAP),
+            )
+
+    def unregister(self, address: int) -> None:
+        with self._inside(self._contexts[0]):
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def wait(self) -> None:
+        for context in self._contexts:
+            with self._inside(context):
+                self._call("cuCtxSynchronize")
+
+    def _context(self, number: int) -> ctypes.c_void_p:
+        device, same, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
+        self._call("cuDeviceGetAttribute", ctypes.byref(same), ctypes.c_int(_SAME_ADDRESS), device)
+        if not same.value:
+            raise RegistrationError(f"GPU {number} has registered memory at addresses of its own")
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        return context
+
+    @contextlib.contextmanager
+    def _inside(self, context: ctypes.c_void_p) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
+            raise RegistrationError(f"{name}: {(text.value or b'error %d' % status).decode()}")
+
+
+@functools.cache
+def driver() -> Driver | None:
+    """Return the driver of the GPUs of this process; None where there is none, or they cannot read the memory of the host."""
+    try:
+        return CUDA()
+    except (OSError, AttributeError, RuntimeError):  # no library, one without these functions, no GPU
+        return None
+
+
+class Cell:
+    """Eight bytes that are always there, and hold where an array begins.
+
+    Args:
+      driver: by which memory is registered.
+
+    Attributes:
+      address: of the eight bytes.
+    """
+
+    def __init__(self, driver: Driver):
+        self._driver = driver
+        self._word = _new_word(driver)
+        self.address: int = self._word.ctypes.data
+        self._array: np.ndarray | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether there is an array."""
+        return self._array is not None
+
+    def point(self, array: np.ndarray | None) -> None:
+        """Let programs read an array from now on, or none; those that were started read what was there.
+
+        Raises:
+          RegistrationError: the driver did not register it; there is none then.
+        """
+        with lock:
+            if array is self._array:
+                return
+            if self._array is not None:
+                self._driver.wait()
+                self._word[0] = 0
+                self._driver.wait()  # for programs that were started before the cell was empty
+                before, self._array = self._array, None
+                _release(self._driver, before)
+            if array is not None:
+                if not array.flags.c_contiguous or array.ctypes.data % _ALIGNED:
+                    raise RegistrationError("the array is not contiguous, or begins at an odd address")
+                _keep(self._driver, array)
+                self._array = array
+                self._word[0] = array.ctypes.data
+
+    def wait(self) -> None:
+        """Wait until no program reads the array."""
+        if self._array is not None:
+            self._driver.wait()
+
+    def abandon(self) -> None:
+        """Do as `point` with None, some time later: whoever collects garbage may be what the GPU waits for."""
+        if self._array is not None:
+            threading.Thread(target=self.point, args=(None,), name="lutjax-unregister", daemon=True).start()
+
+
+_pages: dict[int, tuple[np.ndarray, list[int]]] = {}  # of each driver, the last page of cells
+_registered: dict[tuple[int, int], list[Any]] = {}  # arrays, and how many cells hold them
+_kept: list[Any] = []  # pages of cells, for ever
+
+
+def _new_word(driver: Driver) -> np.ndarray:
+    with lock:
+        page, used = _pages.get(id(driver), (None, [_OF_PAGE]))
+        if page is None or used[0] == _OF_PAGE:
+            page = np.frombuffer(mmap.mmap(-1, 8 * _OF_PAGE), np.uint64)
+            page[:] = 0
+            driver.register(page.ctypes.data, page.nbytes)
+            _kept.append((driver, page))
+            used = [0]
+            _pages[id(driver)] = page, used
+        used[0] += 1
+        return page[used[0] - 1 : used[0]]
+
+
+def _keep(driver: Driver, array: np.ndarray) -> None:
+    """Register an array, which several cells may hold."""
+    key = id(driver), array.ctypes.data
+    if key not in _registered:
+        driver.register(array.ctypes.data, max(array.nbytes, 1))
+        _registered[key] = [array, 0]
+    _registered[key][1] += 1
+
+
+def _release(driver: Driver, array: np.ndarray) -> None:
+    key = id(driver), array.ctypes.data
+    _registered[key][1] -= 1
+    if not _registered[key][1]:
+        del _registered[key]
+        driver.unregister(array.ctypes.data)
