@@ -263,7 +263,9 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str], tex
     if "decode" in what:
         params, others = on_host.structure.init(0)
         for who in ("CPU", "GPU"):
-            with unittest.mock.patch.object(_registered, "driver", _registered.driver if who == "GPU" else lambda: None):
+            with unittest.mock.patch.object(
+                _registered, "driver", _registered.driver if who == "GPU" else lambda: None
+            ):
                 jax.clear_caches()
                 start = time.perf_counter()
                 jax.jit(lambda index: table.read(index)[0]).lower(np.zeros((1, N_TABLES, 1), np.int32))
@@ -291,7 +293,9 @@ def main() -> None:
         "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--texts", type=int, nargs="+", default=[1, 16], help="numbers of texts that decode together (1 16)")
+    parser.add_argument(
+        "--texts", type=int, nargs="+", default=[1, 16], help="numbers of texts that decode together (1 16)"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a machine with two cores")
     given = parser.parse_args()
     sizes = SMALL if given.small else Sizes()

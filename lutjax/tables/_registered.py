@@ -12,7 +12,7 @@ import functools
 import mmap
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -29,8 +29,9 @@ class RegistrationError(OSError):
     """Error of memory that the driver did not register."""
 
 
+@runtime_checkable
 class Driver(Protocol):
-    """What a driver of GPUs does for cells; addresses and sizes are in bytes."""
+    """Calls of the driver of GPUs that cells need; addresses and sizes are in bytes."""
 
     def register(self, address: int, n_bytes: int) -> None:
         """Lock memory, and let all GPUs read it; raise RegistrationError where it does not."""

@@ -259,10 +259,7 @@ class HostTable:
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            if is_concrete(flat):
-                rows = jnp.asarray(self.gather(np.asarray(flat)))
-            else:
-                rows = self._read(flat)
+            rows = self._read(flat)
         elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
                 f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
@@ -275,14 +272,17 @@ class HostTable:
         return rows, jnp.broadcast_to(own, shape)
 
     def _read(self, index: jax.Array) -> jax.Array:
-        """Return what `gather` returns, inside of a program: a GPU that can reads the rows by itself, any other device waits for the CPU."""
+        """Return on the device what `gather` returns. In a program a GPU that can reads the rows by itself, any other device waits for the CPU."""
+        if is_concrete(index):
+            return jnp.asarray(self.gather(np.asarray(index)))
         n, n_tables, ways = index.shape
         made = jax.ShapeDtypeStruct((n_tables, n * ways, self.shape[-1]), self.dtype)
 
-        def by_cpu(index: jax.Array) -> Any:
-            return jax.pure_callback(
+        def by_cpu(index: jax.Array) -> jax.Array:
+            rows: jax.Array = jax.pure_callback(
                 lambda ids: self.gather(np.asarray(ids)), made, index, vmap_method="sequential"
             )
+            return rows
 
         devices = devices_of([index])
         gpu = next((device for device in devices if device.backend == Backend.GPU), None)
@@ -292,12 +292,14 @@ class HostTable:
         assert self._cell is not None
         cell = self._cell.address
 
-        def by_gpu(index: jax.Array) -> Any:
-            return host_rows.read(cell, as_int32(index), self.shape, self.dtype, gpu)
+        def by_gpu(index: jax.Array) -> jax.Array:
+            rows: jax.Array = host_rows.read(cell, as_int32(index), self.shape, self.dtype, gpu)
+            return rows
 
         if len(devices) == 1:
             return by_gpu(index)
-        return jax.lax.platform_dependent(index, cuda=by_gpu, default=by_cpu)
+        rows: jax.Array = jax.lax.platform_dependent(index, cuda=by_gpu, default=by_cpu)
+        return rows
 
     def _is_shown_to(self, device: Device) -> bool:
         """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
@@ -329,9 +331,7 @@ class HostTable:
         assert self._cell is not None
         rows = self.weights
         if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
-            raise ValueError(
-                f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}."
-            )
+            raise ValueError(f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}.")
         try:
             if self.init is jax.nn.initializers.zeros and rows is not None:
                 self._require(self.nbytes, "all of its rows in locked memory")

@@ -19,8 +19,7 @@ from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
 from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
-from lutjax.training import nnx as training
-from lutjax.training import tables
+from lutjax.training import nnx as training, tables
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -192,8 +191,8 @@ def test_memory_that_does_not_suffice_leaves_the_arguments():
 
 
 # ------------------------------------------------------------------------------------- tables in the memory of the host
-def host_table(shape=(3, 1000, 12), dtype=np.float32, init=Normal(1.0)):
-    table = HostTable(shape, dtype, init)
+def host_table(dtype=np.float32):
+    table = HostTable((3, 1000, 12), dtype, Normal(1.0))
     table.draw(jax.random.key(0))
     return table
 
@@ -321,6 +320,8 @@ def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
     table = host_table()
     monkeypatch.setattr(_registered.Cell, "point", refuse)
     index = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
-    with pytest.warns(UserWarning, match=r"did not lock its 0\.00 GB of the memory of the host .*: choose fewer rows"):
+    with pytest.warns(
+        UserWarning, match=r"did not lock its 0\.00 GB of the memory of the host .*: choose fewer rows"
+    ):
         rows = jax.jit(lambda index: table.read(index)[0])(index)
     np.testing.assert_array_equal(rows, table.gather(index))
