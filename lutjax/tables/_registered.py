@@ -9,8 +9,10 @@ Registered memory is locked, and lies at the same address for all GPUs of the pr
 import contextlib
 import ctypes
 import functools
+import math
 import mmap
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +20,7 @@ import jax
 import numpy as np
 
 _PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
+_NON_BLOCKING = 1  # of cuStreamCreate
 _SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _OF_PAGE = 512  # cells of a page
 _ALIGNED = 16  # bytes, as kernels read
@@ -42,6 +45,9 @@ class Driver(Protocol):
     def wait(self) -> None:
         """Wait until the GPUs have done all that they were given before."""
 
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        """Copy an array, which a GPU has computed, into registered memory: no other copy is made, and no program is waited for."""
+
 
 class CUDA:
     """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
@@ -53,10 +59,12 @@ class CUDA:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", ctypes.c_uint(0))
-        self._contexts = [self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")]
+        self._contexts = {d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")}
+        self._streams = {d: self._stream(context) for d, context in self._contexts.items()}
+        self._first = next(iter(self._contexts.values()))
 
     def register(self, address: int, n_bytes: int) -> None:
-        with self._inside(self._contexts[0]):
+        with self._inside(self._first):
             self._call(
                 "cuMemHostRegister_v2",
                 ctypes.c_void_p(address),
@@ -65,13 +73,27 @@ class CUDA:
             )
 
     def unregister(self, address: int) -> None:
-        with self._inside(self._contexts[0]):
+        with self._inside(self._first):
             self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def wait(self) -> None:
-        for context in self._contexts:
+        for context in self._contexts.values():
             with self._inside(context):
                 self._call("cuCtxSynchronize")
+
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        (device,) = array.devices()
+        source = array.unsafe_buffer_pointer()  # of memory that is there as long as the array
+        with self._inside(self._contexts[device]):
+            stream = self._streams[device]
+            self._call(
+                "cuMemcpyDtoHAsync_v2",
+                ctypes.c_void_p(out.ctypes.data),
+                ctypes.c_void_p(source),
+                ctypes.c_size_t(out.nbytes),
+                stream,
+            )
+            self._call("cuStreamSynchronize", stream)
 
     def _context(self, number: int) -> ctypes.c_void_p:
         device, same, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
@@ -81,6 +103,12 @@ class CUDA:
             raise RegistrationError(f"GPU {number} has registered memory at addresses of its own")
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         return context
+
+    def _stream(self, context: ctypes.c_void_p) -> ctypes.c_void_p:
+        stream = ctypes.c_void_p()
+        with self._inside(context):
+            self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        return stream
 
     @contextlib.contextmanager
     def _inside(self, context: ctypes.c_void_p) -> Iterator[None]:
@@ -105,6 +133,27 @@ def driver() -> Driver | None:
         return CUDA()
     except (OSError, AttributeError, RuntimeError):  # no library, one without these functions, no GPU
         return None
+
+
+def driver_of(array: Any) -> Driver | None:
+    """Return the driver of the one GPU that has an array; None if another kind of device has it, or several."""
+    if not isinstance(array, jax.Array) or len(array.devices()) > 1:
+        return None
+    return driver() if next(iter(array.devices())).platform == "gpu" else None
+
+
+def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
+    """Return an array in registered memory, which is given back with it; a GPU must not use it then.
+
+    Raises:
+      RegistrationError: the driver did not register it.
+    """
+    n_bytes = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
+    memory = np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    address = memory.ctypes.data
+    driver.register(address, n_bytes)
+    weakref.finalize(memory, driver.unregister, address).atexit = False
+    return memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
 
 
 class Cell:

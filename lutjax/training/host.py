@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
@@ -20,6 +22,8 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
 __all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "given"]
+
+_SMALL = 1 << 20  # bytes that JAX fetches as fast as anybody
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -103,7 +107,7 @@ class Ahead:
         self._known: dict[int, Future[Ids]] = {}
         self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
         self._updates: deque[Future[None]] = deque()
-        self._buffers: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self._buffers: dict[Any, list[np.ndarray]] = {}
         self._next = 0
         """The step whose rows come first in the queue."""
 
@@ -122,7 +126,7 @@ class Ahead:
         assert step == self._next, "batch(step) comes first"
         ids, _, _ = self._queue.popleft()
         self._next += 1
-        found = self._submit("get", jax.device_get, {name: opened(g) for name, g in gradients.items()})
+        found = self._submit("get", self._got, {name: opened(g) for name, g in gradients.items()})
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
@@ -174,16 +178,33 @@ class Ahead:
         found = ids.result().of_tables
         if kept is not None:
             return dict(kept)
-        return {
-            name: table.gather(found[name], self._buffer(table, found[name]))
-            for name, table in self._tables.items()
-        }
+        rows = {}
+        for name, table in self._tables.items():
+            index = found[name]
+            shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
+            rows[name] = table.gather(index, self._buffer(shape, table.dtype, np.empty))
+        return rows
 
-    def _buffer(self, table: HostTable, index: np.ndarray) -> np.ndarray:
-        """Return memory for rows: that of rows which nobody has any more, because new memory is slow to write to."""
-        shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
-        free = self._buffers.setdefault((*shape, table.dtype.num), [])
-        memory = free.pop() if free else np.empty(shape, table.dtype)
+    def _got(self, gradients: Mapping[str, TableGradient]) -> Mapping[str, TableGradient]:
+        """Return gradients in the memory of the host, when the device has them."""
+        jax.block_until_ready(gradients)
+        return jax.tree.map(self._fetched, gradients)
+
+    def _fetched(self, array: Any) -> np.ndarray:
+        driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
+        if driver is not None:
+            with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
+                found = self._buffer(
+                    array.shape, array.dtype, functools.partial(_registered.locked, driver=driver)
+                )
+                driver.copy_out(array, found)
+                return found
+        return np.asarray(jax.device_get(array))
+
+    def _buffer(self, shape: tuple[int, ...], dtype: Any, make: Callable[..., np.ndarray]) -> np.ndarray:
+        """Return memory that `make` made: that which nobody has any more, because new memory is slow to write to."""
+        free = self._buffers.setdefault((shape, dtype, make is np.empty), [])
+        memory = free.pop() if free else make(shape, dtype)
         lent = memory.view()
         weakref.finalize(lent, free.append, memory)
         return lent

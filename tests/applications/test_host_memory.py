@@ -15,8 +15,8 @@ from flax import nnx
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
-from lutjax.tables import host as tables_on_host
-from lutjax.training import experiments, lm_runs
+from lutjax.tables import _registered, host as tables_on_host
+from lutjax.training import experiments, host as training_on_host, lm_runs
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
@@ -115,6 +115,38 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
         np.testing.assert_array_equal(batch.rows[name], found)
         state, _ = run.advance(state, i, 1)
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
+
+
+class CopyingDriver:
+    """A driver of a GPU whose memory is that of the host."""
+
+    def __init__(self) -> None:
+        self.locked, self.copies = set[int](), 0
+
+    def register(self, address: int, n_bytes: int) -> None:
+        self.locked.add(address)
+
+    def unregister(self, address: int) -> None:
+        self.locked.remove(address)
+
+    def wait(self) -> None: ...
+
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        assert out.ctypes.data in self.locked
+        np.copyto(out, array)
+        self.copies += 1
+
+
+def test_gradients_come_into_locked_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(run_of(memory_depth=1), 4)[0]
+    driver = CopyingDriver()
+    monkeypatch.setattr(_registered, "driver_of", lambda array: driver)
+    monkeypatch.setattr(training_on_host, "_SMALL", 0)
+    run = run_of(memory_depth=1)
+    assert trained(run, 4)[0] == expected
+    in_one_step = driver.copies // 4
+    assert in_one_step == 2 * 5  # of each table the ids, coefficients, cotangent and two factors
+    assert 0 < len(driver.locked) <= 2 * in_one_step
 
 
 @pytest.mark.thorough

@@ -261,6 +261,9 @@ class FakeDriver:
     def wait(self) -> None:
         self.log.append("wait")
 
+    def copy_out(self, array: Any, out: np.ndarray) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -365,6 +368,18 @@ def test_memory_of_a_table_that_nobody_has_is_given_back(driver: Any) -> None:
             thread.join()
     assert len(of_gpu.locked) == 1
     assert ctypes.c_uint64.from_address(cell.address).value == 0  # for programs that outlive the table
+
+
+def test_locked_memory_is_given_back_with_its_array() -> None:
+    driver = FakeDriver()
+    memory = _registered.locked((3, 5), np.dtype(np.float32), driver)
+    part = memory.view()[1:]
+    assert list(driver.locked.values()) == [60]
+    del memory
+    part[:] = 1
+    assert driver.locked
+    del part
+    assert not driver.locked
 
 
 def test_memory_that_cannot_be_locked_is_said_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:

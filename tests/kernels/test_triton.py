@@ -1218,6 +1218,8 @@ class NoDriver:
 
     def wait(self): ...
 
+    def copy_out(self, array, out): ...
+
 
 @pytest.fixture
 def beside_a_gpu(monkeypatch):
