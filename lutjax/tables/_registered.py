@@ -53,11 +53,11 @@ class CUDA:
     """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
 
     Raises:
-      OSError: there is no such library, or a device of the process cannot read registered memory at the address of the CPU.
+      RegistrationError: a device of the process does not read registered memory at the address of the CPU.
     """
 
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         self._call("cuInit", ctypes.c_uint(0))
         self._contexts = {d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")}
         self._streams = {d: self._stream(context) for d, context in self._contexts.items()}
@@ -128,15 +128,24 @@ class CUDA:
 
 @functools.cache
 def driver() -> Driver | None:
-    """Return the driver of the GPUs of this process; None where there is none, or they cannot read the memory of the host."""
+    """Return the driver of the NVIDIA GPUs of this process; None where there is none.
+
+    Raises:
+      RegistrationError: a GPU does not read registered memory at the address of the CPU.
+    """
     try:
-        return CUDA()
-    except (OSError, AttributeError, RuntimeError):  # no library, one without these functions, no GPU
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return None
+    return CUDA(library)
 
 
 def driver_of(array: Any) -> Driver | None:
-    """Return the driver of the one GPU that has an array; None if another kind of device has it, or several."""
+    """Return the driver of the one GPU that has an array; None if another kind of device has it, or several.
+
+    Raises:
+      RegistrationError: see `driver`.
+    """
     if not isinstance(array, jax.Array) or len(array.devices()) > 1:
         return None
     return driver() if next(iter(array.devices())).platform == "gpu" else None

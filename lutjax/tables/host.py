@@ -303,13 +303,14 @@ class HostTable:
 
     def _is_shown_to(self, device: Device) -> bool:
         """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
-        fits = (_nvidia.compute_capability(device) or 0) >= 80 and not _triton_fit.unfit_packages()
-        driver = _registered.driver() if fits else None
-        if driver is None:
+        if (_nvidia.compute_capability(device) or 0) < 80 or _triton_fit.unfit_packages():
             return False
         with _registered.lock:
             if self._cell is None and not self._refused:
                 try:
+                    driver = _registered.driver()
+                    if driver is None:
+                        return False
                     self._cell = _registered.Cell(driver)
                     self._show()
                     weakref.finalize(self, self._cell.abandon).atexit = False

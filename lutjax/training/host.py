@@ -191,12 +191,11 @@ class Ahead:
         return jax.tree.map(self._fetched, gradients)
 
     def _fetched(self, array: Any) -> np.ndarray:
-        driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
-        if driver is not None:
-            with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
-                found = self._buffer(
-                    array.shape, array.dtype, functools.partial(_registered.locked, driver=driver)
-                )
+        with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
+            driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
+            if driver is not None:
+                locked = functools.partial(_registered.locked, driver=driver)
+                found = self._buffer(array.shape, array.dtype, locked)
                 driver.copy_out(array, found)
                 return found
         return np.asarray(jax.device_get(array))
