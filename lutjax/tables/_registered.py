@@ -162,7 +162,8 @@ def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
     address = memory.ctypes.data
     driver.register(address, n_bytes)
     weakref.finalize(memory, driver.unregister, address).atexit = False
-    return memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    found: np.ndarray = memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    return found
 
 
 class Cell:

@@ -316,8 +316,13 @@ class HostTable:
                     weakref.finalize(self, self._cell.abandon).atexit = False
                 except (HostMemoryError, _registered.RegistrationError) as error:
                     self._cell, self._refused = None, True
+                    reason = (
+                        error
+                        if isinstance(error, HostMemoryError)
+                        else f"the GPU does not read the memory of the host: {error}."
+                    )
                     warnings.warn(
-                        f"{error} Until then each read in a program waits for the CPU, which takes a third of a millisecond.",
+                        f"{reason} Until then each read in a program waits for the CPU, a third of a millisecond or less.",
                         stacklevel=2,
                     )
             return self._cell is not None

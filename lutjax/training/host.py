@@ -188,7 +188,8 @@ class Ahead:
     def _got(self, gradients: Mapping[str, TableGradient]) -> Mapping[str, TableGradient]:
         """Return gradients in the memory of the host, when the device has them."""
         jax.block_until_ready(gradients)
-        return jax.tree.map(self._fetched, gradients)
+        found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
+        return found
 
     def _fetched(self, array: Any) -> np.ndarray:
         with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
