@@ -23,6 +23,7 @@ _PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
 _NON_BLOCKING = 1  # of cuStreamCreate
 _SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _OF_PAGE = 512  # cells of a page
+_WISHED = 0x200000000000  # address of the first page of cells, where it is free
 _ALIGNED = 16  # bytes, as kernels read
 lock = threading.RLock()
 """Of cells, and of who has one."""
@@ -182,10 +183,9 @@ class Cell:
         self.address: int = self._word.ctypes.data
         self._array: np.ndarray | None = None
 
-    @property
-    def is_set(self) -> bool:
-        """Return whether there is an array."""
-        return self._array is not None
+    def has_locked(self, array: np.ndarray) -> bool:
+        """Return whether the memory of an array is registered already."""
+        return (id(self._driver), array.ctypes.data) in _registered
 
     def point(self, array: np.ndarray | None) -> None:
         """Let programs read an array from now on, or none; those that were started read what was there.
@@ -229,14 +229,36 @@ def _new_word(driver: Driver) -> np.ndarray:
     with lock:
         page, used = _pages.get(id(driver), (None, [_OF_PAGE]))
         if page is None or used[0] == _OF_PAGE:
-            page = np.frombuffer(mmap.mmap(-1, 8 * _OF_PAGE), np.uint64)
-            page[:] = 0
+            page = _new_page()
             driver.register(page.ctypes.data, page.nbytes)
             _kept.append((driver, page))
             used = [0]
             _pages[id(driver)] = page, used
         used[0] += 1
         return page[used[0] - 1 : used[0]]
+
+
+def _new_page() -> np.ndarray:
+    """Return zeros at an address that every process is likely to have free.
+
+    So programs that read tables have the same numbers in a process that makes its tables in the same order, and a cache of compiled programs finds them. At any
+    other address they are other programs.
+    """
+    n_bytes = 8 * _OF_PAGE
+    system = ctypes.CDLL(None)
+    system.mmap.restype = ctypes.c_void_p
+    address = system.mmap(
+        ctypes.c_void_p(_WISHED + n_bytes * len(_kept)),
+        ctypes.c_size_t(n_bytes),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        -1,
+        ctypes.c_long(0),
+    )
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise RegistrationError("the system gave no page of memory")
+    page: np.ndarray = np.ctypeslib.as_array((ctypes.c_uint64 * _OF_PAGE).from_address(address))
+    return page
 
 
 def _keep(driver: Driver, array: np.ndarray) -> None:

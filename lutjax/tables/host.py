@@ -339,8 +339,12 @@ class HostTable:
         if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
             raise ValueError(f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}.")
         try:
-            if self.init is jax.nn.initializers.zeros and rows is not None:
-                self._require(self.nbytes, "all of its rows in locked memory")
+            if (
+                self.init is jax.nn.initializers.zeros
+                and rows is not None
+                and not self._cell.has_locked(rows)
+            ):
+                self._require(self.nbytes, "all of its rows in locked memory")  # also those that never moved
             self._cell.point(rows)
         except _registered.RegistrationError as error:
             raise HostMemoryError(

@@ -32,7 +32,7 @@ def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, d
       shape: of the table, ``(T, rows, O)``.
     """
     n_tables, n_rows, width = shape
-    # A number of the program, whose key in a cache of compiled programs it is a part of: what was compiled for another cell is another program.
+    # A number of the program, and so a part of its key in a cache of compiled programs: what was compiled for another address is another program.
     address = np.array([cell], np.uint64).view(np.int32)
 
     @custom_vmap
