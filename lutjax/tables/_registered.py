@@ -12,11 +12,13 @@ import functools
 import math
 import mmap
 import threading
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
@@ -49,6 +51,9 @@ class Driver(Protocol):
     def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
         """Copy an array, which a GPU has computed, into registered memory: no other copy is made, and no program is waited for."""
 
+    def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
+        """Copy registered memory into that of an array of a GPU, which no program uses; none is waited for."""
+
 
 class CUDA:
     """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
@@ -61,7 +66,11 @@ class CUDA:
         self._library = library
         self._call("cuInit", ctypes.c_uint(0))
         self._contexts = {d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")}
-        self._streams = {d: self._stream(context) for d, context in self._contexts.items()}
+        self._streams = {
+            (d, name): self._stream(context)
+            for d, context in self._contexts.items()
+            for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2")
+        }
         self._first = next(iter(self._contexts.values()))
 
     def register(self, address: int, n_bytes: int) -> None:
@@ -83,17 +92,18 @@ class CUDA:
                 self._call("cuCtxSynchronize")
 
     def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
-        (device,) = array.devices()
-        source = array.unsafe_buffer_pointer()  # of memory that is there as long as the array
+        self._copy("cuMemcpyDtoHAsync_v2", out.ctypes.data, array.unsafe_buffer_pointer(), array)
+
+    def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
+        self._copy("cuMemcpyHtoDAsync_v2", out.unsafe_buffer_pointer(), array.ctypes.data, out)
+
+    def _copy(self, name: str, to: int, source: int, of_gpu: jax.Array) -> None:
+        """Copy the bytes of an array, whose memory is there as long as it is, and wait for that alone."""
+        (device,) = of_gpu.devices()
         with self._inside(self._contexts[device]):
-            stream = self._streams[device]
-            self._call(
-                "cuMemcpyDtoHAsync_v2",
-                ctypes.c_void_p(out.ctypes.data),
-                ctypes.c_void_p(source),
-                ctypes.c_size_t(out.nbytes),
-                stream,
-            )
+            stream = self._streams[device, name]
+            addresses = (ctypes.c_void_p(to), ctypes.c_void_p(source))
+            self._call(name, *addresses, ctypes.c_size_t(of_gpu.nbytes), stream)
             self._call("cuStreamSynchronize", stream)
 
     def _context(self, number: int) -> ctypes.c_void_p:
@@ -164,6 +174,20 @@ def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
     driver.register(address, n_bytes)
     weakref.finalize(memory, driver.unregister, address).atexit = False
     found: np.ndarray = memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    return found
+
+
+def view(array: jax.Array) -> jax.Array:
+    """Return another array in the memory of one of a GPU, which has to be there as long as the view and the programs that read it.
+
+    Raises:
+      RegistrationError: JAX made a copy.
+    """
+    place = array.unsafe_buffer_pointer()
+    about = {"shape": array.shape, "typestr": array.dtype.str, "data": (place, False), "version": 3}
+    found = jnp.asarray(types.SimpleNamespace(__cuda_array_interface__=about))
+    if found.unsafe_buffer_pointer() != place:
+        raise RegistrationError("JAX copies arrays of others")
     return found
 
 

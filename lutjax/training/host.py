@@ -69,6 +69,8 @@ class Ahead:
       rate: returns the learning rate of a step.
       depth: of the queue, in steps.
       put: puts a pytree of arrays on the device.
+      lands: whether rows may come into memory of a GPU that is used again: while programs run, and faster. The program whose gradients `update` gets has
+        then to be the last that reads the batch of a step.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, numpy as np
@@ -97,9 +99,11 @@ class Ahead:
         rate: Callable[[int], Any],
         depth: int = 0,
         put: Callable[[Any], Any] = jax.device_put,
+        lands: bool = False,
     ):
         self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
-        self.depth = depth
+        self.depth, self._lands = depth, lands
+        self._landings: dict[Any, list[jax.Array]] = {}
         # Threads for what needs no table go ahead of the one that has them.
         self._threads = {
             what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
@@ -124,9 +128,9 @@ class Ahead:
           gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
-        ids, _, _ = self._queue.popleft()
+        ids, _, batch = self._queue.popleft()
         self._next += 1
-        found = self._submit("get", self._got, {name: opened(g) for name, g in gradients.items()})
+        found = self._submit("get", self._got, {name: opened(g) for name, g in gradients.items()}, batch)
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
@@ -151,6 +155,7 @@ class Ahead:
         """
         self.wait()
         self._queue.clear()
+        self._landings = {}  # a program may still read what was there
         self._known.clear()
         self._next = step
         for at in range(step, step + self.depth + 1):
@@ -162,9 +167,39 @@ class Ahead:
                 self._known[at] = self._submit("ids", self._ids_of, at)
         ids = self._known.pop(step)
         rows = self._submit("tables", self._gathered, ids, kept)
-        self._queue.append(
-            (ids, rows, self._submit("put", lambda: self._put(Batch(rows.result(), ids.result().own))))
-        )
+        self._queue.append((ids, rows, self._submit("put", self._placed, rows, ids)))
+
+    def _placed(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
+        """Return the batch of a step on the device."""
+        found, own = rows.result(), ids.result().own
+        if self._driver is None:
+            batch: Batch = self._put(Batch(found, own))
+            return batch
+        landed = {name: self._landed(a) for name, a in found.items()}
+        return Batch(landed, self._put(own))
+
+    @functools.cached_property
+    def _driver(self) -> "_registered.Driver | None":
+        """The driver of the GPU into whose memory rows are copied; None: JAX puts them there."""
+        if not self._lands:
+            return None
+        with contextlib.suppress(_registered.RegistrationError):
+            return _registered.driver_of(self._put(np.zeros(1, np.float32)))
+        return None
+
+    def _landed(self, rows: np.ndarray) -> Any:
+        """Return rows on the GPU, copied there while it computes. What JAX copies waits for all programs that were started before."""
+        assert self._driver is not None
+        if rows.dtype.kind != "f":  # no such view of other types
+            return self._put(rows)
+        free = self._landings.setdefault((rows.shape, rows.dtype), [])
+        with contextlib.suppress(_registered.RegistrationError):
+            memory = free.pop() if free else jax.block_until_ready(self._put(np.zeros_like(rows)))
+            self._driver.copy_in(rows, memory)
+            lent = _registered.view(memory)
+            weakref.finalize(lent, free.append, memory)
+            return lent
+        return self._put(rows)
 
     def _ids_of(self, step: int) -> "Ids":
         found = dict(self._ids(step))
@@ -182,11 +217,15 @@ class Ahead:
         for name, table in self._tables.items():
             index = found[name]
             shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
-            rows[name] = table.gather(index, self._buffer(shape, table.dtype, np.empty))
+            rows[name] = table.gather(index, self._buffer(shape, table.dtype, self._driver))
         return rows
 
-    def _got(self, gradients: Mapping[str, TableGradient]) -> Mapping[str, TableGradient]:
-        """Return gradients in the memory of the host, when the device has them."""
+    def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
+        """Return gradients in the memory of the host, when the device has them.
+
+        Args:
+          batch: that of the step, which lives until the step has ended.
+        """
         jax.block_until_ready(gradients)
         found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
         return found
@@ -195,16 +234,18 @@ class Ahead:
         with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
             driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
             if driver is not None:
-                locked = functools.partial(_registered.locked, driver=driver)
-                found = self._buffer(array.shape, array.dtype, locked)
+                found = self._buffer(array.shape, array.dtype, driver)
                 driver.copy_out(array, found)
                 return found
         return np.asarray(jax.device_get(array))
 
-    def _buffer(self, shape: tuple[int, ...], dtype: Any, make: Callable[..., np.ndarray]) -> np.ndarray:
-        """Return memory that `make` made: that which nobody has any more, because new memory is slow to write to."""
-        free = self._buffers.setdefault((shape, dtype, make is np.empty), [])
-        memory = free.pop() if free else make(shape, dtype)
+    def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
+        """Return memory that nobody has any more, because new memory is slow to write to: that which a driver has locked, if there is one."""
+        free = self._buffers.setdefault((shape, dtype, driver is None), [])
+        if free:
+            memory = free.pop()
+        else:
+            memory = np.empty(shape, dtype) if driver is None else _registered.locked(shape, dtype, driver)
         lent = memory.view()
         weakref.finalize(lent, free.append, memory)
         return lent

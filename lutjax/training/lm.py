@@ -255,7 +255,7 @@ class Run(ModelRun[LanguageModel]):
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
             self.ahead = host.Ahead(
-                self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth
+                self._on_host, self._ids, self._rate_of_memory, self.training.memory_depth, lands=True
             )
             self.advance = host.Steps(self._step_on_host, text, self.ahead)
             return

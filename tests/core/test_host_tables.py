@@ -264,6 +264,8 @@ class FakeDriver:
     def copy_out(self, array: Any, out: np.ndarray) -> None:
         raise NotImplementedError
 
+    copy_in = copy_out
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -1,5 +1,6 @@
 """Tests that need a GPU. All suites for a machine with one: `pytest -m gpu`."""
 
+import dataclasses
 import gc
 import time
 import weakref
@@ -20,6 +21,7 @@ from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
 from lutjax.training import nnx as training, tables
+from lutjax.training.lm import Run, TrainingConfig
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -282,23 +284,25 @@ def test_layers_read_and_learn_as_when_the_cpu_reads(kind, monkeypatch):
     assert by_gpu[-1] < by_gpu[0]
 
 
+HOST_CONFIG = GPTConfig(
+    features=16,
+    context=16,
+    n_layers=2,
+    n_heads=2,
+    feed_forward="dense",
+    memory=True,
+    memory_orders=(2, 3),
+    memory_rows=100,
+    memory_layers=(0, 1),
+    memory_placement="host",
+)
+
+
 def test_decoding_reads_as_when_the_cpu_reads(monkeypatch):
-    config = GPTConfig(
-        features=16,
-        context=16,
-        n_layers=2,
-        n_heads=2,
-        feed_forward="dense",
-        memory=True,
-        memory_orders=(2, 3),
-        memory_rows=100,
-        memory_layers=(0, 1),
-        memory_placement="host",
-    )
     prompts = np.random.default_rng(0).integers(0, 64, (2, 5)).astype(np.int32)
 
     def drawn():
-        model = GPT(config, rngs=nnx.Rngs(0))
+        model = GPT(HOST_CONFIG, rngs=nnx.Rngs(0))
         for layer in model.layers:
             layer.memory.weights.weights[:] *= 20
         slots = Slots(model, 2, temperature=0)
@@ -325,3 +329,28 @@ def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
     ):
         rows = jax.jit(lambda index: table.read(index)[0])(index)
     np.testing.assert_array_equal(rows, table.gather(index))
+
+
+def test_rows_land_beside_programs_that_run(monkeypatch):
+    """Training reads and moves the rows that it would if JAX copied them; memory is used again."""
+    config = dataclasses.replace(HOST_CONFIG, memory_width=512, context=64)
+    text = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
+
+    def losses():
+        options = TrainingConfig(steps=12, batch_size=16, learning_rate=0.02, memory_depth=2)
+        run = Run(config, options, text, text)
+        state = run.init()
+        state, first = run.advance(state, 0, 6)
+        _, last = run.advance(state, 6, 6)
+        table = next(iter(run.structure.host_tables.values()))[0]
+        return run.ahead, [float(first), float(last)], table.weights
+
+    ahead, by_driver, rows = losses()
+    assert ahead._driver is not None
+    assert 1 <= sum(map(len, ahead._landings.values())) <= 5
+    assert any(not key[-1] for key in ahead._buffers)
+    monkeypatch.setattr(_registered, "driver_of", lambda array: None)
+    ahead, by_jax, expected = losses()
+    assert ahead._driver is None
+    np.testing.assert_allclose(by_driver, by_jax, rtol=1e-5)
+    np.testing.assert_allclose(rows, expected, atol=1e-4)

@@ -1220,6 +1220,8 @@ class NoDriver:
 
     def copy_out(self, array, out): ...
 
+    def copy_in(self, array, out): ...
+
 
 @pytest.fixture
 def beside_a_gpu(monkeypatch):
