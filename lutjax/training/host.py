@@ -242,10 +242,14 @@ class Ahead:
     def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
         """Return memory that nobody has any more, because new memory is slow to write to: that which a driver has locked, if there is one."""
         free = self._buffers.setdefault((shape, dtype, driver is None), [])
-        if free:
-            memory = free.pop()
-        else:
-            memory = np.empty(shape, dtype) if driver is None else _registered.locked(shape, dtype, driver)
+        memory = free.pop() if free else None
+        if memory is None and driver is not None:
+            with contextlib.suppress(
+                _registered.RegistrationError
+            ):  # copies from and to other memory are slower
+                memory = _registered.locked(shape, dtype, driver)
+        if memory is None:
+            memory = np.empty(shape, dtype)
         lent = memory.view()
         weakref.finalize(lent, free.append, memory)
         return lent
