@@ -53,7 +53,7 @@ class HostMemoryError(MemoryError):
 class HostTable:
     """Tables whose rows and state of an optimiser are NumPy arrays in the memory of the host.
 
-    A device reads rows that the CPU has gathered, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
+    A device reads rows that the CPU has gathered, or a GPU reads them by itself, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
     move them on a device, so in the same order. The arrays are made by `draw` or `load`: until then the object takes no memory.
 
     It is compared and hashed by its identity, so it can be an attribute of an `nnx.Module`.
@@ -250,7 +250,8 @@ class HostTable:
     ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
         """Return a table of the rows that ids address, on the device, and the ids of the same rows in it.
 
-        The rows are those of `given`, if there are some; otherwise the CPU gathers them, while a jitted function waits.
+        The rows are those of `given`, if there are some. Otherwise a jitted function on an NVIDIA GPU with Triton reads them itself: for it the rows are locked in their memory,
+        when the first is traced. On any other device it waits for the CPU, which gathers them.
         """
         n_tables, _, width = self.shape
         shape = index.shape
