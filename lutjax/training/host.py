@@ -241,7 +241,7 @@ class Ahead:
 
     def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
         """Return memory that nobody has any more, because new memory is slow to write to: that which a driver has locked, if there is one."""
-        free = self._buffers.setdefault((shape, dtype, driver is None), [])
+        free = self._buffers.setdefault((shape, dtype, driver is not None), [])
         memory = free.pop() if free else None
         if memory is None and driver is not None:
             with contextlib.suppress(

@@ -1242,7 +1242,7 @@ def host_table(shape, dtype=np.float32):
     ("shape", "dtype", "n"),
     [
         ((3, 9, 5), "float32", 1),
-        ((2, 50, 128), "float16", 5),
+        ((2, 50, 128), "float16", 300),  # several tiles for a program
         ((1, 7, 700), "float32", 3),
         ((2, 40, 8), "bfloat16", 1100),
     ],
