@@ -5,7 +5,8 @@
   memory of NumPy.
 - `steps`: milliseconds of a training step of a GPT of 100 M parameters whose memory of n-grams has so many gigabytes in the memory of the host, for queues of several
   depths and as rows that are read inside of the step, beside the same GPT with a small table on the device.
-- `decode`: milliseconds of a token of `generate`, of both.
+- `decode`: milliseconds of a token of `generate`, of both, where the GPU reads the rows by itself and where the CPU reads them for it; seconds in which the
+  memory is locked for the first.
 
 Texts are random bytes, so that n-grams are spread over all rows. The best of `--repeats` counts. `--small` has sizes for a machine with two cores.
 """
@@ -13,6 +14,7 @@ Texts are random bytes, so that n-grams are spread over all rows. The best of `-
 import argparse
 import dataclasses
 import time
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +31,6 @@ from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.training import tables
 from lutjax.training.lm import Run, TrainingConfig
-
-DEPTHS = (0, 1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,9 @@ def token_time(run: Run, params: Any, others: Any, texts: int, sizes: Sizes, rep
     return (generate(sizes.tokens + 1) - generate(1)) / sizes.tokens
 
 
-def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> None:
+def of_models(
+    gigabytes: float, sizes: Sizes, repeats: int, what: list[str], texts: list[int], depths: list[int]
+) -> None:
     """Print times of steps and of tokens."""
     small, on_host = run_of(sizes, "device", 1 << 14), run_of(sizes, "host", rows_of(gigabytes))
     table = next(iter(table for table, _ in on_host.structure.host_tables.values()))
@@ -240,17 +242,17 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
         print(f"| small table on the device | {alone * 1e3:.2f} ms a step |")
     params, others = small.structure.init(0)
     if "decode" in what:
-        of_small = {n: token_time(small, params, others, n, sizes, repeats) for n in (1, 16)}
+        of_small = {n: token_time(small, params, others, n, sizes, repeats) for n in texts}
     del params, others
-    for depth in DEPTHS if "steps" in what else (0,):
+    for depth in depths if "steps" in what else (0,):
         if depth:
             on_host = run_of(sizes, "host", rows_of(gigabytes), depth)
         found = next(iter(table for table, _ in on_host.structure.host_tables.values()))
-        if found is not table:  # the same rows, without writing them again
+        if found is not table and table.weights is not None:  # the same rows, without writing them again
             found.weights, found.moved, table.weights = table.weights, table.moved, None
-            table = found
-        else:
-            filled(table, jax.random.key(0))
+        elif found.weights is None:
+            filled(found, jax.random.key(0))
+        table = found
         table.draw = lambda key: None  # type: ignore[method-assign]
         if "steps" in what:
             seconds = step_time(on_host, sizes, repeats)
@@ -260,11 +262,21 @@ def of_models(gigabytes: float, sizes: Sizes, repeats: int, what: list[str]) -> 
             )
     if "decode" in what:
         params, others = on_host.structure.init(0)
-        for n, seconds in of_small.items():
-            other = token_time(on_host, params, others, n, sizes, repeats)
-            print(
-                f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host | {other / seconds:.3f} times |"
-            )
+        for who in ("GPU", "CPU"):  # the second is how it was, and is where no GPU can read
+            is_shown = HostTable._is_shown_to if who == "GPU" else lambda *_: False
+            with unittest.mock.patch.object(HostTable, "_is_shown_to", is_shown):
+                jax.clear_caches()
+                start = time.perf_counter()
+                jax.jit(lambda index: table.read(index)[0]).lower(np.zeros((1, N_TABLES, 1), np.int32))
+                if who == "GPU":
+                    print(f"the rows are locked in {time.perf_counter() - start:.1f} s")
+                for n, seconds in of_small.items():
+                    other = token_time(on_host, params, others, n, sizes, repeats)
+                    print(
+                        f"| {n} texts | {seconds * 1e3:.3f} ms a token, small table on the device | {other * 1e3:.3f} ms on the host, the {who} reads | "
+                        f"{other / seconds:.3f} times |",
+                        flush=True,
+                    )
 
 
 def main() -> None:
@@ -281,7 +293,13 @@ def main() -> None:
         "--gigabytes", type=float, default=60, help="of the table in the memory of the host (60)"
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--texts", type=int, nargs="+", default=[1, 16], help="numbers of texts that decode together (1 16)"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a machine with two cores")
+    parser.add_argument(
+        "--depths", type=int, nargs="+", default=[0, 1, 2], help="of the queue of steps (0 1 2)"
+    )
     given = parser.parse_args()
     sizes = SMALL if given.small else Sizes()
     if "rows" in given.what:
@@ -289,7 +307,7 @@ def main() -> None:
     if "kinds" in given.what:
         of_kinds(sizes, given.repeats)
     if {"steps", "decode"} & set(given.what):
-        of_models(given.gigabytes, sizes, given.repeats, given.what)
+        of_models(given.gigabytes, sizes, given.repeats, given.what, given.texts, given.depths)
 
 
 if __name__ == "__main__":

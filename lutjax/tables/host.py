@@ -8,6 +8,8 @@ import importlib
 import math
 import mmap
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,13 +27,16 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Request, devices_of, kernel_registry
+from lutjax.dispatch.registry import Backend, Device, Request, devices_of, kernel_registry
+from lutjax.kernels import _nvidia
+from lutjax.kernels._triton import _triton_fit
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
 from lutjax.values._dtypes import accumulator
-from lutjax.values._ids import is_concrete
+from lutjax.values._ids import as_int32, is_concrete
 
 PLACEMENTS = ("device", "host")
 """Where the tables of a memory may lie."""
@@ -48,7 +53,7 @@ class HostMemoryError(MemoryError):
 class HostTable:
     """Tables whose rows and state of an optimiser are NumPy arrays in the memory of the host.
 
-    A device reads rows that the CPU has gathered, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
+    A device reads rows that the CPU has gathered, or a GPU reads them by itself, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
     move them on a device, so in the same order. The arrays are made by `draw` or `load`: until then the object takes no memory.
 
     It is compared and hashed by its identity, so it can be an attribute of an `nnx.Module`.
@@ -87,7 +92,9 @@ class HostTable:
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"HostTable: shape is {shape}; expected (tables, rows, numbers of a row).")
         self.shape, self.dtype, self.init, self.name = tuple(shape), np.dtype(dtype), init, name
-        self.weights: np.ndarray | None = None
+        self._weights: np.ndarray | None = None
+        self._cell: _registered.Cell | None = None
+        self._refused = False
         self.moved: np.ndarray | None = None
         self.rule: RowRule | None = None
         self.state: dict[str, np.ndarray] = {}
@@ -142,6 +149,21 @@ class HostTable:
         """Shape of the rows that this process has."""
         return self.shape[0], len(self.rows), self.shape[2]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cell": None}  # a copy has rows of its own
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The rows, ``[tables, rows, numbers]``; None before they are made."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, rows: np.ndarray | None) -> None:
+        with _registered.lock:
+            self._weights = rows
+            if self._cell is not None:
+                self._show()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the rows that this process has."""
@@ -165,13 +187,13 @@ class HostTable:
         if self.init is jax.nn.initializers.zeros:
             self.weights = self._zeros(self._held, self.dtype)
         elif isinstance(self.init, Normal) and self.init.in_parts(self.dtype):
-            self.weights = self._zeros(self._held, self.dtype)
+            rows = self._zeros(self._held, self.dtype)
             init, data = self.init, np.asarray(jax.random.key_data(key))
             # Numbers that follow each other in the whole, by the place of the first.
-            runs = [(0, self.weights.reshape(-1))]
+            runs = [(0, rows.reshape(-1))]
             if self.is_shared:
                 places = [(t * self.shape[1] + self.rows.start) * width for t in range(n_tables)]
-                runs = [(at, a.reshape(-1)) for at, a in zip(places, self.weights, strict=True)]
+                runs = [(at, a.reshape(-1)) for at, a in zip(places, rows, strict=True)]
 
             def fill(job: tuple[int, np.ndarray]) -> None:
                 first, part = job
@@ -182,12 +204,15 @@ class HostTable:
                 fill,
                 [(at + i, a[i : i + _BLOCK]) for at, a in runs for i in range(0, a.size, _BLOCK)],
             )
+            self.weights = rows
         else:
             with jax.default_device(cpu()):
                 drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
                     jax.device_put(key, cpu())
                 )
-            self.weights = np.array(drawn[:, self.rows.start : self.rows.stop])
+            rows = self._zeros(self._held, self.dtype)
+            rows[...] = drawn[:, self.rows.start : self.rows.stop]
+            self.weights = rows
         self.moved = np.zeros((n_tables, n_rows), np.bool_)
 
     def start(self, rule: RowRule) -> None:
@@ -305,7 +330,8 @@ class HostTable:
     ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
         """Return a table of the rows that ids address, on the device, and the ids of the same rows in it.
 
-        The rows are those of `given`, if there are some; otherwise the CPU gathers them, while a jitted function waits.
+        The rows are those of `given`, if there are some. Otherwise a jitted function on an NVIDIA GPU with Triton reads them itself: for it the rows are locked in their memory,
+        when the first is traced. On any other device it waits for the CPU, which gathers them.
         """
         n_tables, _, width = self.shape
         shape = index.shape
@@ -314,15 +340,7 @@ class HostTable:
         rows, part = _given.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            if self._mesh is not None:
-                rows = self._read_of_all(flat, self._mesh)
-            elif is_concrete(flat):
-                rows = jnp.asarray(self.gather(np.asarray(flat)))
-            else:
-                made = jax.ShapeDtypeStruct((n_tables, n * ways, width), self.dtype)
-                rows = jax.pure_callback(
-                    lambda ids: self.gather(np.asarray(ids)), made, flat, vmap_method="sequential"
-                )
+            rows = self._read(flat) if self._mesh is None else self._read_of_all(flat, self._mesh)
         elif rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
             raise ValueError(
                 f"HostTable: the rows that are given are {list(rows.shape)}; expected {[n_tables, n * ways, width]}, or those of several parts."
@@ -356,18 +374,100 @@ class HostTable:
         rows: jax.Array = jax.jit(read)(index)
         return rows
 
+    def _read(self, index: jax.Array) -> jax.Array:
+        """Return on the device what `gather` returns. In a program a GPU that can reads the rows by itself, any other device waits for the CPU."""
+        if is_concrete(index):
+            return jnp.asarray(self.gather(np.asarray(index)))
+        n, n_tables, ways = index.shape
+        made = jax.ShapeDtypeStruct((n_tables, n * ways, self.shape[-1]), self.dtype)
+
+        def by_cpu(index: jax.Array) -> jax.Array:
+            rows: jax.Array = jax.pure_callback(
+                lambda ids: self.gather(np.asarray(ids)), made, index, vmap_method="sequential"
+            )
+            return rows
+
+        devices = devices_of([index])
+        gpu = next((device for device in devices if device.backend == Backend.GPU), None)
+        if gpu is None or not self._is_shown_to(gpu):
+            return by_cpu(index)
+        host_rows = importlib.import_module("lutjax.kernels._triton.host_rows")
+        assert self._cell is not None
+        cell = self._cell.address
+
+        def by_gpu(index: jax.Array) -> jax.Array:
+            rows: jax.Array = host_rows.read(cell, as_int32(index), self.shape, self.dtype, gpu)
+            return rows
+
+        if len(devices) == 1:
+            return by_gpu(index)
+        rows: jax.Array = jax.lax.platform_dependent(index, cuda=by_gpu, default=by_cpu)
+        return rows
+
+    def _is_shown_to(self, device: Device) -> bool:
+        """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
+        if (_nvidia.compute_capability(device) or 0) < 80 or _triton_fit.unfit_packages():
+            return False
+        with _registered.lock:
+            if self._cell is None and not self._refused:
+                try:
+                    driver = _registered.driver()
+                    if driver is None:
+                        return False
+                    self._cell = _registered.Cell(driver)
+                    self._show()
+                    weakref.finalize(self, self._cell.abandon).atexit = False
+                except (HostMemoryError, _registered.RegistrationError) as error:
+                    self._cell, self._refused = None, True
+                    reason = (
+                        error
+                        if isinstance(error, HostMemoryError)
+                        else f"the GPU does not read the memory of the host: {error}."
+                    )
+                    warnings.warn(
+                        f"{reason} Until then each read in a program waits for the CPU, a third of a millisecond or less.",
+                        stacklevel=2,
+                    )
+            return self._cell is not None
+
+    def _show(self) -> None:
+        """Let programs of GPUs that know the cell find the rows.
+
+        Raises:
+          HostMemoryError: the memory cannot be locked.
+          ValueError: the rows are not those of such a table.
+        """
+        assert self._cell is not None
+        rows = self.weights
+        if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
+            raise ValueError(f"HostTable: weights is {shown(rows)}; expected {self.dtype}{list(self.shape)}.")
+        try:
+            if (
+                self.init is jax.nn.initializers.zeros
+                and rows is not None
+                and not self._cell.has_locked(rows)
+            ):
+                self._require(self.nbytes, "all of its rows in locked memory")  # also those that never moved
+            self._cell.point(rows)
+        except _registered.RegistrationError as error:
+            raise HostMemoryError(
+                f"the table {self.name} {self.dtype}{list(self.shape)}: the driver of the GPU did not lock its {self.nbytes / 1e9:,.2f} GB of the memory of "
+                f"the host ({error}): choose fewer rows, or let the process lock more memory."
+            ) from error
+
     def gradient_of(self, gradient: TableGradient, index: Int[Array, "*batch tables ways"]) -> TableGradient:
         """Return the gradient of this table, of that of the rows which `read` returned for these ids."""
         look_up: Any = gradient.look_up
         index = index.reshape(look_up.index.shape)
         return dataclasses.replace(gradient, look_up=look_up.replace(index=index), shape=self.shape)
 
-    def update(self, gradient: TableGradient, rate: Any) -> None:
+    def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Move the rows that were read, in their own memory, as `lutjax.update_table` does.
 
         Args:
           gradient: of this table; see `gradient_of`.
           rate: the learning rate of this step.
+          waits: for programs of GPUs that read the rows. False: the caller knows that none does.
 
         Raises:
           ValueError: there is no rule yet, or the gradient is of another table, or not all of it is in this process.
@@ -388,6 +488,8 @@ class HostTable:
                     "same on all devices, NamedSharding(mesh, PartitionSpec())."
                 )
         gradient = jax.device_get(gradient)
+        if waits:
+            self._wait()
         look_up: Any = gradient.look_up
         if self.is_shared:
             for t in range(len(weights)):
@@ -478,6 +580,10 @@ class HostTable:
             rate,
         )
 
+    def _wait(self) -> None:
+        if self._cell is not None:
+            self._cell.wait()
+
     def save(self, folder: Path) -> None:
         """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key.
 
@@ -510,6 +616,7 @@ class HostTable:
         """
         weights = self._there()
         assert self.moved is not None
+        self._wait()
         arrays = {"rows": weights, **self.state}
 
         def read(name: str) -> np.ndarray:

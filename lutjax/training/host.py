@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
@@ -25,6 +26,8 @@ from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
 __all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "OnMesh", "given"]
+
+_SMALL = 1 << 20  # bytes that JAX fetches as fast as anybody
 
 FOLDER = "host"
 """Folder of a checkpoint with what lies in the memory of the host."""
@@ -70,6 +73,8 @@ class Ahead:
       rate: returns the learning rate of a step.
       depth: of the queue, in steps.
       put: puts a pytree of arrays on the device.
+      lands: whether rows may come into memory of a GPU that is used again: while programs run, and faster. The program whose gradients `update` gets has
+        then to be the last that reads the batch of a step.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, numpy as np
@@ -98,9 +103,11 @@ class Ahead:
         rate: Callable[[int], Any],
         depth: int = 0,
         put: Callable[[Any], Any] = jax.device_put,
+        lands: bool = False,
     ):
         self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
-        self.depth = depth
+        self.depth, self._lands = depth, lands
+        self._landings: dict[Any, list[jax.Array]] = {}
         # Threads for what needs no table go ahead of the one that has them.
         self._threads = {
             what: ThreadPoolExecutor(1, f"lutjax-host-{what}") for what in ("ids", "get", "tables", "put")
@@ -108,7 +115,7 @@ class Ahead:
         self._known: dict[int, Future[Ids]] = {}
         self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = deque()
         self._updates: deque[Future[None]] = deque()
-        self._buffers: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self._buffers: dict[Any, list[np.ndarray]] = {}
         self._next = 0
         """The step whose rows come first in the queue."""
 
@@ -125,9 +132,9 @@ class Ahead:
           gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
-        ids, _, _ = self._queue.popleft()
+        ids, _, batch = self._queue.popleft()
         self._next += 1
-        found = self._submit("get", jax.device_get, {name: opened(g) for name, g in gradients.items()})
+        found = self._submit("get", self._got, {name: opened(g) for name, g in gradients.items()}, batch)
         self._updates.append(self._submit("tables", self._move, step, found, ids))
         self._fetch(step + 1 + self.depth)
         while self._updates and self._updates[0].done():
@@ -152,6 +159,7 @@ class Ahead:
         """
         self.wait()
         self._queue.clear()
+        self._landings = {}  # a program may still read what was there
         self._known.clear()
         self._next = step
         for at in range(step, step + self.depth + 1):
@@ -163,9 +171,39 @@ class Ahead:
                 self._known[at] = self._submit("ids", self._ids_of, at)
         ids = self._known.pop(step)
         rows = self._submit("tables", self._gathered, ids, kept)
-        self._queue.append(
-            (ids, rows, self._submit("put", lambda: self._put(Batch(rows.result(), ids.result().own))))
-        )
+        self._queue.append((ids, rows, self._submit("put", self._placed, rows, ids)))
+
+    def _placed(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
+        """Return the batch of a step on the device."""
+        found, own = rows.result(), ids.result().own
+        if self._driver is None:
+            batch: Batch = self._put(Batch(found, own))
+            return batch
+        landed = {name: self._landed(a) for name, a in found.items()}
+        return Batch(landed, self._put(own))
+
+    @functools.cached_property
+    def _driver(self) -> "_registered.Driver | None":
+        """The driver of the GPU into whose memory rows are copied; None: JAX puts them there."""
+        if not self._lands:
+            return None
+        with contextlib.suppress(_registered.RegistrationError):
+            return _registered.driver_of(self._put(np.zeros(1, np.float32)))
+        return None
+
+    def _landed(self, rows: np.ndarray) -> Any:
+        """Return rows on the GPU, copied there while it computes. What JAX copies waits for all programs that were started before."""
+        assert self._driver is not None
+        if rows.dtype.kind != "f":  # no such view of other types
+            return self._put(rows)
+        free = self._landings.setdefault((rows.shape, rows.dtype), [])
+        with contextlib.suppress(_registered.RegistrationError):
+            memory = free.pop() if free else jax.block_until_ready(self._put(np.zeros_like(rows)))
+            self._driver.copy_in(rows, memory)
+            lent = _registered.view(memory)
+            weakref.finalize(lent, free.append, memory)
+            return lent
+        return self._put(rows)
 
     def _ids_of(self, step: int) -> "Ids":
         found = dict(self._ids(step))
@@ -179,16 +217,43 @@ class Ahead:
         found = ids.result().of_tables
         if kept is not None:
             return {name: table.own(kept[name], found[name]) for name, table in self._tables.items()}
-        return {
-            name: table.gather(found[name], self._buffer(table, found[name]))
-            for name, table in self._tables.items()
-        }
+        rows = {}
+        for name, table in self._tables.items():
+            index = found[name]
+            shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
+            rows[name] = table.gather(index, self._buffer(shape, table.dtype, self._driver))
+        return rows
 
-    def _buffer(self, table: HostTable, index: np.ndarray) -> np.ndarray:
-        """Return memory for rows: that of rows which nobody has any more, because new memory is slow to write to."""
-        shape = (table.shape[0], len(index) * index.shape[-1], table.shape[-1])
-        free = self._buffers.setdefault((*shape, table.dtype.num), [])
-        memory = free.pop() if free else np.empty(shape, table.dtype)
+    def _got(self, gradients: Mapping[str, TableGradient], batch: Any) -> Mapping[str, TableGradient]:
+        """Return gradients in the memory of the host, when the device has them.
+
+        Args:
+          batch: that of the step, which lives until the step has ended.
+        """
+        jax.block_until_ready(gradients)
+        found: Mapping[str, TableGradient] = jax.tree.map(self._fetched, gradients)
+        return found
+
+    def _fetched(self, array: Any) -> np.ndarray:
+        with contextlib.suppress(_registered.RegistrationError):  # then by JAX, which copies it twice
+            driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
+            if driver is not None:
+                found = self._buffer(array.shape, array.dtype, driver)
+                driver.copy_out(array, found)
+                return found
+        return np.asarray(jax.device_get(array))
+
+    def _buffer(self, shape: tuple[int, ...], dtype: Any, driver: "_registered.Driver | None") -> np.ndarray:
+        """Return memory that nobody has any more, because new memory is slow to write to: that which a driver has locked, if there is one."""
+        free = self._buffers.setdefault((shape, dtype, driver is not None), [])
+        memory = free.pop() if free else None
+        if memory is None and driver is not None:
+            with contextlib.suppress(
+                _registered.RegistrationError
+            ):  # copies from and to other memory are slower
+                memory = _registered.locked(shape, dtype, driver)
+        if memory is None:
+            memory = np.empty(shape, dtype)
         lent = memory.view()
         weakref.finalize(lent, free.append, memory)
         return lent
@@ -196,7 +261,8 @@ class Ahead:
     def _move(self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]) -> None:
         rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
-            table.update(table.gradient_of(found[name], index[name]), rate)
+            # A program that reads the table was started before the steps, whose gradients are there: it has ended.
+            table.update(table.gradient_of(found[name], index[name]), rate, waits=False)
 
     def abstract(self) -> Batch:
         """Return shapes and dtypes of a batch."""

@@ -1,5 +1,6 @@
 """Memories of n-grams in the memory of the host: training as on the device, stale rows, runs that are killed, generation and errors."""
 
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -23,9 +24,9 @@ from machine import needs_devices
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
-from lutjax.tables import host as tables_on_host
+from lutjax.tables import _registered, host as tables_on_host
 from lutjax.tables.gradient import TableGradient
-from lutjax.training import experiments, hosts, lm_runs, models, runs
+from lutjax.training import experiments, host as training_on_host, hosts, lm_runs, models, runs
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
@@ -125,6 +126,50 @@ def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
         np.testing.assert_array_equal(batch.rows[name], found)
         state, _ = run.advance(state, i, 1)
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
+
+
+class CopyingDriver:
+    """A driver of a GPU whose memory is that of the host."""
+
+    def __init__(self) -> None:
+        self.locked, self.copies = set[int](), 0
+
+    def register(self, address: int, n_bytes: int) -> None:
+        self.locked.add(address)
+
+    def unregister(self, address: int) -> None:
+        self.locked.remove(address)
+
+    def wait(self) -> None: ...
+
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        assert out.ctypes.data in self.locked
+        np.copyto(out, array)
+        self.copies += 1
+
+    def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
+        assert array.ctypes.data in self.locked
+        np.copyto(written(out), array)
+
+
+def written(array: jax.Array) -> np.ndarray:
+    """The memory of an array of the CPU."""
+    numbers = ctypes.c_float * array.size
+    return np.ctypeslib.as_array(numbers.from_address(array.unsafe_buffer_pointer())).reshape(array.shape)
+
+
+def test_gradients_come_into_locked_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(run_of(memory_depth=1), 4)[0]
+    driver = CopyingDriver()
+    monkeypatch.setattr(_registered, "driver_of", lambda array: driver)
+    monkeypatch.setattr(_registered, "view", lambda array: jax.dlpack.from_dlpack(array))
+    monkeypatch.setattr(training_on_host, "_SMALL", 0)
+    run = run_of(memory_depth=1)
+    assert trained(run, 4)[0] == expected
+    in_one_step = driver.copies // 4
+    assert in_one_step == 2 * 5  # of each table the ids, coefficients, cotangent and two factors
+    # Each has its memory at most twice, beside the rows of two tables and three steps.
+    assert 0 < len(driver.locked) <= 2 * in_one_step + 6
 
 
 @pytest.mark.thorough

@@ -1,5 +1,10 @@
 """Tables in the memory of the host: reads, draws and updates are those of tables on a device; errors."""
 
+import copy
+import ctypes
+import gc
+import threading
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +16,13 @@ import pytest
 from flax import linen as nn, nnx
 
 import lutjax
+from lutjax.dispatch.registry import Backend, Device
+from lutjax.kernels._triton import _triton_fit
 from lutjax.layers import haiku, linen
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables import host
+from lutjax.tables import _registered, host
+from lutjax.tables._registered import RegistrationError
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, Normal
 from lutjax.tables.host_tables import HostTables
@@ -455,3 +463,171 @@ def test_errors_of_tables_of_a_model() -> None:
         linen.ProductKeyMemory(6, 6, n_keys=6, k=3, placement=memory).init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="the gradients are of the tables"):
         memory.update({}, 0.1)
+
+
+class FakeDriver:
+    """A driver that notes what it is asked for, and locks no more than so many arrays."""
+
+    def __init__(self, most: int = 9):
+        self.most, self.log = most, list[str]()
+        self.locked = dict[int, int]()
+
+    def register(self, address: int, n_bytes: int) -> None:
+        if len(self.locked) == self.most:
+            raise RegistrationError("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY")
+        assert address not in self.locked
+        self.locked[address] = n_bytes
+        self.log.append("register")
+
+    def unregister(self, address: int) -> None:
+        del self.locked[address]
+        self.log.append("unregister")
+
+    def wait(self) -> None:
+        self.log.append("wait")
+
+    def copy_out(self, array: Any, out: np.ndarray) -> None:
+        raise NotImplementedError
+
+    copy_in = copy_out
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A driver of a GPU that this machine seems to have."""
+
+    def found(driver: FakeDriver) -> FakeDriver:
+        monkeypatch.setattr(_registered, "driver", lambda: driver)
+        monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+        return driver
+
+    return found
+
+
+H200 = Device(Backend.GPU, "NVIDIA H200")
+
+
+NORMAL = Normal(1.0)
+
+
+def table_of(init: Any = NORMAL) -> HostTable:
+    table = HostTable((2, 7, 3), np.float32, init)
+    table.draw(jax.random.key(0))
+    return table
+
+
+def word_of(table: HostTable) -> int:
+    assert table._cell is not None
+    return ctypes.c_uint64.from_address(table._cell.address).value
+
+
+def address_of(table: HostTable) -> int:
+    assert table.weights is not None
+    return int(table.weights.ctypes.data)
+
+
+def test_a_cell_holds_the_rows_that_a_table_has(driver: Any) -> None:
+    of_gpu, table = driver(FakeDriver()), table_of()
+    assert not of_gpu.log  # before a program asks
+    assert table._is_shown_to(H200)
+    assert table._cell is not None
+    cell = table._cell.address
+    assert word_of(table) == address_of(table)
+    assert of_gpu.locked[address_of(table)] == table.nbytes
+    before, first = table.weights, address_of(table)
+    table.draw(jax.random.key(1))
+    assert table.weights is not before
+    assert (table._cell.address, word_of(table)) == (cell, address_of(table))
+    assert first not in of_gpu.locked
+    # Programs that read the rows have ended before these are given back, twice: some began before the cell was empty.
+    assert of_gpu.log == ["register", "register", "wait", "wait", "unregister", "register"]
+    table.weights = None
+    assert (word_of(table), len(of_gpu.locked)) == (0, 1)
+    with pytest.raises(ValueError, match=r"weights is .*; expected float32\[2, 7, 3\]"):
+        table.weights = np.zeros((2, 6, 3), np.float32)
+
+
+def test_updates_wait_for_programs_that_read(driver: Any) -> None:
+    of_gpu, table = driver(FakeDriver()), table_of()
+    table.start(tables.SGD())
+    index = np.zeros((1, 2, 1), np.int32)
+    look_up = WeightedLookup.of(
+        (None, index, np.ones(index.shape, np.float32)),
+        {"groups": 2, "valued": 1, "accumulate": None}.items(),
+    )
+    gradient = TableGradient(
+        look_up, np.ones((1, 2, 3), np.float32), None, np.float32(0), table.shape, table.dtype
+    )
+    assert table._is_shown_to(H200)
+    of_gpu.log.clear()
+    table.update(gradient, 0.1, waits=False)
+    assert of_gpu.log == []
+    table.update(gradient, 0.1)
+    assert of_gpu.log == ["wait"]
+
+
+def test_tables_with_the_same_rows_lock_them_once(driver: Any) -> None:
+    of_gpu, table = driver(FakeDriver()), table_of()
+    other = HostTable(table.shape, table.dtype, table.init)
+    for one in (table, other):
+        assert one._is_shown_to(H200)
+    assert word_of(other) == 0
+    other.weights = table.weights
+    assert word_of(other) == word_of(table) == address_of(table)
+    table.weights = None
+    assert of_gpu.locked[address_of(other)]
+    copied = copy.deepcopy(other)
+    assert copied._cell is None
+    other.weights = None
+    assert len(of_gpu.locked) == 1  # the page of cells
+
+
+def test_memory_of_a_table_that_nobody_has_is_given_back(driver: Any) -> None:
+    of_gpu, table = driver(FakeDriver()), table_of()
+    assert table._is_shown_to(H200)
+    cell = table._cell
+    assert cell is not None
+    assert len(of_gpu.locked) == 2
+    del table
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "lutjax-unregister":
+            thread.join()
+    assert len(of_gpu.locked) == 1
+    assert ctypes.c_uint64.from_address(cell.address).value == 0  # for programs that outlive the table
+
+
+def test_locked_memory_is_given_back_with_its_array() -> None:
+    driver = FakeDriver()
+    memory = _registered.locked((3, 5), np.dtype(np.float32), driver)
+    part = memory.view()[1:]
+    assert list(driver.locked.values()) == [60]
+    del memory
+    part[:] = 1
+    assert driver.locked
+    del part
+    assert not driver.locked
+
+
+def test_memory_that_cannot_be_locked_is_said_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_gpu, table = driver(FakeDriver(most=1)), table_of()
+    message = r"float32\[2, 7, 3\]: the driver of the GPU did not lock its 0.00 GB of .*OUT_OF_MEMORY\): choose fewer rows"
+    with pytest.warns(UserWarning, match=message):
+        assert not table._is_shown_to(H200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not table._is_shown_to(H200)
+    # Rows of zeros take memory when they are locked.
+    of_gpu.most, table = 9, table_of(jax.nn.initializers.zeros)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "free_memory", lambda: 100)
+        with pytest.warns(
+            UserWarning, match="all of its rows in locked memory takes .* GB free: choose fewer"
+        ):
+            assert not table._is_shown_to(H200)
+    # A program that is there needs the rows of the next draw.
+    table = table_of()
+    assert table._is_shown_to(H200)
+    of_gpu.most = 1
+    with pytest.raises(HostMemoryError, match="did not lock its"):
+        table.draw(jax.random.key(1))

@@ -1,16 +1,26 @@
 """Tests that need a GPU. All suites for a machine with one: `pytest -m gpu`."""
 
+import gc
+import time
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import ops
+from flax import nnx
 from machine import needs_gpu
 
 import lutjax
 from lutjax import reads, testing
 from lutjax.kernels._triton import _triton_fit
-from lutjax.training import tables as training_tables
+from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
+from lutjax.models import GPT, GPTConfig, Slots
+from lutjax.tables import _registered
+from lutjax.tables.host import HostTable, Normal
+from lutjax.training import nnx as training, tables, tables as training_tables
+from lutjax.training.host import Ahead, given
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -237,3 +247,185 @@ def test_gradients_of_scored_reads_have_the_same_bits_in_every_run():
         jax.tree.map(
             np.testing.assert_array_equal, jax.device_get(gradients(x, weights, read.initial())), first
         )
+
+
+# ------------------------------------------------------------------------------------- tables in the memory of the host
+def host_table(dtype=np.float32):
+    table = HostTable((3, 1000, 12), dtype, Normal(1.0))
+    table.draw(jax.random.key(0))
+    return table
+
+
+def read_by_gpu(table):
+    """A program that reads a table, and asks no CPU for it."""
+    f = jax.jit(lambda index: table.read(index)[0])
+    index = jax.ShapeDtypeStruct((5, table.shape[0], 2), jnp.int32)
+    assert "callback" not in f.lower(index).as_text()
+    return f
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("n", [1, 5, 3000])
+def test_a_gpu_reads_tables_of_the_host(n, dtype):
+    table = host_table(dtype=jnp.dtype(dtype))
+    f = read_by_gpu(table)
+    rng = np.random.default_rng(0)
+    index = rng.integers(-3, table.shape[1] + 3, (n, 3, 2)).astype(np.int32)
+    np.testing.assert_array_equal(f(index), table.gather(index))
+    several = np.stack([index, index + 1])
+    mapped = jax.jit(jax.vmap(lambda index: table.read(index)[0]))(several)
+    np.testing.assert_array_equal(mapped, [table.gather(index) for index in several])
+
+
+def test_a_program_reads_what_the_table_has_now():
+    table = host_table()
+    f = read_by_gpu(table)
+    index = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
+    first = np.asarray(f(index))
+    table.weights[:] += 1
+    np.testing.assert_array_equal(f(index), first + 1)
+    table.draw(jax.random.key(1))
+    np.testing.assert_array_equal(f(index), table.gather(index))
+    assert (np.asarray(f(index)) != first).any()
+    other = host_table()
+    other.weights = table.weights  # an array of two tables
+    g = read_by_gpu(other)
+    table.weights = None
+    assert np.isnan(f(index)).all()
+    np.testing.assert_array_equal(g(index), other.gather(index))
+    compiled = g.lower(jax.ShapeDtypeStruct(index.shape, index.dtype)).compile()
+    rows = weakref.ref(other.weights)
+    del g, other
+    jax.clear_caches()
+    for _ in range(100):  # a thread gives the memory back
+        gc.collect()
+        if rows() is None:
+            break
+        time.sleep(0.1)
+    assert rows() is None
+    assert np.isnan(compiled(index)).all()  # a program may outlive its table
+
+
+@pytest.mark.parametrize("kind", ["ngrams", "keys"])
+def test_layers_read_and_learn_as_when_the_cpu_reads(kind, monkeypatch):
+    x = np.random.default_rng(1).normal(size=(3, 8, 6)).astype(np.float32)
+    tokens = np.random.default_rng(2).integers(0, 9, (3, 8))
+
+    def losses():
+        options = {"placement": "host", "accumulate": lutjax.FixedPoint(2.0**16), "rngs": nnx.Rngs(0)}
+        layer = (
+            NgramMemory(6, rows=20, heads=2, **options)
+            if kind == "ngrams"
+            else ProductKeyMemory(6, 6, n_keys=5, heads=2, k=3, **options)
+        )
+        layer.weights.start(tables.RowAdagrad())
+
+        def loss(layer):
+            y = layer(x, tokens) if kind == "ngrams" else layer(x)
+            return jnp.mean((y - 1) ** 2)
+
+        @nnx.jit
+        def step(layer):
+            return training.value_and_grad(loss, host=True)(layer)
+
+        found = []
+        for _ in range(4):
+            value, (_, of_host) = step(layer)
+            training.update_host(layer, of_host, 0.1)
+            found.append(float(value))
+        return found
+
+    by_gpu = losses()
+    monkeypatch.setattr(_registered, "driver", lambda: None)
+    assert by_gpu == losses()
+    assert by_gpu[-1] < by_gpu[0]
+
+
+HOST_CONFIG = GPTConfig(
+    features=16,
+    context=16,
+    n_layers=2,
+    n_heads=2,
+    feed_forward="dense",
+    memory=True,
+    memory_orders=(2, 3),
+    memory_rows=100,
+    memory_layers=(0, 1),
+    memory_placement="host",
+)
+
+
+def test_decoding_reads_as_when_the_cpu_reads(monkeypatch):
+    prompts = np.random.default_rng(0).integers(0, 64, (2, 5)).astype(np.int32)
+
+    def drawn():
+        model = GPT(HOST_CONFIG, rngs=nnx.Rngs(0))
+        for layer in model.layers:
+            layer.memory.weights.weights[:] *= 20
+        slots = Slots(model, 2, temperature=0)
+        first, token = slots.join(prompts[0], key=jax.random.key(0))
+        joined = [token, *np.asarray(slots.step(3)[first]).tolist()]
+        return model.generate(prompts, 40, key=jax.random.key(0)), joined
+
+    tokens, joined = drawn()
+    monkeypatch.setattr(_registered, "driver", lambda: None)
+    want, joined_by_cpu = drawn()
+    np.testing.assert_array_equal(tokens, want)
+    assert joined == joined_by_cpu
+
+
+def test_memory_that_cannot_be_locked_is_read_by_the_cpu(monkeypatch):
+    def refuse(*_):
+        raise _registered.RegistrationError("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY")
+
+    table = host_table()
+    monkeypatch.setattr(_registered.Cell, "point", refuse)
+    index = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
+    with pytest.warns(
+        UserWarning, match=r"did not lock its 0\.00 GB of the memory of the host .*: choose fewer rows"
+    ):
+        rows = jax.jit(lambda index: table.read(index)[0])(index)
+    np.testing.assert_array_equal(rows, table.gather(index))
+
+
+def test_rows_land_beside_programs_that_run(monkeypatch):
+    """Training reads and moves the rows that it would if JAX copied them, bit for bit; memory is used again."""
+    n, n_tables, width = 4096, 2, 64
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 5000, (16, n, n_tables, 1)).astype(np.int32)
+    matrix = jnp.eye(2048)
+
+    def trained():
+        table = HostTable((n_tables, 5000, width), np.float32, Normal(1.0))
+        table.draw(jax.random.key(0))
+        table.start(tables.RowAdam())
+        ahead = Ahead({"t": table}, lambda step: {"t": index[step]}, lambda step: 0.01, depth=2, lands=True)
+
+        def loss(rows, own, late):
+            with given({table: rows["t"]}):
+                weights, ids = table.read(own)
+                y = lutjax.weighted_lookup(weights, ids, jnp.ones(ids.shape), groups=n_tables)
+            return ((y - 1) ** 2).sum() * late
+
+        @jax.jit
+        def step(matrix, batch):
+            slow = jax.lax.fori_loop(0, 20, lambda _, m: m @ matrix, matrix)  # the next rows come meanwhile
+            return tables.value_and_grad(loss)(batch.rows, batch.ids["t"], slow[0, 0])[1]
+
+        places = set()
+        for number in range(12):
+            batch = ahead.batch(number)
+            places.add(batch.rows["t"].unsafe_buffer_pointer())
+            ahead.update(number, step(matrix, batch))
+        ahead.wait()
+        return ahead, table, places
+
+    ahead, by_driver, places = trained()
+    assert ahead._driver is not None
+    assert len(places) <= 6  # of twelve steps: three that come, and those that run
+    assert any(is_locked for *_, is_locked in ahead._buffers)
+    monkeypatch.setattr(_registered, "driver_of", lambda array: None)
+    ahead, by_jax, _ = trained()
+    assert ahead._driver is None
+    np.testing.assert_array_equal(by_driver.weights, by_jax.weights)
+    jax.tree.map(np.testing.assert_array_equal, by_driver.state, by_jax.state)

@@ -37,6 +37,7 @@ from lutjax.layers.nnx import LogicConv
 from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.ops.lookup import Lookup
+from lutjax.tables import _registered, host
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
 
@@ -1205,3 +1206,103 @@ def test_numbers_of_an_update_are_counted_in_ways_and_groups():
         assert resolve(2049, groups=groups, valued=1) == "triton"
         assert resolve(1024, groups=groups) == "xla"
         assert resolve(1025, groups=groups) == "triton"
+
+
+# ------------------------------------------------------------------------------------- tables in the memory of the host
+class NoDriver:
+    """A driver of a GPU that is not here: nothing is locked."""
+
+    def register(self, address, n_bytes): ...
+
+    def unregister(self, address): ...
+
+    def wait(self): ...
+
+    def copy_out(self, array, out): ...
+
+    def copy_in(self, array, out): ...
+
+
+@pytest.fixture
+def beside_a_gpu(monkeypatch):
+    """A host beside a GPU whose kernels the interpreter runs: they read the memory of this process."""
+    driver = NoDriver()
+    monkeypatch.setattr(_registered, "driver", lambda: driver)
+    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+    monkeypatch.setattr(host, "devices_of", lambda _: (Device(Backend.GPU, GPUS[90]),))
+
+
+def host_table(shape, dtype=np.float32):
+    table = host.HostTable(shape, dtype, host.Normal(1.0))
+    table.draw(jax.random.key(0))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "n"),
+    [
+        ((3, 9, 5), "float32", 1),
+        ((2, 50, 128), "float16", 300),  # several tiles for a program
+        ((1, 7, 700), "float32", 3),
+        ((2, 40, 8), "bfloat16", 1100),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("interpreted", "beside_a_gpu")
+def test_rows_of_the_host(shape, dtype, n):
+    table = host_table(shape, jnp.dtype(dtype))
+    index = np.random.default_rng(0).integers(-3, shape[1] + 3, (n, shape[0], 2)).astype(np.int32)
+    read = jax.jit(lambda index: table.read(index)[0])
+    np.testing.assert_array_equal(read(index), table.gather(index))
+    before = np.asarray(read(index))
+    table.draw(jax.random.key(1))
+    np.testing.assert_array_equal(read(index), table.gather(index))
+    assert (np.asarray(read(index)) != before).any()
+    if n == 3:
+        several = np.stack([index, index + 1, index, index - 1]).reshape(2, 2, *index.shape)
+        mapped = jax.jit(jax.vmap(jax.vmap(lambda index: table.read(index)[0])))(several)
+        np.testing.assert_array_equal(mapped[1, 1], table.gather(index - 1))
+        np.testing.assert_array_equal(mapped[0, 1], table.gather(index + 1))
+        assert read(index[:0]).shape == (1, 0, 700)
+    table.weights = None
+    assert np.isnan(np.asarray(read(index), np.float32)).all()
+
+
+@pytest.mark.usefixtures("interpreted", "beside_a_gpu")
+def test_layers_whose_rows_lie_in_the_host():
+    layer = nnx_layers.ProductKeyMemory(6, 6, n_keys=5, heads=2, k=3, placement="host", rngs=nnx.Rngs(0))
+    x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+    gradients = jax.jit(jax.grad(lambda x: layer(x).sum()))
+    found = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_registered, "driver", lambda: None)
+        jax.clear_caches()
+        jax.tree.map(
+            np.testing.assert_array_equal, found, (gradients(x), nnx.jit(lambda layer: layer(x))(layer))
+        )
+
+
+@pytest.mark.usefixtures("kernel_cache", "beside_a_gpu")
+def test_rows_of_the_host_compile(launches):
+    for n in (1, 3000):
+        table = host_table((2, 50, 128))
+        jax.eval_shape(table.read, jax.ShapeDtypeStruct((n, 2, 1), jnp.int32))
+    check_compilation(launches, 90)
+    for (_, types), common in launches.items():
+        # Whole rows are on their way in few instructions.
+        assert "ld.global.v4.b32" in compiled(common, types, 90).asm["ptx"]
+
+
+@pytest.mark.usefixtures("interpreted", "beside_a_gpu")
+def test_programs_of_tables_differ():
+    """The address of its cell is a number of a program, and so a part of its key in a cache of compiled programs."""
+    tables_there = [host_table((2, 50, 128)) for _ in range(2)]
+    for table in tables_there:
+        text = (
+            jax.jit(lambda index, table=table: table.read(index)[0])
+            .lower(np.zeros((1, 2, 1), np.int32))
+            .as_text()
+        )
+        low, high = np.array([table._cell.address], np.uint64).view(np.int32)
+        assert f"dense<[{low}, {high}]> : tensor<2xi32>" in text
+    assert len({table._cell.address for table in tables_there}) == 2

@@ -1,0 +1,302 @@
+"""Memory of the host that NVIDIA GPUs read by themselves: the calls of the driver that register it, and cells by which programs find it.
+
+A *cell* is eight bytes that are registered once and stay so until the process ends. It holds the address of an array, or 0. A compiled program has the address of
+the cell: so it may outlive the array, which may be replaced by another, and it never reads memory that is gone.
+
+Registered memory is locked, and lies at the same address for all GPUs of the process as for the CPU.
+"""
+
+import contextlib
+import ctypes
+import functools
+import math
+import mmap
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
+_NON_BLOCKING = 1  # of cuStreamCreate
+_SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_OF_PAGE = 512  # cells of a page
+_WISHED = 0x200000000000  # address of the first page of cells, where it is free
+_ALIGNED = 16  # bytes, as kernels read
+lock = threading.RLock()
+"""Of cells, and of who has one."""
+
+
+class RegistrationError(OSError):
+    """Error of memory that the driver did not register."""
+
+
+@runtime_checkable
+class Driver(Protocol):
+    """Calls of the driver of GPUs that cells need; addresses and sizes are in bytes."""
+
+    def register(self, address: int, n_bytes: int) -> None:
+        """Lock memory, and let all GPUs read it; raise RegistrationError where it does not."""
+
+    def unregister(self, address: int) -> None:
+        """Undo it."""
+
+    def wait(self) -> None:
+        """Wait until the GPUs have done all that they were given before."""
+
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        """Copy an array, which a GPU has computed, into registered memory: no other copy is made, and no program is waited for."""
+
+    def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
+        """Copy registered memory into that of an array of a GPU, which no program uses; none is waited for."""
+
+
+class CUDA:
+    """Driver of NVIDIA GPUs, by its library, in the contexts that JAX uses.
+
+    Raises:
+      RegistrationError: a device of the process does not read registered memory at the address of the CPU.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._call("cuInit", ctypes.c_uint(0))
+        self._contexts = {d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")}
+        self._streams = {
+            (d, name): self._stream(context)
+            for d, context in self._contexts.items()
+            for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2")
+        }
+        self._first = next(iter(self._contexts.values()))
+
+    def register(self, address: int, n_bytes: int) -> None:
+        with self._inside(self._first):
+            self._call(
+                "cuMemHostRegister_v2",
+                ctypes.c_void_p(address),
+                ctypes.c_size_t(n_bytes),
+                ctypes.c_uint(_PORTABLE | _DEVICEMAP),
+            )
+
+    def unregister(self, address: int) -> None:
+        with self._inside(self._first):
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def wait(self) -> None:
+        for context in self._contexts.values():
+            with self._inside(context):
+                self._call("cuCtxSynchronize")
+
+    def copy_out(self, array: jax.Array, out: np.ndarray) -> None:
+        self._copy("cuMemcpyDtoHAsync_v2", out.ctypes.data, array.unsafe_buffer_pointer(), array)
+
+    def copy_in(self, array: np.ndarray, out: jax.Array) -> None:
+        self._copy("cuMemcpyHtoDAsync_v2", out.unsafe_buffer_pointer(), array.ctypes.data, out)
+
+    def _copy(self, name: str, to: int, source: int, of_gpu: jax.Array) -> None:
+        """Copy the bytes of an array, whose memory is there as long as it is, and wait for that alone."""
+        (device,) = of_gpu.devices()
+        with self._inside(self._contexts[device]):
+            stream = self._streams[device, name]
+            addresses = (ctypes.c_void_p(to), ctypes.c_void_p(source))
+            self._call(name, *addresses, ctypes.c_size_t(of_gpu.nbytes), stream)
+            self._call("cuStreamSynchronize", stream)
+
+    def _context(self, number: int) -> ctypes.c_void_p:
+        device, same, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
+        self._call("cuDeviceGetAttribute", ctypes.byref(same), ctypes.c_int(_SAME_ADDRESS), device)
+        if not same.value:
+            raise RegistrationError(f"GPU {number} has registered memory at addresses of its own")
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        return context
+
+    def _stream(self, context: ctypes.c_void_p) -> ctypes.c_void_p:
+        stream = ctypes.c_void_p()
+        with self._inside(context):
+            self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        return stream
+
+    @contextlib.contextmanager
+    def _inside(self, context: ctypes.c_void_p) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
+            raise RegistrationError(f"{name}: {(text.value or b'error %d' % status).decode()}")
+
+
+@functools.cache
+def driver() -> Driver | None:
+    """Return the driver of the NVIDIA GPUs of this process; None where there is none.
+
+    Raises:
+      RegistrationError: a GPU does not read registered memory at the address of the CPU.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return CUDA(library)
+
+
+def driver_of(array: Any) -> Driver | None:
+    """Return the driver of the one GPU that has an array; None if another kind of device has it, or several.
+
+    Raises:
+      RegistrationError: see `driver`.
+    """
+    if not isinstance(array, jax.Array) or len(array.devices()) > 1:
+        return None
+    return driver() if next(iter(array.devices())).platform == "gpu" else None
+
+
+def locked(shape: tuple[int, ...], dtype: Any, driver: Driver) -> np.ndarray:
+    """Return an array in registered memory, which is given back with it; a GPU must not use it then.
+
+    Raises:
+      RegistrationError: the driver did not register it.
+    """
+    n_bytes = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
+    memory = np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    address = memory.ctypes.data
+    driver.register(address, n_bytes)
+    weakref.finalize(memory, driver.unregister, address).atexit = False
+    found: np.ndarray = memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+    return found
+
+
+def view(array: jax.Array) -> jax.Array:
+    """Return another array in the memory of one of a GPU, which has to be there as long as the view and the programs that read it.
+
+    Raises:
+      RegistrationError: JAX made a copy.
+    """
+    place = array.unsafe_buffer_pointer()
+    about = {"shape": array.shape, "typestr": array.dtype.str, "data": (place, False), "version": 3}
+    found = jnp.asarray(types.SimpleNamespace(__cuda_array_interface__=about))
+    if found.unsafe_buffer_pointer() != place:
+        raise RegistrationError("JAX copies arrays of others")
+    return found
+
+
+class Cell:
+    """Eight bytes that are always there, and hold where an array begins.
+
+    Args:
+      driver: by which memory is registered.
+
+    Attributes:
+      address: of the eight bytes.
+    """
+
+    def __init__(self, driver: Driver):
+        self._driver = driver
+        self._word = _new_word(driver)
+        self.address: int = self._word.ctypes.data
+        self._array: np.ndarray | None = None
+
+    def has_locked(self, array: np.ndarray) -> bool:
+        """Return whether the memory of an array is registered already."""
+        return (id(self._driver), array.ctypes.data) in _registered
+
+    def point(self, array: np.ndarray | None) -> None:
+        """Let programs read an array from now on, or none; those that were started read what was there.
+
+        Raises:
+          RegistrationError: the driver did not register it; there is none then.
+        """
+        with lock:
+            if array is self._array:
+                return
+            if self._array is not None:
+                self._driver.wait()
+                self._word[0] = 0
+                self._driver.wait()  # for programs that were started before the cell was empty
+                before, self._array = self._array, None
+                _release(self._driver, before)
+            if array is not None:
+                if not array.flags.c_contiguous or array.ctypes.data % _ALIGNED:
+                    raise RegistrationError("the array is not contiguous, or begins at an odd address")
+                _keep(self._driver, array)
+                self._array = array
+                self._word[0] = array.ctypes.data
+
+    def wait(self) -> None:
+        """Wait until no program reads the array."""
+        if self._array is not None:
+            self._driver.wait()
+
+    def abandon(self) -> None:
+        """Do as `point` with None, some time later: whoever collects garbage may be what the GPU waits for."""
+        if self._array is not None:
+            threading.Thread(target=self.point, args=(None,), name="lutjax-unregister", daemon=True).start()
+
+
+_pages: dict[int, tuple[np.ndarray, list[int]]] = {}  # of each driver, the last page of cells
+_registered: dict[tuple[int, int], list[Any]] = {}  # arrays, and how many cells hold them
+_kept: list[Any] = []  # pages of cells, for ever
+
+
+def _new_word(driver: Driver) -> np.ndarray:
+    with lock:
+        page, used = _pages.get(id(driver), (None, [_OF_PAGE]))
+        if page is None or used[0] == _OF_PAGE:
+            page = _new_page()
+            driver.register(page.ctypes.data, page.nbytes)
+            _kept.append((driver, page))
+            used = [0]
+            _pages[id(driver)] = page, used
+        used[0] += 1
+        return page[used[0] - 1 : used[0]]
+
+
+def _new_page() -> np.ndarray:
+    """Return zeros at an address that every process is likely to have free.
+
+    So programs that read tables have the same numbers in a process that makes its tables in the same order, and a cache of compiled programs finds them. At any
+    other address they are other programs.
+    """
+    n_bytes = 8 * _OF_PAGE
+    system = ctypes.CDLL(None)
+    system.mmap.restype = ctypes.c_void_p
+    address = system.mmap(
+        ctypes.c_void_p(_WISHED + n_bytes * len(_kept)),
+        ctypes.c_size_t(n_bytes),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        -1,
+        ctypes.c_long(0),
+    )
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise RegistrationError("the system gave no page of memory")
+    page: np.ndarray = np.ctypeslib.as_array((ctypes.c_uint64 * _OF_PAGE).from_address(address))
+    return page
+
+
+def _keep(driver: Driver, array: np.ndarray) -> None:
+    """Register an array, which several cells may hold."""
+    key = id(driver), array.ctypes.data
+    if key not in _registered:
+        driver.register(array.ctypes.data, max(array.nbytes, 1))
+        _registered[key] = [array, 0]
+    _registered[key][1] += 1
+
+
+def _release(driver: Driver, array: np.ndarray) -> None:
+    key = id(driver), array.ctypes.data
+    _registered[key][1] -= 1
+    if not _registered[key][1]:
+        del _registered[key]
+        driver.unregister(array.ctypes.data)
