@@ -27,6 +27,8 @@ if "xla_backend_optimization_level" not in flags:
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # newer ones may not know the flag
         flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
+# Programs need not say by which calls their lines were reached: most of these calls are pytest's.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import forgotten  # noqa: E402
 import hypothesis  # noqa: E402

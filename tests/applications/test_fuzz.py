@@ -718,13 +718,12 @@ def check(name: str, seed: int, n: int, folder: Path) -> None:
     "bundle of lm, config",
     "bundle of trees*",
     "run of ca",
-    "run of classify, selected, signed",
-    "run of classify, selected",
     "run of classify",
     "run of lm, signed",
     "run of trees, signed",
     "run of trees",
 )
+@pytest.mark.slow("* of classify, selected*")
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     check(name, 0, FEW, tmp_path)

@@ -197,12 +197,13 @@ def test_texts_that_go_on(kernel):
     if kernel:
         layer.conv_kernel = jax.random.normal(jax.random.key(1), (kernel, 6))
     x = jax.random.normal(jax.random.key(2), (3, 14, 6))
+    call = jax.jit(lambda *a, **given: layer(*a, **given))
     for segments in (None, SEGMENTS):
-        want = layer(x, TOKENS, segments=segments)
+        want = call(x, TOKENS, segments=segments)
         history, found = layer.history((3,)), []
         for first, last in ((0, 1), (1, 2), (2, 9), (9, 9), (9, 14)):
             of_part = None if segments is None else segments[:, first:last]
-            y, history = layer(x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history)
+            y, history = call(x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history)
             found.append(y)
         np.testing.assert_allclose(jnp.concatenate(found, 1), want, atol=1e-6)
 
@@ -214,7 +215,7 @@ def test_texts_that_go_on(kernel):
 
         return jax.lax.scan(step, layer.history((3,)), (x.swapaxes(0, 1), tokens.T))[1].swapaxes(0, 1)
 
-    np.testing.assert_allclose(token_by_token(x, jnp.asarray(TOKENS)), layer(x, TOKENS), atol=1e-6)
+    np.testing.assert_allclose(token_by_token(x, jnp.asarray(TOKENS)), call(x, TOKENS), atol=1e-6)
 
 
 def test_haiku_goes_on():
@@ -227,8 +228,9 @@ def test_haiku_goes_on():
 
     f = hk.transform(run)
     x = jax.random.normal(jax.random.key(2), (3, 14, 6))
-    params = f.init(jax.random.key(0), x, TOKENS, 5)
-    one, other = (f.apply(params, None, x, TOKENS, split) for split in (5, 9))
+    params = jax.jit(f.init, static_argnums=3)(jax.random.key(0), x, TOKENS, 5)
+    apply = jax.jit(f.apply, static_argnums=4)
+    one, other = (apply(params, None, x, TOKENS, split) for split in (5, 9))
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
@@ -285,7 +287,7 @@ def test_rows_that_are_read_move_and_no_others():
 def _check_steps(model, optimizer, loss):
     names = {"memory/weights", "keys/weights", "experts/down", "experts/up"}
     before = {name: np.asarray(_at(model, name)) for name in names}
-    read = lutjax.usage(lambda model, tokens: model(tokens))(model, TOKENS[:, :-1])
+    read = jax.jit(lutjax.usage(lambda model, tokens: model(tokens)))(model, TOKENS[:, :-1])
 
     @nnx.jit
     def step(model, optimizer, tokens):

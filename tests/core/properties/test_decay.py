@@ -105,7 +105,7 @@ def test_rows_that_are_skipped_have_the_decay_of_every_step(ahead):
 
 
 @pytest.mark.thorough
-@bounded(60)
+@bounded(24)
 @given(steps().filter(fits))
 def test_some_steps(of):
     check(of)
