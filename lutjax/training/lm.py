@@ -250,9 +250,9 @@ class Run(ModelRun[LanguageModel]):
             if mesh is not None:
                 host.share(self.structure, mesh)
                 options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
-            put: dict[str, Any] = {"lands": True} if self._on_mesh is None else {"put": self._on_mesh}
             depth = self.training.memory_depth
-            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, **put)
+            put = jax.device_put if self._on_mesh is None else self._on_mesh
+            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, put)
             self.advance = host.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:
