@@ -20,6 +20,7 @@ On a GPU, for three minutes of steps beside compilation and tests: `python bench
 """
 
 import argparse
+import importlib.util
 import itertools
 import json
 import resource
@@ -264,8 +265,57 @@ def simple(layer: Any, x: jax.Array) -> jax.Array:
     return jnp.einsum("bhk,bhko->bo", jax.nn.softmax(best), layer.weights[...][0][rows])
 
 
+def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
+    """Return the calls of the same layer in PyTorch, as one would write it first: a bag of embeddings, and Adagrad by dense gradients."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    spec, n, k = layer.spec, len(x), layer.spec.k
+
+    def array(a: Any) -> Any:
+        return torch.tensor(np.asarray(a), device=device)
+
+    kernel, scale, half_keys, table = (
+        array(a[...]).requires_grad_()
+        for a in (layer.query_kernel, layer.query_scale, layer.half_keys, layer.weights)
+    )
+    inputs, wanted = array(x), array(target)
+
+    def forward() -> Any:
+        queries = (inputs @ kernel).reshape(n, spec.heads, 2, spec.key_size)
+        queries = queries * torch.rsqrt((queries**2).mean(-1, keepdim=True) + 1e-6) * scale
+        best, ids = torch.einsum("bhsc,hsnc->bhsn", queries, half_keys).topk(k)
+        sums = (best[:, :, 0, :, None] + best[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
+        rows = (ids[:, :, 0, :, None] * spec.n_keys + ids[:, :, 1, None, :]).reshape(n, spec.heads, k * k)
+        best, which = sums.topk(k)
+        rows, shares = rows.gather(-1, which).reshape(n, -1), best.softmax(-1).reshape(n, -1)
+        return torch.nn.functional.embedding_bag(rows, table[0], per_sample_weights=shares, mode="sum")
+
+    optimizer = torch.optim.Adagrad([kernel, scale, half_keys, table], 0.01)
+
+    def waited(call: Callable[[], Any]) -> Callable[[], Any]:
+        def once() -> None:
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return once
+
+    def outputs() -> Any:
+        with torch.no_grad():
+            return forward()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ((forward() - wanted) ** 2).mean().backward()
+        optimizer.step()
+
+    np.testing.assert_allclose(outputs().cpu().numpy(), layer(x), atol=1e-4)
+    return {("forward", "PyTorch"): waited(outputs), ("step", "PyTorch"): waited(step)}
+
+
 def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -> None:
-    """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`."""
+    """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`, and PyTorch where it is installed."""
     layer = ProductKeyMemory(features, features, n_keys=n_keys, rngs=nnx.Rngs(0))
     x, target = jax.random.normal(jax.random.key(1), (2, batch, features))
     np.testing.assert_allclose(layer(x), simple(layer, x), atol=1e-5)
@@ -325,6 +375,8 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         ("step", "lutjax"): lambda: compiled(layer, optimizer, x, target),
         ("step", "simple"): simple_once,
     }
+    if importlib.util.find_spec("torch") is not None:
+        calls |= in_torch(layer, np.asarray(x), np.asarray(target))
     for (direction, name), call in calls.items():
         wall, used = seconds(call)
         keep({"what": "keys", "direction": direction, "name": name, "rows": n_keys**2, "batch": batch,
@@ -358,18 +410,21 @@ def table(found: list[dict[str, Any]]) -> str:
     if of_keys:
         # What else runs on a machine does not count as time of the processor; on an accelerator that is idle.
         on_cpu = "NVIDIA" not in of_keys[0].get("device", "")
+        names = list(dict.fromkeys(r["name"] for r in of_keys))
         clock, of_what = ("seconds_of_processor", ": time of the processor") if on_cpu else ("seconds", "")
         lines += [
             "",
-            f"| a million rows, top 32 of 4 heads{of_what} | lutjax | simple |",
-            "| --- | --- | --- |",
+            f"| a million rows, top 32 of 4 heads{of_what} | {' | '.join(names)} |",
+            f"| --- |{' --- |' * len(names)}",
         ]
         for batch, direction in itertools.product(
             dict.fromkeys(r["batch"] for r in of_keys), ("forward", "step")
         ):
             each = {r["name"]: r for r in of_keys if (r["direction"], r["batch"]) == (direction, batch)}
-            times = (1e3 * each[name][clock] for name in ("lutjax", "simple"))
-            shown = " | ".join(f"{time:.0f} ms" if on_cpu else f"{time:.2f} ms" for time in times)
+            times = (1e3 * each[name][clock] if name in each else None for name in names)
+            shown = " | ".join(
+                "" if time is None else f"{time:.0f} ms" if on_cpu else f"{time:.2f} ms" for time in times
+            )
             lines.append(f"| {direction}, batch {batch} | {shown} |")
     return "\n".join(lines)
 

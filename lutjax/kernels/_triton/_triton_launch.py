@@ -82,9 +82,11 @@ def launch(
         "compute_capability": compute_capability(device),
         "c": Constants(**{name: tl.constexpr(value) for name, value in constants.items()}),
     }
-    # XLA would give a kernel a slice in the memory of the whole, and lose what it writes there.
+    # XLA would give a kernel a slice in the memory of the whole, or let it write into a slice of another array: what is to change is lost.
     results = _run(inputs, outputs, zeroed, [jax.lax.optimization_barrier(a) for a in in_place], common)
-    return tuple(_compat.cast_varying(a, axes) for a in results)
+    made, changed = results[: len(shapes)], results[len(shapes) :]
+    changed = [jax.lax.optimization_barrier(a) for a in changed]
+    return tuple(_compat.cast_varying(a, axes) for a in (*made, *changed))
 
 
 def _zeros(shape: jax.ShapeDtypeStruct, axes: frozenset[str]) -> jax.Array:
