@@ -28,7 +28,7 @@ _OF_PAGE = 512  # cells of a page
 _WISHED = 0x200000000000  # address of the first page of cells, where it is free
 _ALIGNED = 16  # bytes, as kernels read
 lock = threading.RLock()
-"""Of cells, and of who has one."""
+"""Lock of cells, and of who has one."""
 
 
 class RegistrationError(OSError):

@@ -391,7 +391,7 @@ class Steps(Repeated):
         options: dict[str, Any] = {}
         if of_state is not None:
             everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
-            # Of a gradient each process needs all, and one alone takes it from wherever it is.
+            # Each process needs all of a gradient, and one alone takes it from wherever it is.
             options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 

@@ -109,7 +109,7 @@ def test_as_with_ids(sums, targets, monkeypatch):
             y, _ = decoded_in(spec, {**arrays, "weights": weights}, x, lengths, cached)
             return jnp.sum(y * drawn(3, *y.shape)), y
 
-        # Of jit, since the most numbers of a block are chosen while it traces.
+        # In jit, since the most numbers of a block are chosen while it traces.
         (_, y), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.asarray(arrays["weights"]))
         return y, gradient
 

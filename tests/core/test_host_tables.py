@@ -331,7 +331,7 @@ def test_layers_of_arrays_train_as_on_a_device(library: str, kind: str, tmp_path
     for name, table in memory.items():
         np.testing.assert_array_equal(table.weights, whole["memory"][name.removeprefix("memory/")])
     np.testing.assert_array_equal(on_host.apply(params, others, X), device.apply(whole, {}, X))
-    # Of a checkpoint.
+    # As from a checkpoint.
     memory.save(tmp_path / "tables")
     again = HostTables({name: HostTable(t.shape, t.dtype, t.init, name) for name, t in memory.items()})
     again.draw(keys)
@@ -487,7 +487,7 @@ class FakeDriver:
         self.log.append("wait")
 
     def copy_out(self, array: Any, out: np.ndarray) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("memory that is locked is read by its address here, and never copied")
 
     copy_in = copy_out
 

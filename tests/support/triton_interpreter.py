@@ -216,7 +216,7 @@ def scored_rows_in_numpy() -> Iterator[None]:
         return [np.asarray(weights, np.float32)[table, place // 128] for place in places]
 
     def sum_rows(weights, rows, factors, groups):
-        n, samples = rows.shape[1], _shared_reads.samples_of_flags(weights.shape[2])
+        n, samples = rows.shape[1], _shared_reads.SAMPLES_OF_WARP
 
         def sums(weights, rows, factors):
             with np.errstate(all="ignore"):

@@ -26,7 +26,7 @@ SWAP = " ".join(
     ["{ .reg .b32 next<6>;", *(f"mov.b32 next{n}, ${n + 6};" for n in range(3)), *_SHUFFLED, *_RESULTS, "}"]
 )
 ADD = "{ .reg .f32 sum; ld.volatile.shared.f32 sum, [$1]; add.f32 sum, sum, $2; st.volatile.shared.f32 [$1], sum; mov.u32 $0, 0; }"
-# Of numbers that no other thread writes; the last argument is the result, on which reads then depend.
+# For numbers that no other thread writes; the last argument is the result, on which reads then depend.
 STORE = "{ st.shared.f32 [$1], $2; mov.u32 $0, $3; }"
 LOAD = "ld.shared.f32 $0, [$1];"
 READ = "ld.volatile.shared.f32 $0, [$1];"

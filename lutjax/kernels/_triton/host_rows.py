@@ -78,7 +78,7 @@ def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, d
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _copy_rows(cell, index, rows, c: tl.constexpr):
-    # What the CPU wrote before, whatever a cache of the GPU holds.
+    # Volatile: as the CPU wrote it before, whatever a cache of the GPU holds.
     first = tl.load(_word(cell).to(tl.pointer_type(tl.uint64)), volatile=True)
     rows_of_host = tl.multiple_of(first.to(tl.pointer_type(rows.dtype.element_ty)), 16)
     for tile in range(tl.program_id(0), c.TILES, c.PROGRAMS):

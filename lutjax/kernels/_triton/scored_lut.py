@@ -79,44 +79,32 @@ def backward(
     def of_part(part: ScoredLut, dy: jax.Array) -> dict[str, jax.Array]:
         return _pulled_back(part, dy, needs, True, device)
 
-    return in_parts(call, cotangent, n_parts, of_part)
+    return in_parts(call, n_parts, of_part, cotangent)
 
 
 def in_parts(
     call: ScoredLut,
-    cotangent: jax.Array,
     n_parts: int,
-    of_part: Callable[[ScoredLut, jax.Array], dict[str, jax.Array]],
+    of_part: Callable[..., dict[str, jax.Array]],
+    *arrays: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Return the cotangents of a call, from those of parts of its samples, which use the same memory one after the other."""
+    """Return outputs or cotangents of a call by name, from those of parts of its samples, which use the same memory one after the other.
+
+    Args:
+      of_part: of a call with some of the samples, and of their part of each of the arrays. `y`, `x` and `keep` are of samples, others are added.
+    """
     if n_parts <= 1:
-        return of_part(call, cotangent)
-    found: dict[str, list[jax.Array]] = {}
-    for part, dy in zip(_parts_of(call, n_parts), jnp.array_split(cotangent, n_parts), strict=True):
-        x, found = jax.lax.optimization_barrier((part.x, found))
-        for name, of_samples in of_part(part.replace(x=x), dy).items():
-            before = found.get(name, [])
-            together = name in ("x", "keep") or not before
-            found[name] = [*before, of_samples] if together else [before[0] + of_samples]
-    return {name: jnp.concatenate(of_parts) for name, of_parts in found.items()}
-
-
-def outputs_in_parts(call: ScoredLut, n_parts: int, of_part: Callable[[ScoredLut], jax.Array]) -> jax.Array:
-    """Return the outputs of a call, from those of parts of its samples; see `in_parts`."""
-    if n_parts <= 1:
-        return of_part(call)
-    found: list[jax.Array] = []
-    for part in _parts_of(call, n_parts):
-        x, found = jax.lax.optimization_barrier((part.x, found))
-        found = [*found, of_part(part.replace(x=x))]
-    return jnp.concatenate(found)
-
-
-def _parts_of(call: ScoredLut, n_parts: int) -> list[ScoredLut]:
+        return of_part(call, *arrays)
     keeps = [None] * n_parts if call.keep is None else jnp.array_split(call.keep, n_parts)
-    return [
-        call.replace(x=x, keep=keep) for x, keep in zip(jnp.array_split(call.x, n_parts), keeps, strict=True)
-    ]
+    xs, *others = (jnp.array_split(a, n_parts) for a in (call.x, *arrays))
+    found: dict[str, list[jax.Array]] = {}
+    for x, keep, *more in zip(xs, keeps, *others, strict=True):
+        x, found = jax.lax.optimization_barrier((x, found))
+        for name, a in of_part(call.replace(x=x, keep=keep), *more).items():
+            before = found.get(name, [])
+            of_samples = name in ("y", "x", "keep") or not before
+            found[name] = [*before, a] if of_samples else [before[0] + a]
+    return {name: jnp.concatenate(of_parts) for name, of_parts in found.items()}
 
 
 def _pulled_back(
@@ -224,7 +212,7 @@ def of_products(
 
     inputs, options = _staged_inputs(tile, 2 if "x" in needs else 1)
     # Sums of programs that compare the same inputs are added in their order.
-    of_x = tile.parts, call.groups, n_inputs, n
+    of_x, of_input = (tile.parts, call.groups, n_inputs, n), (n_inputs_of, n_inputs, n)
     d_scalars, d_keep, dx = launch(
         _pull_back,
         *inputs,
@@ -243,9 +231,7 @@ def of_products(
         READ=_owned_ptx.READ,
     )
     found = {
-        "x": lambda: _row_tiles.sum_of_parts(
-            dx.reshape(-1, n_inputs_of, n_inputs, n) if n_inputs_of == 1 else dx
-        ).transpose(2, 0, 1),
+        "x": lambda: _row_tiles.sum_of_parts(dx.reshape(-1, *of_input)).transpose(2, 0, 1),
         "scalars": lambda: jnp.sum(d_scalars, 1)[:n_scalars],
         "keep": lambda: d_keep.T,
     }
@@ -565,9 +551,8 @@ def _rows_rule(sizes: Sizes) -> Launch:
     return dataclasses.replace(rule, outputs=triton.next_power_of_2(max(sizes["outputs"], 1)))
 
 
-_MOST_STAGED = (
-    2**13
-)  # bytes of shared memory that inputs of a program take; with more, too few programs run at once
+# Bytes of shared memory that inputs of a program take; with more, too few programs run at once.
+_MOST_STAGED = 2**13
 _OUTPUTS = 128  # of one program
 _PIECE = 16  # outputs of a tile, where products with tiles are added up before lanes are
 

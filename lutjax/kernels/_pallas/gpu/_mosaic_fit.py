@@ -17,7 +17,6 @@ from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
 from lutjax.tables._row_rules import SGD
 
 _NUMBERS = 2**31  # arrays of more numbers have not been tried
-MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barriers take some more
 
 
 def unsupported(request: Request) -> str | None:

@@ -58,6 +58,27 @@ def only(register: Any) -> Any:
     return element(register, 0)
 
 
+def sums_over_lanes(values: list[Any]) -> Any:
+    """Return the sums over neighbouring lanes, as many as values, a power of two: lane l of these gets that of value l.
+
+    In each exchange a lane gives half of the values it has sums of and gets the other lane's sums of the other half.
+    """
+    lane = thread()
+    while len(values) > 1:
+        distance = len(values) // 2
+        bit = arith.andi(lane, integer(distance))
+        upper = arith.cmpi(arith.CmpIPredicate.ne, bit, integer(0))
+        halves = zip(values[:distance], values[distance:], strict=True)
+        values = [
+            arith.addf(
+                arith.select(upper, b, a),
+                mosaic.utils.shfl_bfly(arith.select(upper, a, b), distance),
+            )
+            for a, b in halves
+        ]
+    return values[0]
+
+
 # ------------------------------------------------------------------------------------- memory
 def place(number: Any) -> Any:
     """Return an int32, which is not negative, as an index."""

@@ -21,9 +21,8 @@ from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
 _THREADS = _mosaic_launch.THREADS
 _LANES = 32
 _WARPS = _THREADS // _LANES
-_TOGETHER = (
-    16  # slots that a thread reads at the same time; of margins, half as many detectors that a warp does
-)
+# Slots that a thread reads at the same time; of margins, half as many detectors that a warp does.
+_TOGETHER = 16
 
 
 def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:

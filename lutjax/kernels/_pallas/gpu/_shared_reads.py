@@ -19,13 +19,19 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
-from lutjax.kernels._pallas.gpu._mosaic_fit import MOST_SHARED
 
 WIDE, NARROW = 32, 16  # outputs that the lanes of a sample read of one row, and of each of two
 _OF_SAMPLE = 8  # lanes
 _OF_WARP = 4  # samples that a warp reads at the same time
 _WARPS = _mosaic_launch.WARPGROUPS * _mosaic_launch.THREADS // 32
 _NUMBERS = 4  # that a lane reads at once
+_TOGETHER = 16  # samples that eight lanes have; of at most 64 outputs, their numbers fit the registers
+SAMPLES_OF_WARP = _TOGETHER * _OF_WARP
+"""Samples of a warp, whose sums have flags of their own."""
+SAMPLES = SAMPLES_OF_WARP * _WARPS
+"""Samples of a program."""
+_OF_COPY = SAMPLES // 128, 128  # shape of numbers of the samples: copies are of at most 256 along each axis
+_MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barriers take some more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +56,17 @@ class _Columns:
         return self.wide + self.narrow
 
 
-def samples_of(n_outputs: int) -> int:
-    """Return the samples of a program."""
-    return _together(n_outputs) * _OF_WARP * _WARPS
-
-
-def samples_of_flags(n_outputs: int) -> int:
-    """Return the samples of a warp, whose sums have flags of their own."""
-    return _together(n_outputs) * _OF_WARP
-
-
-def _together(n_outputs: int) -> int:
-    """Return how many samples eight lanes have."""
-    return 16 if _Columns.of(n_outputs).pieces <= 2 else 8
-
-
 def sum_rows(
     weights: jax.Array, rows: jax.Array, factors: jax.Array, groups: int
 ) -> tuple[jax.Array, jax.Array]:
     """Sum rows of the tables of each group, times factors: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``, float32.
 
     Returns:
-      The sums, and int32 ``[G, n / s, 32]``, where `s` is `samples_of_flags`: not 0 if some of these samples' sums are no finite numbers.
+      The sums, and int32 ``[G, n / s, 32]``, where `s` is `SAMPLES_OF_WARP`: not 0 if some of these samples' sums are no finite numbers.
 
     Args:
       rows: starts of two rows as `lutjax.kernels._triton._owned_columns.places` packs them.
-      factors: of one or two ways. n: a multiple of `samples_of` the outputs.
+      factors: of one or two ways. n: a multiple of `SAMPLES`.
     """
     call = _Call.of(weights, rows, factors.shape[0], groups)
 
@@ -100,10 +91,8 @@ def sum_rows(
         kernel,
         [call.by_program(rows), call.by_program(factors), *call.tables(weights)],
         [
-            jax.ShapeDtypeStruct(
-                (n // call.samples, call.samples, groups, call.columns.outputs), jnp.float32
-            ),
-            jax.ShapeDtypeStruct((groups, n // call.samples, _WARPS * 32), jnp.int32),
+            jax.ShapeDtypeStruct((n // SAMPLES, SAMPLES, groups, call.columns.outputs), jnp.float32),
+            jax.ShapeDtypeStruct((groups, n // SAMPLES, _WARPS * 32), jnp.int32),
         ],
         "scored_rows",
     )
@@ -119,7 +108,7 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
     call = _Call.of(weights, rows, ways, groups)
     n_tables, n = rows.shape
     dy = _mosaic_launch.padded(dy.astype(jnp.float32), call.columns.outputs)
-    dy = dy.reshape(n // call.samples, call.samples, *dy.shape[1:])
+    dy = dy.reshape(n // SAMPLES, SAMPLES, *dy.shape[1:])
 
     def kernel(rows: Any, *rest: Any) -> None:
         *tables, dy, found = rest
@@ -140,7 +129,7 @@ def products(weights: jax.Array, rows: jax.Array, dy: jax.Array, ways: int, grou
     (found,) = call.launch(
         kernel,
         [call.by_program(rows), *call.tables(weights), dy],
-        [jax.ShapeDtypeStruct((ways, n_tables, n // call.samples, call.samples), jnp.float32)],
+        [jax.ShapeDtypeStruct((ways, n_tables, n // SAMPLES, SAMPLES), jnp.float32)],
         "scored_products",
     )
     return found.reshape(ways, n_tables, n)
@@ -151,7 +140,6 @@ class _Call:
     """Sizes of a call, and how its kernels are launched."""
 
     columns: _Columns
-    together: int
     ways: int
     n_groups: int
     n_each: int
@@ -161,27 +149,16 @@ class _Call:
     @classmethod
     def of(cls, weights: jax.Array, rows: jax.Array, ways: int, groups: int) -> "_Call":
         n_tables, n_rows, n_outputs = weights.shape
-        columns, together = _Columns.of(n_outputs), _together(n_outputs)
-        return cls(columns, together, ways, groups, n_tables // groups, n_rows, rows.shape[1])
-
-    @property
-    def samples(self) -> int:
-        """Samples of a program."""
-        return self.together * _OF_WARP * _WARPS
-
-    @property
-    def of_lanes(self) -> tuple[int, int]:
-        """Shape of numbers of the samples of a program: copies are of at most 256 along each axis."""
-        return self.samples // 128, 128
+        return cls(_Columns.of(n_outputs), ways, groups, n_tables // groups, n_rows, rows.shape[1])
 
     def by_program(self, numbers: jax.Array) -> jax.Array:
         """Return numbers ``[..., n]`` by the programs that read them."""
-        return numbers.reshape(*numbers.shape[:-1], -1, *self.of_lanes)
+        return numbers.reshape(*numbers.shape[:-1], -1, *_OF_COPY)
 
     @property
     def numbers(self) -> int:
         """Sums, or cotangents, that the threads of a warpgroup have."""
-        return self.together * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
+        return _TOGETHER * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
 
     @property
     def layout(self) -> Any:
@@ -202,14 +179,14 @@ class _Call:
 
     def words_block(self) -> plgpu.BlockSpec:
         return plgpu.BlockSpec(
-            (1, 1, *self.of_lanes),
+            (1, 1, *_OF_COPY),
             lambda t: (self._table(t), lax.axis_index("samples"), 0, 0),
             memory_space=plgpu.SMEM,
         )
 
     def factors_block(self) -> plgpu.BlockSpec:
         return plgpu.BlockSpec(
-            (self.ways, 1, 1, *self.of_lanes),
+            (self.ways, 1, 1, *_OF_COPY),
             lambda t: (0, self._table(t), lax.axis_index("samples"), 0, 0),
             memory_space=plgpu.SMEM,
         )
@@ -228,9 +205,9 @@ class _Call:
         return lax.axis_index("groups") * self.n_each + t
 
     def pipeline(self, step: Any, around: Any, inputs: list[Any], blocks: list[plgpu.BlockSpec]) -> None:
-        stage = 4 * (self.n_rows * self.columns.outputs + (1 + self.ways) * self.samples)
+        stage = 4 * (self.n_rows * self.columns.outputs + (1 + self.ways) * SAMPLES)
         _mosaic_launch.pipeline(
-            step, around, *inputs, blocks=blocks, steps=self.n_each, stages=min(MOST_SHARED // stage, 4)
+            step, around, *inputs, blocks=blocks, steps=self.n_each, stages=min(_MOST_SHARED // stage, 4)
         )
 
     def launch(
@@ -241,7 +218,7 @@ class _Call:
             *inputs,
             outputs=outputs,
             name=name,
-            grid={"groups": self.n_groups, "samples": self.n_samples // self.samples},
+            grid={"groups": self.n_groups, "samples": self.n_samples // SAMPLES},
             by_lanes=True,
         )
 
@@ -255,14 +232,10 @@ class _Lane:
         warp = arith.shrui(thread, mlir.integer(5))
         self.number = arith.andi(thread, mlir.integer(_OF_SAMPLE - 1))
         of_warp = arith.andi(arith.shrui(thread, mlir.integer(3)), mlir.integer(_OF_WARP - 1))
-        self.first = arith.addi(arith.muli(warp, mlir.integer(_OF_WARP * call.together)), of_warp)
+        self.first = arith.addi(arith.muli(warp, mlir.integer(_OF_WARP * _TOGETHER)), of_warp)
         self.of_four = arith.andi(self.number, mlir.integer(3))
         # The first four lanes have the first way.
         self.is_first = arith.cmpi(arith.CmpIPredicate.ult, self.number, mlir.integer(4))
-
-    def bit(self, distance: int) -> Any:
-        set_ = arith.andi(self.number, mlir.integer(distance))
-        return arith.cmpi(arith.CmpIPredicate.ne, set_, mlir.integer(0))
 
 
 def _four() -> Any:
@@ -345,10 +318,10 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
         rows = _Rows(call, lane, words, tables)
         factors = _plus(mlir.address(factors), _times(lane.first, 4))
         totals = list(sums.registers.flat)
-        for i in range(call.together):
+        for i in range(_TOGETHER):
             wide, narrow = rows.of(i)
             of_ways = [
-                _read(ir.F32Type.get(), _plus(factors, 4 * (call.samples * way + _OF_WARP * i)), 4)
+                _read(ir.F32Type.get(), _plus(factors, 4 * (SAMPLES * way + _OF_WARP * i)), 4)
                 for way in range(call.ways)
             ]
             at = i * call.columns.pieces
@@ -403,7 +376,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
         is_none = arith.cmpf(arith.CmpFPredicate.UNO, found, found)
         flag = arith.extui(mlir.int32(), is_none)
         llvm.store(flag, _pointer(strange, (mlir.thread(), 1)), alignment=4)
-        for i in range(call.together):
+        for i in range(_TOGETHER):
             at = i * columns.pieces
             for b in range(columns.wide):
                 _store(totals[at + b], to, _OF_WARP * i * stride + WIDE * b)
@@ -445,7 +418,7 @@ def _cotangents(call: _Call, dy: Any) -> jax.Array:
         wide = _pointer(dy, (lane.first, stride), (lane.number, _NUMBERS))
         narrow = _pointer(dy, (lane.first, stride), (lane.of_four, _NUMBERS))
         registers = []
-        for i in range(call.together):
+        for i in range(_TOGETHER):
             start = _OF_WARP * i * stride
             places = [(wide, start + WIDE * b) for b in range(columns.wide)]
             places += [(narrow, start + WIDE * columns.wide)] * columns.narrow
@@ -471,22 +444,13 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
         way = arith.shrui(lane.number, mlir.integer(2))
         sample = arith.addi(lane.first, _times(lane.of_four, _OF_WARP))
         to = _pointer(found, (way if call.ways > 1 else mlir.integer(0), of_way), (sample, 1))
-        for first in range(0, call.together, 4):
+        for first in range(0, _TOGETHER, 4):
             sums = []
             for i in range(first, first + 4):
                 wide, narrow = rows.of(i)
                 of_sample = dy[i * call.columns.pieces : (i + 1) * call.columns.pieces]
                 sums.append(_products_of(call, lane, wide, narrow, of_sample))
-            for distance in (2, 1):
-                upper, half = lane.bit(distance), len(sums) // 2
-                sums = [
-                    arith.addf(
-                        arith.select(upper, b, a),
-                        mosaic.utils.shfl_bfly(arith.select(upper, a, b), distance),
-                    )
-                    for a, b in zip(sums[:half], sums[half:], strict=True)
-                ]
-            llvm.store(sums[0], _moved(to, _OF_WARP * first), alignment=4)
+            llvm.store(mlir.sums_over_lanes(sums), _moved(to, _OF_WARP * first), alignment=4)
 
     multiply(words.at[0, 0], [t.at[0] for t in tables], cotangents, found)
 

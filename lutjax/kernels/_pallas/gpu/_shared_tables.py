@@ -189,21 +189,8 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
         return_type=plgpu.ShapeDtypeStruct((_mosaic_launch.THREADS,), jnp.float32, layout=of_lanes),
     )
     def exchange(_: Any, *arrays: Any) -> Any:
-        values = [_sum_of_thread(a) for a in arrays]
-        lane = mlir.thread()
-        while len(values) > 1:
-            distance = len(values) // 2
-            bit = arith.andi(lane, mlir.integer(distance))
-            upper = arith.cmpi(arith.CmpIPredicate.ne, bit, mlir.integer(0))
-            halves = zip(values[:distance], values[distance:], strict=True)
-            values = [
-                arith.addf(
-                    arith.select(upper, b, a),
-                    mosaic.utils.shfl_bfly(arith.select(upper, a, b), distance),
-                )
-                for a, b in halves
-            ]
-        register = vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), values[0])
+        total = mlir.sums_over_lanes([_sum_of_thread(a) for a in arrays])
+        register = vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), total)
         return mosaic.FragmentedArray(
             _registers=np.array([register], dtype=object),
             _layout=mosaic.WGStridedFragLayout((_mosaic_launch.THREADS,), 1),

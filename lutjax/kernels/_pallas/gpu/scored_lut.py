@@ -21,7 +21,7 @@ _MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, prod
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     if _by_triton(call):
         return in_triton.forward(call, device=device)
-    y = in_triton.outputs_in_parts(call, _parts(call), lambda part: _outputs(part, device))
+    y = in_triton.in_parts(call, _parts(call), lambda part: {"y": _outputs(part, device)})["y"]
     return (jnp.sum(y, 1, keepdims=True, dtype=y.dtype) if call.sum_groups else y).astype(call.weights.dtype)
 
 
@@ -31,7 +31,7 @@ def backward(
     if _by_triton(call):
         return in_triton.backward(call, cotangent, needs, device=device)
     return in_triton.in_parts(
-        call, cotangent, _parts(call), lambda part, dy: _pulled_back(part, dy, needs, device)
+        call, _parts(call), lambda part, dy: _pulled_back(part, dy, needs, device), cotangent
     )
 
 
@@ -40,8 +40,7 @@ def _outputs(call: ScoredLut, device: Device) -> jax.Array:
     n, call = len(call.x), _padded(call)
     rows, factors = in_triton.rows_and_factors(call, device)
     y, strange = _shared_reads.sum_rows(call.weights, rows, factors, call.groups)
-    samples = _shared_reads.samples_of_flags(call.weights.shape[2])
-    return in_triton.mended(call, y, strange, samples, device)[:n]
+    return in_triton.mended(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[:n]
 
 
 def _pulled_back(
@@ -67,8 +66,7 @@ def update(
 
 def _padded(call: ScoredLut) -> ScoredLut:
     """Return the call with samples of zeros to the end of the last program."""
-    of_program = _shared_reads.samples_of(call.weights.shape[2])
-    n = -(-len(call.x) // of_program) * of_program
+    n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES
     keep = call.keep if call.keep is None else _mosaic_launch.padded(call.keep, n, *call.keep.shape[1:])
     return call.replace(x=_mosaic_launch.padded(call.x, n, *call.x.shape[1:]), keep=keep)
 
