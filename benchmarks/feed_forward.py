@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from language_models import about, add_line, add_options, head, text_of, values_of  # beside this file
+from language_models import (
+    about,
+    add_line,
+    add_options,
+    head,
+    parameters_read,
+    text_of,
+    values_of,
+)  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -136,7 +144,8 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
         f"validation {result.validation:.4f}, test {result.test:.4f}, {result.seconds:.0f} s",
         flush=True,
     )
-    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict()})
+    read = parameters_read(presets.make(GPTConfig, values))
+    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict(), "read": read})
 
 
 def table(found: dict[str, tuple[float, list[Result]]]) -> str:

@@ -82,6 +82,24 @@ def head(asked: argparse.Namespace, values: dict[str, Any], text: Text) -> str:
     )
 
 
+def parameters_read(config: GPTConfig) -> int:
+    """Return the number of parameters that one token reads: matrices whole, of tables the rows that are read."""
+    features, kind = config.features, config.feed_forward
+    one = kind == "lut" or config.read == "hard" or config.read.endswith("_1")
+    rows = config.lut_tables * (1 if one else 2) * features  # a row, and its neighbour
+    layer = {
+        "dense": 8 * features**2,
+        "lut": config.lut_heads * rows,
+        "scored_lut": config.lut_heads * rows,
+        "projection_lut": rows + 2 * features**2,
+    }[kind]
+    found = config.n_layers * (4 * features**2 + layer) + features + features * config.vocab_size
+    for _ in config.memory_places:
+        rows = len(config.memory_orders) * config.memory_heads * config.memory_width
+        found += rows + 2 * rows * features
+    return found
+
+
 def about() -> dict[str, Any]:
     """Return what is to be known of a result: device, cores, versions and day."""
     return {

@@ -34,7 +34,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from language_models import about, add_line, add_options, head, text_of, values_of  # beside this file
+from language_models import (  # beside this file
+    about,
+    add_line,
+    add_options,
+    head,
+    parameters_read,
+    text_of,
+    values_of,
+)
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -66,24 +74,6 @@ def run_of(values: dict[str, Any], text: Text, *, validate: bool) -> Run:
     """Return the run of a preset's values; `validate`: the validation part is kept out of training."""
     train = text.train if validate else np.concatenate([text.train, text.validation])
     return Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), train, text.validation)
-
-
-def parameters_read(config: GPTConfig) -> int:
-    """Return the number of parameters that one token reads: matrices whole, of tables the rows that are read."""
-    features, kind = config.features, config.feed_forward
-    one = kind == "lut" or config.read == "hard" or config.read.endswith("_1")
-    rows = config.lut_tables * (1 if one else 2) * features  # a row, and its neighbour
-    layer = {
-        "dense": 8 * features**2,
-        "lut": config.lut_heads * rows,
-        "scored_lut": config.lut_heads * rows,
-        "projection_lut": rows + 2 * features**2,
-    }[kind]
-    found = config.n_layers * (4 * features**2 + layer) + features + features * config.vocab_size
-    for _ in config.memory_places:
-        rows = len(config.memory_orders) * config.memory_heads * config.memory_width
-        found += rows + 2 * rows * features
-    return found
 
 
 def with_memory(values: dict[str, Any]) -> dict[str, Any]:
@@ -310,12 +300,17 @@ def in_torch(layer: Any, x: np.ndarray, target: np.ndarray) -> dict[tuple[str, s
         ((forward() - wanted) ** 2).mean().backward()
         optimizer.step()
 
-    np.testing.assert_allclose(outputs().cpu().numpy(), layer(x), atol=1e-4)
+    # Where the sums of two pairs of keys differ in their last digit, either may be the last of the best.
+    differences = np.abs(outputs().cpu().numpy() - layer(x)).max(-1)
+    assert np.mean(differences < 1e-4) > 0.99, differences
     return {("forward", "PyTorch"): waited(outputs), ("step", "PyTorch"): waited(step)}
 
 
 def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -> None:
-    """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`, and PyTorch where it is installed."""
+    """Measure a memory of a million rows, top 32 of 4 heads: forward, and a training step, against `simple`, and PyTorch where it is installed.
+
+    All products are of float32, as PyTorch has them by default: of fewer digits the best keys are others.
+    """
     layer = ProductKeyMemory(features, features, n_keys=n_keys, rngs=nnx.Rngs(0))
     x, target = jax.random.normal(jax.random.key(1), (2, batch, features))
     np.testing.assert_allclose(layer(x), simple(layer, x), atol=1e-5)
@@ -472,7 +467,8 @@ def main() -> None:
         print(add_line(asked.json, found[-1]), flush=True)
 
     if asked.what == "keys":
-        keys(keep, batch=asked.samples)
+        with jax.default_matmul_precision("float32"):
+            keys(keep, batch=asked.samples)
     elif asked.what == "table":
         if asked.json is None:
             parser.error("table: give the file, --json")

@@ -62,6 +62,7 @@ class TrainingConfig(Training):
         a gradient of exactly 0: row_adam counts these look-ups, and momentum and weight decay move such rows.
       table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam; or same, as all other
         parameters do, by dense gradients.
+      table_rate: factor of the learning rate for tables of detectors.
       table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
       memory_optimizer: how rows of a memory of n-grams move: sgd, row_adagrad, row_momentum or row_adam, always by factored gradients.
       memory_rate: factor of the learning rate for rows of a memory.
@@ -88,6 +89,7 @@ class TrainingConfig(Training):
     learning_rate: float = 0.005
     table_gradient: str = one_of(TABLE_GRADIENTS, "factored")
     table_optimizer: str = one_of((*optimizers.TABLE_OPTIMIZERS, SAME), "row_adagrad")
+    table_rate: float = 1.0
     table_weight_decay: float = 0.0
     memory_optimizer: str = one_of(optimizers.TABLE_OPTIMIZERS, "row_adam")
     memory_rate: float = 1.0
@@ -114,7 +116,7 @@ class TrainingConfig(Training):
                 f"microbatches is {self.microbatches}; it must divide the batch size, {self.batch_size}."
             )
         for name in (
-            "table_weight_decay", "memory_weight_decay", "memory_rate", "weight_decay", "total_variation"
+            "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay", "weight_decay", "total_variation"
         ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and not negative.")
@@ -204,9 +206,15 @@ class Run(ModelRun[LanguageModel]):
         memory = memory_tables(model)
         self._detector_tables = structure.tables - memory
         rule: tables.RowRule = tables.SGD()
-        if training.table_optimizer != SAME:
+        if training.table_optimizer == SAME:
+            if training.table_rate != 1:  # by place: the optimiser of the rest has a list of its parameters
+                others = [name for name in structure.parameters if name not in memory]
+                places = [str(k) for k, name in enumerate(others) if name in self._detector_tables]
+                rest = optax.chain(rest, tables.scaled(dict.fromkeys(places, training.table_rate)))
+        else:
             of_name = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
             rule = of_name(weight_decay=training.table_weight_decay)
+        moved = memory if training.table_optimizer == SAME else structure.tables
         of_memory = optimizers.TABLE_OPTIMIZERS[training.memory_optimizer]
         self._rule_of_memory = of_memory(weight_decay=training.memory_weight_decay)
         self._optimizer = tables.Optimizer(
@@ -214,8 +222,9 @@ class Run(ModelRun[LanguageModel]):
             rate,
             rest=rest,
             rules=dict.fromkeys(memory, self._rule_of_memory),
-            rates=dict.fromkeys(memory, training.memory_rate),
-            tables=memory if training.table_optimizer == SAME else structure.tables,
+            rates=dict.fromkeys(moved - memory, training.table_rate)
+            | dict.fromkeys(memory, training.memory_rate),
+            tables=moved,
         )
         self._factored = memory if training.table_gradient == "dense" else structure.tables
         samples = training.batch_size // training.microbatches

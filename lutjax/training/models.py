@@ -63,6 +63,12 @@ class Structure(Generic[M]):
         return nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._others)
 
     @functools.cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters, in the order of the leaves of `State.params`."""
+        leaves = jax.tree.leaves_with_path(self.abstract()[0])
+        return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+
+    @functools.cached_property
     def tables(self) -> frozenset[str]:
         """Names of the parameters that are tables."""
         return frozenset(
