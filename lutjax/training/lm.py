@@ -261,7 +261,8 @@ class Run(ModelRun[LanguageModel]):
                 options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
             depth = self.training.memory_depth
             put = jax.device_put if self._on_mesh is None else self._on_mesh
-            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, put)
+            lands = self._on_mesh is None  # the step is the last that reads its rows
+            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
             self.advance = host.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:

@@ -14,6 +14,7 @@ from cases import (
     implementations,
     in_dtypes,
     ops,
+    skipping_what_is_left_to_others,
     slow,
     slow_if_op_is,
     split,
@@ -135,12 +136,8 @@ def fast_size_of_plain_jax(op):
 # The size that can be split is tried under `jax.jit` as under all transformations.
 @pytest.mark.parametrize(("op", "implementation", "shape"), list(sizes_of_kernels()))
 def test_shapes(op, implementation, shape):
-    try:
+    with skipping_what_is_left_to_others(implementation):
         testing.check(case_of(op, shape), implementation, transformation="jit")
-    except lutjax.NoImplementationError as error:
-        if not implementation.startswith("pallas"):  # kernels of which some are for a part of the calls
-            raise
-        pytest.skip(str(error.candidates[0].reason))
 
 
 # Where every op does the same, one that reads tables and one of gates stay fast.

@@ -77,6 +77,26 @@ def test_rows_with_a_coefficient_of_0_are_not_read():
     assert (found[4] == 0).all()
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_samples_to_the_end_of_a_program_have_no_gradient():
+    """They read the first row, which is infinite and which no sample of the call reads."""
+    x, anchors = jnp.array([[3.0, 2.0, 1.0, 0.0]]), jnp.array([[[0, 1], [1, 2], [2, 3]]])
+    weights = jnp.ones((1, 8, 5)).at[:, 0].set(jnp.inf)
+    read = reads.Confidence()
+
+    def gradients(implementation):
+        def total(given):
+            options = {"read": read, "implementation": implementation}
+            return lutjax.scored_lut(given["x"], given["weights"], anchors, given["scalars"], **options).sum()
+
+        found = jax.grad(total)({"x": x, "weights": weights, "scalars": read.initial()})
+        return {"x": found["x"], "weights": found["weights"], **found["scalars"]}
+
+    found, expected = jax.jit(lambda: (gradients("pallas"), gradients("xla")))()
+    testing.assert_all_close("gradients", found, expected)
+    assert all(np.isfinite(a).all() for a in found.values())
+
+
 @pytest.mark.parametrize("n_rows", [2, 64, 256])
 def test_rows_that_differ_in_a_bit_lie_in_different_banks(n_rows):
     from lutjax.kernels._pallas.gpu import _shared_reads

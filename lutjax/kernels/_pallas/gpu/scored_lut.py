@@ -54,6 +54,8 @@ def _pulled_back(
         found["weights"] = in_triton.sums_of_rows(call, rows, factors, dy, device)
     if others := needs - {"weights"}:
         products = _shared_reads.products(call.weights, rows, dy, in_triton.all_ways(call), call.groups)
+        if n < len(call.x):  # of samples that are not there: 0 times a row, which may be infinite
+            products = products.at[..., n:].set(0)
         found |= in_triton.of_products(call, products, others, device)
     return {name: a[:n] if name in ("x", "keep") else a for name, a in found.items()}
 
