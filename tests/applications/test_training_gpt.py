@@ -177,6 +177,32 @@ def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
     assert losses["factored"][-1] < losses["factored"][0] - 0.5
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("table_optimizer", ["same", pytest.param("row_adagrad", marks=pytest.mark.slow)])
+def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
+    """Tables of detectors do, also where an optimiser moves all parameters alike; a memory has its own, and all else the learning rate."""
+    config = dataclasses.replace(
+        CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
+    )
+    changes: dict = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+    changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
+    moved = {}
+    for rate in (1.0, 0.0, 3.0):
+        run = Run(config, dataclasses.replace(TRAINING, **changes, table_rate=rate), TEXT.train)
+        state = run.init()
+        before = jax.tree.map(np.asarray, state.params)
+        after = jax.tree.leaves(run.advance(state, 0, 1)[0].params)
+        by_name = zip(run.structure.parameters, after, jax.tree.leaves(before), strict=True)
+        moved[rate] = {name: np.asarray(a) - b for name, a, b in by_name}
+    of_tables = [name for name in moved[1.0] if name.endswith("feed_forward/weights")]
+    assert of_tables
+    for name, one in moved[1.0].items():
+        factors = (0.0, 3.0) if name in of_tables else (1.0, 1.0)
+        for rate, factor in zip((0.0, 3.0), factors, strict=True):
+            np.testing.assert_allclose(moved[rate][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
+    assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
+
+
 @pytest.mark.slow
 def test_total_variation_is_the_mean_of_the_layers() -> None:
     """New tables have no other gradient, because the projection after them is zero."""

@@ -227,6 +227,8 @@ def test_vocabulary_must_be_bytes() -> None:
         ("table_gradient", "sparse"),
         ("table_optimizer", "adam"),
         ("table_weight_decay", -0.1),
+        ("table_rate", -1.0),
+        ("table_rate", float("inf")),
         ("microbatches", 0),
         ("microbatches", 3),
     ],

@@ -1,0 +1,145 @@
+"""Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
+
+Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. Trainings of tables with a memory, with a rule of
+their own for tables, and the like are left out; `--levers` prints these instead, each beside the training without it. The picture has the results of one kind of device.
+"""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+LEVERS = {"memory": False, "table_rate": 1.0, "table_optimizer": "same"}
+"""What is compared apart, and its usual value."""
+
+
+def is_usual(row: Row) -> bool:
+    """Return whether a training has none of the levers."""
+    return all(row.get(name, value) == value for name, value in LEVERS.items())
+
+
+def chosen(rows: list[Row]) -> list[Row]:
+    """Return the trainings of the learning rate with the lowest validation loss of the first seed, by seed."""
+    first = min(row["seed"] for row in rows)
+    best = min((row for row in rows if row["seed"] == first), key=lambda row: row["validation"])
+    same = [row for row in rows if row["learning_rate"] == best["learning_rate"]]
+    return sorted(same, key=lambda row: row["seed"])
+
+
+def by_width(rows: list[Row]) -> dict[tuple[str, int, str], list[Row]]:
+    """Return the trainings that are compared, by device, width and layer."""
+
+    def key(row: Row) -> tuple[str, int, str]:
+        return row["device"], row["features"], row["feed_forward"]
+
+    usual = sorted((row for row in rows if is_usual(row)), key=key)
+    found = {name: list(each) for name, each in itertools.groupby(usual, key)}
+    both = {name[:2] for name in found if name[2] == "dense"}
+    return {name: each for name, each in found.items() if name[:2] in both}
+
+
+def table(rows: list[Row]) -> str:
+    """Return the comparison in Markdown."""
+    lines = [
+        "| device | width, layers, context | feed-forward | parameters | read for a token | rates tried, chosen | ms/step | steps | validation of each seed | test of each seed | mean |",
+        "| --- | --- | --- | --: | --: | --- | --: | --: | --- | --- | --: |",
+    ]
+    for (device, width, layer), each in by_width(rows).items():
+        of_rate = chosen(each)
+        one = of_rate[0]
+        rates = ", ".join(f"{rate:g}" for rate in sorted({row["learning_rate"] for row in each}))
+        validation, test = (
+            ", ".join(f"{row[part]:.3f}" for row in of_rate) for part in ("validation", "test")
+        )
+        mean = np.mean([row["test"] for row in of_rate])
+        lines.append(
+            f"| {device.removeprefix('NVIDIA ')} | {width}, {one['n_layers']}, {one['context']} | `{layer}` | {one['parameters']:,} | {one['read']:,} | "
+            f"{rates}: {one['learning_rate']:g} | {1e3 * one['seconds'] / one['steps']:.1f} | {one['steps']} | {validation} | {test} | {mean:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def levers(rows: list[Row]) -> str:
+    """Return in Markdown what was changed in one of the trainings, and what came of it."""
+    lines = [
+        "| changed | feed-forward | rate | steps | validation | test |",
+        "| --- | --- | --- | --: | --: | --: |",
+    ]
+    changed = [row for row in rows if not is_usual(row)]
+    names = {(row["features"], row["feed_forward"]) for row in changed}
+    for row in rows:
+        if (row["features"], row["feed_forward"]) not in names or row["seed"] != 0:
+            continue
+        what = ", ".join(f"`{n}={row[n]}`" for n, v in LEVERS.items() if row.get(n, v) != v) or "nothing"
+        lines.append(
+            f"| {what} | `{row['feed_forward']}` | {row['learning_rate']:g} | {row['steps']} | {row['validation']:.3f} | {row['test']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[Row], device: str, path: Path) -> None:
+    """Draw validation losses by seconds, the mean of the seeds, and test losses by the parameters that a token reads."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_second, by_read = figure.subplots(1, 2)
+    colors = {"projection_lut": "tab:blue", "dense": "tab:orange"}
+    styles = itertools.cycle(("-", "--", ":"))
+    of_width: dict[int, str] = {}
+    for (kind, width, layer), each in by_width(rows).items():
+        if kind != device:
+            continue
+        if width not in of_width:
+            of_width[width] = next(styles)
+        style = of_width[width]
+        of_rate = chosen(each)
+        steps = np.array([step for step, _, _ in of_rate[0]["curve"]])
+        losses = np.mean([[loss for _, _, loss in row["curve"]] for row in of_rate], 0)
+        seconds = np.mean([row["seconds"] for row in of_rate]) / steps[-1] * steps
+        by_second.plot(
+            seconds, losses, style, color=colors[layer], marker=".", label=f"{layer}, width {width}"
+        )
+        tests = [row["test"] for row in of_rate]
+        by_read.plot([row["read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7)
+        by_read.annotate(
+            str(width), (of_rate[0]["read"], max(tests)), (0, 6), textcoords="offset points", ha="center"
+        )
+    by_second.set_ylim(top=1.5)
+    by_second.set_xlabel("seconds of training")
+    by_second.set_ylabel("validation loss (nats per byte)")
+    by_second.legend()
+    by_read.set_xscale("log")
+    by_read.set_xlabel("parameters that are read for a token")
+    by_read.set_ylabel("test loss of each seed (nats per byte)")
+    by_read.margins(0.1)
+    for axes in (by_second, by_read):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Print the table, and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+", help="lines of JSON")
+    parser.add_argument("--levers", action="store_true", help="print what was changed, and what came of it")
+    parser.add_argument("--picture", type=Path, help="draw losses into this file")
+    parser.add_argument("--device", default="NVIDIA H200", help="of the picture")
+    asked = parser.parse_args()
+    rows = [
+        json.loads(line) for path in asked.files for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    print(levers(rows) if asked.levers else table(rows))
+    if asked.picture is not None:
+        draw(rows, asked.device, asked.picture)
+
+
+if __name__ == "__main__":
+    main()
