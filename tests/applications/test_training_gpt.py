@@ -187,7 +187,7 @@ def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
     changes: dict = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
     changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
     moved = {}
-    for rate in (1.0, 0.0, 3.0):
+    for rate in (1.0, 3.0):
         run = Run(config, dataclasses.replace(TRAINING, **changes, table_rate=rate), TEXT.train)
         state = run.init()
         before = jax.tree.map(np.asarray, state.params)
@@ -197,9 +197,8 @@ def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
     of_tables = [name for name in moved[1.0] if name.endswith("feed_forward/weights")]
     assert of_tables
     for name, one in moved[1.0].items():
-        factors = (0.0, 3.0) if name in of_tables else (1.0, 1.0)
-        for rate, factor in zip((0.0, 3.0), factors, strict=True):
-            np.testing.assert_allclose(moved[rate][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
+        factor = 3.0 if name in of_tables else 1.0
+        np.testing.assert_allclose(moved[3.0][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
     assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
 
 
