@@ -145,7 +145,7 @@ def report(values: dict[str, Any], result: Result, text: Text, rows: Path | None
         flush=True,
     )
     read = parameters_read(presets.make(GPTConfig, values))
-    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict(), "read": read})
+    add_line(rows, {**about(), "digest": text.digest, **values, **result._asdict(), "parameters_read": read})
 
 
 def table(found: dict[str, tuple[float, list[Result]]]) -> str:

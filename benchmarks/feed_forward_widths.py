@@ -1,7 +1,7 @@
 """Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
 
-Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. Trainings of tables with a memory, with a rule of
-their own for tables, and the like are left out; `--levers` prints these instead, each beside the training without it. The picture has the results of one kind of device.
+Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. Trainings with a memory, with a rule or a rate of their own
+for tables are left out; `--levers` prints instead all trainings by what was changed in them. The picture has the results of one kind of device.
 """
 
 import argparse
@@ -18,6 +18,17 @@ Row = dict[str, Any]
 
 LEVERS = {"memory": False, "table_rate": 1.0, "table_optimizer": "same"}
 """What is compared apart, and its usual value."""
+
+CHANGED = LEVERS | {
+    "table_weight_decay": 0.0,
+    "memory_rate": 1.0,
+    "read": "confidence",
+    "lut_heads": 4,
+    "lut_tables": 16,
+    "lut_bits": 6,
+    "warmup": 0.1,
+}
+"""What may be changed in a training beside another, and the values of the presets."""
 
 
 def is_usual(row: Row) -> bool:
@@ -60,27 +71,37 @@ def table(rows: list[Row]) -> str:
         )
         mean = np.mean([row["test"] for row in of_rate])
         lines.append(
-            f"| {device.removeprefix('NVIDIA ')} | {width}, {one['n_layers']}, {one['context']} | `{layer}` | {one['parameters']:,} | {one['read']:,} | "
+            f"| {device.removeprefix('NVIDIA ')} | {width}, {one['n_layers']}, {one['context']} | `{layer}` | {one['parameters']:,} | {one['parameters_read']:,} | "
             f"{rates}: {one['learning_rate']:g} | {1e3 * one['seconds'] / one['steps']:.1f} | {one['steps']} | {validation} | {test} | {mean:.4f} |"
         )
     return "\n".join(lines)
 
 
 def levers(rows: list[Row]) -> str:
-    """Return in Markdown what was changed in one of the trainings, and what came of it."""
+    """Return in Markdown what was changed in trainings of as many steps, beside the first of each layer and width, and what came of it."""
     lines = [
-        "| changed | feed-forward | rate | steps | validation | test |",
-        "| --- | --- | --- | --: | --: | --: |",
+        "| changed | feed-forward | rate | steps | ms/step | validation of each seed | test of each seed |",
+        "| --- | --- | --- | --: | --: | --- | --- |",
     ]
-    changed = [row for row in rows if not is_usual(row)]
-    names = {(row["features"], row["feed_forward"]) for row in changed}
-    for row in rows:
-        if (row["features"], row["feed_forward"]) not in names or row["seed"] != 0:
-            continue
-        what = ", ".join(f"`{n}={row[n]}`" for n, v in LEVERS.items() if row.get(n, v) != v) or "nothing"
-        lines.append(
-            f"| {what} | `{row['feed_forward']}` | {row['learning_rate']:g} | {row['steps']} | {row['validation']:.3f} | {row['test']:.3f} |"
+
+    def changes(row: Row) -> tuple[tuple[str, Any], ...]:
+        first = next(
+            r for r in rows if (r["features"], r["feed_forward"]) == (row["features"], row["feed_forward"])
         )
+        return tuple((n, row.get(n, v)) for n, v in CHANGED.items() if row.get(n, v) != first.get(n, v))
+
+    def key(row: Row) -> Any:
+        return row["features"], row["feed_forward"], row["learning_rate"], changes(row)
+
+    of_layers: dict[Any, list[Row]] = {}
+    for row in rows:
+        of_layers.setdefault(key(row), []).append(row)
+    for (_, layer, rate, changed), each in of_layers.items():
+        what = ", ".join(f"`{name}={value}`" for name, value in changed) or "nothing"
+        validation, test = (", ".join(f"{row[part]:.3f}" for row in each) for part in ("validation", "test"))
+        steps = each[0]["steps"]
+        time = 1e3 * np.mean([row["seconds"] for row in each]) / steps
+        lines.append(f"| {what} | `{layer}` | {rate:g} | {steps} | {time:.1f} | {validation} | {test} |")
     return "\n".join(lines)
 
 
@@ -106,9 +127,13 @@ def draw(rows: list[Row], device: str, path: Path) -> None:
             seconds, losses, style, color=colors[layer], marker=".", label=f"{layer}, width {width}"
         )
         tests = [row["test"] for row in of_rate]
-        by_read.plot([row["read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7)
+        by_read.plot([row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7)
         by_read.annotate(
-            str(width), (of_rate[0]["read"], max(tests)), (0, 6), textcoords="offset points", ha="center"
+            str(width),
+            (of_rate[0]["parameters_read"], max(tests)),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
         )
     by_second.set_ylim(top=1.5)
     by_second.set_xlabel("seconds of training")
