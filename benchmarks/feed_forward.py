@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from language_models import (
+from language_models import (  # beside this file
     about,
     add_line,
     add_options,
@@ -24,7 +24,7 @@ from language_models import (
     parameters_read,
     text_of,
     values_of,
-)  # beside this file
+)
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 

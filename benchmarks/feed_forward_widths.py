@@ -111,20 +111,16 @@ def draw(rows: list[Row], device: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     by_second, by_read = figure.subplots(1, 2)
     colors = {"projection_lut": "tab:blue", "dense": "tab:orange"}
-    styles = itertools.cycle(("-", "--", ":"))
-    of_width: dict[int, str] = {}
-    for (kind, width, layer), each in by_width(rows).items():
-        if kind != device:
-            continue
-        if width not in of_width:
-            of_width[width] = next(styles)
-        style = of_width[width]
+    drawn = {name: each for name, each in by_width(rows).items() if name[0] == device}
+    widths = dict.fromkeys(width for _, width, _ in drawn)
+    styles = dict(zip(widths, itertools.cycle(("-", "--", ":")), strict=False))
+    for (_, width, layer), each in drawn.items():
         of_rate = chosen(each)
         steps = np.array([step for step, _, _ in of_rate[0]["curve"]])
         losses = np.mean([[loss for _, _, loss in row["curve"]] for row in of_rate], 0)
         seconds = np.mean([row["seconds"] for row in of_rate]) / steps[-1] * steps
         by_second.plot(
-            seconds, losses, style, color=colors[layer], marker=".", label=f"{layer}, width {width}"
+            seconds, losses, styles[width], color=colors[layer], marker=".", label=f"{layer}, width {width}"
         )
         tests = [row["test"] for row in of_rate]
         by_read.plot([row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7)

@@ -220,18 +220,17 @@ def token_times(runs: dict[str, Run], texts: int, sizes: Sizes, repeats: int) ->
     """Return the seconds of a token of `generate` for so many texts by each run's model, measured in turns: the clocks of a machine drift."""
     prompts = np.random.default_rng(0).integers(0, 256, (texts, 16)).astype(np.int32)
 
-    def generating(run: Run, n: int) -> Callable[[], Any]:
-        model: Any = run.structure.model(*run.structure.init(0))
-        return lambda: model.generate(prompts, n, key=jax.random.key(0)).block_until_ready()
+    models: dict[str, Any] = {name: run.structure.model(*run.structure.init(0)) for name, run in runs.items()}
 
-    calls = {(name, n): generating(run, n) for name, run in runs.items() for n in (1, sizes.tokens + 1)}
-    seconds = {key: best(call, 1) for key, call in calls.items()}
-    for _ in range(repeats - 1):
-        for key, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[key] = min(seconds[key], time.perf_counter() - start)
-    return {name: (seconds[name, sizes.tokens + 1] - seconds[name, 1]) / sizes.tokens for name in runs}
+    def generated(model: Any, n: int) -> float:
+        return best(lambda: model.generate(prompts, n, key=jax.random.key(0)).block_until_ready(), 1)
+
+    turns = [
+        {name: [generated(model, n) for n in (1, sizes.tokens + 1)] for name, model in models.items()}
+        for _ in range(repeats)
+    ]
+    first_and_all = {name: np.min([turn[name] for turn in turns], 0) for name in models}
+    return {name: float(np.diff(seconds)[0]) / sizes.tokens for name, seconds in first_and_all.items()}
 
 
 def of_models(

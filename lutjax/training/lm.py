@@ -206,7 +206,9 @@ class Run(ModelRun[LanguageModel]):
         memory = memory_tables(model)
         self._detector_tables = structure.tables - memory
         rule: tables.RowRule = tables.SGD()
+        moved = structure.tables
         if training.table_optimizer == SAME:
+            moved = memory
             if training.table_rate != 1:  # by place: the optimiser of the rest has a list of its parameters
                 others = [name for name in structure.parameters if name not in memory]
                 places = [str(k) for k, name in enumerate(others) if name in self._detector_tables]
@@ -214,7 +216,6 @@ class Run(ModelRun[LanguageModel]):
         else:
             of_name = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
             rule = of_name(weight_decay=training.table_weight_decay)
-        moved = memory if training.table_optimizer == SAME else structure.tables
         of_memory = optimizers.TABLE_OPTIMIZERS[training.memory_optimizer]
         self._rule_of_memory = of_memory(weight_decay=training.memory_weight_decay)
         self._optimizer = tables.Optimizer(

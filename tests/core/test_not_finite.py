@@ -208,13 +208,14 @@ def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
         return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
 
     y, pull = jax.vjp(layer, x, weights)
-    with skipping_what_is_left_to_others(implementation):
-        of_integers = layer(x, lutjax.quantise_tables(weights, groups=2))
-    for found in (y, of_integers):
-        np.testing.assert_array_equal(np.isnan(found[0]), [[True, False], [False, False]])
+    expected = [[True, False], [False, False]]
+    np.testing.assert_array_equal(np.isnan(y[0]), expected)
     dx, dw = pull(jnp.ones_like(y).at[0, 0].set(0))
     assert np.isfinite(dw).all()
     assert np.isnan(dx).any()
+    with skipping_what_is_left_to_others(implementation):
+        of_integers = layer(x, lutjax.quantise_tables(weights, groups=2))
+    np.testing.assert_array_equal(np.isnan(of_integers[0]), expected)
 
 
 # ------------------------------------------------------------------------------------- sizes of numbers
