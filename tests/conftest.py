@@ -133,6 +133,7 @@ def accelerator_formulation(monkeypatch):
     forgotten.compiled()
     for module in (_pair_tiles, _row_gathers, bilinear_gates):
         monkeypatch.setattr(module, "in_sequence", lambda device: False)
+    monkeypatch.setattr(_row_gathers, "launches", lambda device: True)
     yield
     forgotten.compiled()
 
@@ -143,6 +144,7 @@ def tpu_formulation(accelerator_formulation, monkeypatch):
     from lutjax.kernels._xla import _row_gathers
 
     monkeypatch.setattr(_row_gathers, "multiplies_fast", lambda device: True)
+    monkeypatch.setattr(_row_gathers, "launches", lambda device: False)
 
 
 @pytest.fixture

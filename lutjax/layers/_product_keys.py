@@ -17,6 +17,7 @@ from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
+from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalised, placed, read_rows, rows_here
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
@@ -203,11 +204,11 @@ class _KeySpec(_KeyArguments, Spec):
         queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
         queries = normalised(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
         scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
-        best, ids = jax.lax.top_k(scores, self.k)  # [..., heads, 2, k], the best first
+        best, ids = largest(scores, self.k)  # [..., heads, 2, k], the best first
         i, j = _pairs(self.k)
         sums = best[..., 0, i] + best[..., 1, j]
         rows = ids[..., 0, i] * self.n_keys + ids[..., 1, j]
-        best, which = jax.lax.top_k(sums, self.k)
+        best, which = largest(sums, self.k)
         rows = jnp.take_along_axis(rows, which, -1)
         shape = (*batch, self.heads * self.k)
         return rows.reshape(shape), jax.nn.softmax(best).reshape(shape)

@@ -19,6 +19,9 @@ from layer_libraries import (
 )
 
 import lutjax
+from lutjax.dispatch.registry import Backend, Device
+from lutjax.layers import _largest
+from lutjax.layers._largest import largest, places_by_groups
 from lutjax.layers._product_keys import _pairs
 from lutjax.layers.haiku import NgramMemory as HaikuNgramMemory
 from lutjax.layers.linen import NgramMemory as LinenNgramMemory
@@ -235,6 +238,40 @@ def test_haiku_goes_on():
 
 
 # ------------------------------------------------------------------------------------- product keys
+@pytest.mark.parametrize(("n", "k"), [(1024, 32), (1000, 17), (130, 31), (33, 33), (1, 1), (5000, 20)])
+def test_largest_elements_by_groups(n, k):
+    """The places of `jax.lax.top_k`, of equal and infinite elements, of those that are no number, and of more groups than one level has."""
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(5, 12, n)).astype(np.float32)
+    x[1] = np.round(x[1], 1)
+    x[2] = np.where(rng.random(x[2].shape) < 0.95, -np.inf, x[2])
+    x[3] = rng.choice([0, np.nan, np.inf], x[3].shape, p=[0.96, 0.02, 0.02])
+    x[4] = 0
+    found = jax.jit(functools.partial(places_by_groups, k=k))(x)
+    np.testing.assert_array_equal(found, jax.lax.top_k(x, k)[1])
+
+
+def test_largest_elements_beside_a_gpu(monkeypatch):
+    """No row of many elements is sorted in a program of a GPU. On the CPU of that process results and gradients are those of `jax.lax.top_k`."""
+    gpu, cpu = (Device(backend, str(backend)) for backend in (Backend.GPU, Backend.CPU))
+    monkeypatch.setattr(_largest, "devices_of", lambda _: (gpu, cpu))
+    x, dy = RNG.normal(size=(3, 1024)).astype(np.float32), RNG.normal(size=(3, 20)).astype(np.float32)
+    lowered = jax.jit(lambda x: largest(x, 20)).trace(x)
+    for platform, sorts_all in (("cuda", False), ("rocm", False), ("cpu", True)):
+        text = lowered.lower(lowering_platforms=(platform,)).as_text()
+        assert ("top_k(%arg0" in text) == sorts_all
+    for k in (16, 20):  # XLA has a kernel for the first
+
+        def found(choose, x, dy, k=k):
+            best, pull_back = jax.vjp(lambda x: choose(x, k)[0], x)
+            return best, choose(x, k)[1], *pull_back(dy)
+
+        results = (
+            jax.jit(functools.partial(found, choose))(x, dy[:, :k]) for choose in (largest, jax.lax.top_k)
+        )
+        jax.tree.map(np.testing.assert_array_equal, *results)
+
+
 @pytest.mark.parametrize("k", [1, 2, 7, 16])
 def test_pairs_of_places_have_all_of_the_best(k):
     """The best pairs of two lists from the largest down are among those that are tried, for any sums."""

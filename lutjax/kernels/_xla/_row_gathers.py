@@ -46,6 +46,11 @@ def multiplies_fast(device: Device) -> bool:
     return device.backend == Backend.TPU
 
 
+def launches(device: Device) -> bool:
+    """Return whether a gather or a scatter is a kernel of its own, which has to be launched."""
+    return device.backend == Backend.GPU
+
+
 def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device) -> bool:
     """Return whether rows of these tables are read and added as products."""
     fits = weights.shape[1] <= _ONE_HOT_ROWS and addend_dtype(weights.dtype, accumulate) == jnp.float32

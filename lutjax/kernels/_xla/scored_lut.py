@@ -91,7 +91,7 @@ def update(
 
 def hits(call: ScoredLut, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent))
+    return hits_of_ways(call.weights, ways_of(call), of_every_group(call, cotangent), device)
 
 
 # ------------------------------------------------------------------------------------- all tables at once

@@ -60,20 +60,28 @@ def update(
 
 def hits(call: WeightedLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
     """Return how the hits of a call are visited, and how many a detector has at most."""
-    return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent)
+    return hits_of_ways(call.weights, _ways(call)[: call.valued], cotangent, device)
 
 
-def hits_of_ways(weights: jax.Array, ways: Sequence[Way], dy: jax.Array) -> _row_updates.Hits:
-    """Return the hits of reads in several ways, with ``dy [n, G, O]``; a coefficient of 0 is none."""
+def hits_of_ways(
+    weights: jax.Array, ways: Sequence[Way], dy: jax.Array, device: Device
+) -> _row_updates.Hits:  # dy [n, G, O]
+    """Return the hits of reads in several ways; a coefficient of 0 is none.
+
+    Where additions are kernels, those of all ways are one tile: the launch of a kernel takes as long as many additions.
+    """
     dtype = accumulator(weights.dtype)
     by_group = dy.astype(dtype).transpose(1, 0, 2)
     group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
+    together = _row_gathers.launches(device) and len(ways) > 1
+    tiles = [tuple(jnp.concatenate(of_ways, 1) for of_ways in zip(*ways, strict=True))] if together else ways
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         values = _row_gathers.read(by_group, detectors(group))
-        for index, coefficient in ways:
+        for index, coefficient in tiles:
             c = detectors(coefficient).astype(dtype)
-            carry = body(carry, detectors(index), _row_gathers.times(c, values), c != 0)
+            of_reads = jnp.tile(values, (1, len(ways) // len(tiles), 1))
+            carry = body(carry, detectors(index), _row_gathers.times(c, of_reads), c != 0)
         return carry
 
     return visit, len(ways) * dy.shape[0]
