@@ -12,7 +12,13 @@ from lutjax.benchmark.results import duration, size, sources
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "gpu.md"
-RECORDED = {"table": "h200", "few": "few_outputs", "integers": "integers", "scored": "scored"}
+RECORDED = {
+    "table": "h200",
+    "table h100": "h100",
+    "few": "few_outputs",
+    "integers": "integers",
+    "scored": "scored",
+}
 """Files in docs/benchmarks, by the mark of their table in the page."""
 _ROWS = {
     "forward": "forward",

@@ -1,7 +1,7 @@
 """Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
 
-Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. Trainings with a memory, with a rule or a rate of their own
-for tables are left out; `--levers` prints instead all trainings by what was changed in them. The picture has the results of one kind of device.
+Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. `--levers` prints instead all trainings by what was
+changed in them, beside the first of each width and layer; `--features` those of one width. The picture has the results of one kind of device.
 """
 
 import argparse
@@ -16,24 +16,20 @@ from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
-LEVERS = {"memory": False, "table_rate": 1.0, "table_optimizer": "same"}
-"""What is compared apart, and its usual value."""
-
-CHANGED = LEVERS | {
+CHANGED = {
+    "memory": False,
+    "table_rate": 1.0,
+    "table_optimizer": "same",
     "table_weight_decay": 0.0,
     "memory_rate": 1.0,
     "read": "confidence",
     "lut_heads": 4,
     "lut_tables": 16,
     "lut_bits": 6,
+    "weight_decay": 0.1,
     "warmup": 0.1,
 }
 """What may be changed in a training beside another, and the values of the presets."""
-
-
-def is_usual(row: Row) -> bool:
-    """Return whether a training has none of the levers."""
-    return all(row.get(name, value) == value for name, value in LEVERS.items())
 
 
 def chosen(rows: list[Row]) -> list[Row]:
@@ -50,8 +46,7 @@ def by_width(rows: list[Row]) -> dict[tuple[str, int, str], list[Row]]:
     def key(row: Row) -> tuple[str, int, str]:
         return row["device"], row["features"], row["feed_forward"]
 
-    usual = sorted((row for row in rows if is_usual(row)), key=key)
-    found = {name: list(each) for name, each in itertools.groupby(usual, key)}
+    found = {name: list(each) for name, each in itertools.groupby(sorted(rows, key=key), key)}
     both = {name[:2] for name in found if name[2] == "dense"}
     return {name: each for name, each in found.items() if name[:2] in both}
 
@@ -80,8 +75,8 @@ def table(rows: list[Row]) -> str:
 def levers(rows: list[Row]) -> str:
     """Return in Markdown what was changed in trainings of as many steps, beside the first of each layer and width, and what came of it."""
     lines = [
-        "| changed | feed-forward | rate | steps | ms/step | validation of each seed | test of each seed |",
-        "| --- | --- | --- | --: | --: | --- | --- |",
+        "| changed | feed-forward | device | rate | steps | ms/step | validation of each seed | test of each seed |",
+        "| --- | --- | --- | --- | --: | --: | --- | --- |",
     ]
 
     def changes(row: Row) -> tuple[tuple[str, Any], ...]:
@@ -91,17 +86,20 @@ def levers(rows: list[Row]) -> str:
         return tuple((n, row.get(n, v)) for n, v in CHANGED.items() if row.get(n, v) != first.get(n, v))
 
     def key(row: Row) -> Any:
-        return row["features"], row["feed_forward"], row["learning_rate"], changes(row)
+        return row["features"], row["feed_forward"], row["device"], row["learning_rate"], changes(row)
 
     of_layers: dict[Any, list[Row]] = {}
     for row in rows:
         of_layers.setdefault(key(row), []).append(row)
-    for (_, layer, rate, changed), each in of_layers.items():
+    for (_, layer, device, rate, changed), each in of_layers.items():
         what = ", ".join(f"`{name}={value}`" for name, value in changed) or "nothing"
         validation, test = (", ".join(f"{row[part]:.3f}" for row in each) for part in ("validation", "test"))
         steps = each[0]["steps"]
         time = 1e3 * np.mean([row["seconds"] for row in each]) / steps
-        lines.append(f"| {what} | `{layer}` | {rate:g} | {steps} | {time:.1f} | {validation} | {test} |")
+        of_device = device.removeprefix("NVIDIA ")
+        lines.append(
+            f"| {what} | `{layer}` | {of_device} | {rate:g} | {steps} | {time:.1f} | {validation} | {test} |"
+        )
     return "\n".join(lines)
 
 
@@ -151,13 +149,15 @@ def main() -> None:
     )
     parser.add_argument("files", type=Path, nargs="+", help="lines of JSON")
     parser.add_argument("--levers", action="store_true", help="print what was changed, and what came of it")
+    parser.add_argument("--features", type=int, help="width of the models that are printed; default: all")
     parser.add_argument("--picture", type=Path, help="draw losses into this file")
     parser.add_argument("--device", default="NVIDIA H200", help="of the picture")
     asked = parser.parse_args()
     rows = [
         json.loads(line) for path in asked.files for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    print(levers(rows) if asked.levers else table(rows))
+    printed = [row for row in rows if asked.features in (None, row["features"])]
+    print(levers(printed) if asked.levers else table(printed))
     if asked.picture is not None:
         draw(rows, asked.device, asked.picture)
 
