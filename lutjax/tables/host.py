@@ -27,15 +27,26 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Backend, Device, Request, devices_of, kernel_registry
+from lutjax.dispatch.registry import (
+    Backend,
+    Device,
+    Implementation,
+    Request,
+    devices_of,
+    kernel_registry,
+)
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
-from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.ops import _checks, _nan
+from lutjax.ops.weighted_lookup import WeightedLookup, weighted_lookup
 from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
+from lutjax.values._derivatives import with_derivative_of
+from lutjax.values._detection import Detection, existing
 from lutjax.values._dtypes import accumulator
+from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, is_concrete
 
 PLACEMENTS = ("device", "host")
@@ -352,6 +363,91 @@ class HostTable:
             rows = reads.fetched(self, rows, index)
         return rows, jnp.broadcast_to(own, shape)
 
+    def weighted_lookup(
+        self,
+        index: Int[Array, "*batch tables ways"],
+        coefficients: Float[Array, "*batch tables ways"],
+        *,
+        groups: int | None = None,
+        accumulate: FixedPoint | None = None,
+        implementation: Implementation = None,
+    ) -> Float[jax.Array, "*any numbers"]:
+        """Return what `lutjax.weighted_lookup` returns of the table and these arguments.
+
+        Raises:
+          ValueError, TypeError: as there.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from lutjax.training.host import HostTable
+          >>> table = HostTable((2, 1000, 4), jnp.float32, jax.nn.initializers.ones)
+          >>> table.draw(jax.random.key(0))
+          >>> table.weighted_lookup(jnp.array([[3, 5], [7, 0]]), jnp.array([[1.0, 0.5], [1.0, 1.0]]))
+          Array([3.5, 3.5, 3.5, 3.5], dtype=float32)
+        """
+        self._require_tables("weighted_lookup", "index", index, -2)
+        rows, own = self.read(index)
+        return weighted_lookup(
+            rows, own, coefficients, groups=groups, accumulate=accumulate, implementation=implementation
+        )
+
+    def lookup(
+        self,
+        detection: Detection,
+        *,
+        margins: bool = True,
+        groups: int | None = None,
+        accumulate: FixedPoint | None = None,
+        implementation: Implementation = None,
+    ) -> Float[jax.Array, "*any numbers"]:
+        """Return what `lutjax.lookup` returns of the table and a detection, by a weighted look-up of the rows that it addresses.
+
+        The cotangent of a margin is the surrogate derivative times the difference of two products, of the cotangent with the flipped row and with the addressed one.
+
+        Args:
+          detection: arrays ``[..., tables]``, of as many bits as ``2**bits`` rows have.
+          margins: whether margins have a gradient; without one half as many rows are read.
+          groups, accumulate: as in `lutjax.lookup`.
+          implementation: of the weighted look-up.
+
+        Raises:
+          ValueError, TypeError: as there.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, lutjax
+          >>> from lutjax.training.host import HostTable
+          >>> table = HostTable((1, 2, 1), jnp.float32, lambda key, shape, dtype: jnp.array([[[1], [7]]], dtype))
+          >>> table.draw(jax.random.key(0))
+          >>> table.lookup(lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]])))
+          Array([7.], dtype=float32)
+        """
+        op = "HostTable.lookup"
+        detection = _checks.detection(op, "detection", detection, 1, "[..., tables]")
+        like = np.broadcast_to(np.zeros((), self.dtype), self.shape)  # takes no memory
+        _checks.table(op, like, detection.shape[-1], detection.bits, "detection")
+        d, margin = existing(detection), detection.margin
+        # Of margins up to 0 the surrogate derivative has the other sign, of 0 too.
+        shift = with_derivative_of(jnp.zeros_like(margin), 0.5 / (1 + jnp.where(margin > 0, margin, -margin)))
+        ways = [(d.index, 1 - shift), (d.index ^ d.flip, shift)][: 2 if margins else 1]
+        index, coefficients = (jnp.stack(each, -1) for each in zip(*ways, strict=True))
+        rows, own = self.read(index)
+        y = weighted_lookup(
+            rows,
+            own,
+            coefficients if margins else jnp.ones_like(coefficients),
+            groups=groups,
+            valued=1,
+            accumulate=accumulate,
+            implementation=implementation,
+        )
+        return _nan.shown(y, margin)
+
+    def _require_tables(self, op: str, name: str, a: Any, axis: int) -> None:
+        if a.ndim < -axis or a.shape[axis] != self.shape[0]:
+            raise ValueError(
+                f"HostTable.{op}: {name} is {shown(a)}; expected [..., {self.shape[0]}, ways], ids for each of the {self.shape[0]} tables."
+            )
+
     def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
         """Return rows that all processes have, read by the CPU of each while a function of arrays on all devices waits."""
         n_tables, _, width = self.shape
@@ -491,6 +587,10 @@ class HostTable:
         if waits:
             self._wait()
         look_up: Any = gradient.look_up
+        if look_up.valued < look_up.index.shape[-1]:  # the others move nothing
+            valued = (a[..., : look_up.valued] for a in (look_up.index, look_up.coefficients))
+            look_up = look_up.replace(**dict(zip(("index", "coefficients"), valued, strict=True)))
+            gradient = dataclasses.replace(gradient, look_up=look_up)
         if self.is_shared:
             for t in range(len(weights)):
                 self._update_block(t, gradient, rate)

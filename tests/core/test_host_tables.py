@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import functools
 import gc
 import threading
 import warnings
@@ -107,6 +108,86 @@ def test_fixed_point_gives_the_same_bits(kind: str) -> None:
         stepped(layer, tables.RowAdagrad(), (0.1, 0.2, 0.1)) for layer in pair(kind, accumulate=FIXED)
     )
     assert one == other
+
+
+def host_table(shape: tuple[int, int, int], rule: Any) -> HostTable:
+    table = HostTable(shape, np.float32, jax.nn.initializers.normal(1.0))
+    table.draw(jax.random.key(4))
+    table.start(rule)
+    return table
+
+
+@pytest.mark.parametrize("accumulate", [None, FIXED], ids=["floats", "fixed point"])
+@pytest.mark.parametrize("groups", [None, 2])
+def test_detections_address_rows_of_the_host(groups: int | None, accumulate: Any) -> None:
+    """Values, gradients of inputs and updates are those of `lutjax.lookup` of a table on the device: values in fixed point to the bit."""
+    options = {"groups": groups, "accumulate": accumulate}
+    table = host_table((4, 2**3, 5), tables.SGD())
+    weights = jnp.asarray(np.array(table.weights))
+    anchors = lutjax.sample_anchors(jax.random.key(1), n_inputs=6, n_detectors=4, n_anchors=3)
+    x = X.copy()
+    x[0, :2] = 0  # margins of 0
+
+    def loss(look_up: Any, x: jax.Array) -> Any:
+        y = look_up(lutjax.detect(x, anchors), **options)
+        return jnp.sum(jnp.sin(y)), y
+
+    def of_device(weights: jax.Array, x: jax.Array) -> Any:
+        return loss(lambda d, **options: lutjax.lookup(weights, d, **options), x)
+
+    (_, want), (of_table, of_inputs) = jax.value_and_grad(of_device, (0, 1), has_aux=True)(weights, x)
+    (_, found), found_inputs = jax.jit(jax.value_and_grad(lambda x: loss(table.lookup, x), has_aux=True))(x)
+    without = table.lookup(lutjax.detect(x, anchors), margins=False, **options)
+    same = (
+        np.testing.assert_array_equal
+        if accumulate
+        else functools.partial(np.testing.assert_allclose, atol=1e-6)
+    )
+    same(found, want)
+    same(without, want)
+    # Here each of two products of five outputs is rounded, half a unit at most, times half; an input is in four pairs of detectors on average.
+    np.testing.assert_allclose(found_inputs, of_inputs, atol=1e-4 if accumulate else 1e-5)
+    assert np.any(np.asarray(found_inputs)[0, :2])
+
+    @jax.jit
+    def step(x: jax.Array) -> Any:
+        return tables.value_and_grad(lambda _: loss(table.lookup, x)[0], host={"table": table})({})[1][1]
+
+    table.update(step(x)["table"], 0.1)
+    np.testing.assert_allclose(table.weights, weights - 0.1 * of_table, atol=1e-6)
+    read = np.zeros(table.shape[:2], bool)
+    read[np.arange(4), np.asarray(lutjax.detect(x, anchors).index).reshape(-1, 4)] = True
+    np.testing.assert_array_equal(table.moved, read)  # no row that only a flip reads
+
+
+def test_weighted_rows_of_the_host() -> None:
+    table = host_table((2, 7, 3), tables.SGD())
+    rng = np.random.default_rng(3)
+    index = rng.integers(0, 7, (5, 2, 3)).astype(np.int32)
+    coefficients = rng.normal(size=index.shape).astype(np.float32)
+    for groups in (None, 2):
+        options = {"groups": groups, "accumulate": FIXED}
+        found = jax.jit(functools.partial(table.weighted_lookup, **options))(index, coefficients)
+        want = lutjax.weighted_lookup(jnp.asarray(table.weights), index, coefficients, **options)
+        np.testing.assert_array_equal(found, want)
+
+
+def test_reads_of_the_host_that_do_not_fit() -> None:
+    table = host_table((2, 7, 3), tables.SGD())
+    with pytest.raises(
+        ValueError, match=r"HostTable.weighted_lookup: index is .*; expected \[..., 2, ways\]"
+    ):
+        table.weighted_lookup(jnp.zeros((4, 3, 1), jnp.int32), jnp.zeros((4, 3, 1)))
+    d = lutjax.detect(jnp.ones((4, 2)), jnp.zeros((2, 3, 2), jnp.int32))
+    with pytest.raises(
+        ValueError,
+        match=r"HostTable.lookup: weights is .*; detection has 3 bits, so each table must have 2\*\*3 = 8 rows",
+    ):
+        table.lookup(d)
+    with pytest.raises(
+        ValueError, match="its first axis must have size 3, the number of detectors of detection"
+    ):
+        table.lookup(lutjax.detect(jnp.ones((4, 2)), jnp.zeros((3, 3, 2), jnp.int32)))
 
 
 def test_rows_are_drawn_as_on_a_device() -> None:
