@@ -96,6 +96,23 @@ def weighted_lookup(
     op = "weighted_lookup"
     _checks.floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
     n_detectors, n_rows, _ = weights.shape
+    check_reads(op, n_detectors, index, coefficients)
+    _checks.require(n_rows > 0 or not index.size, op, "weights", weights, "a table needs at least one row")
+    n_groups = _groups.number(op, groups, n_detectors)
+    call = WeightedLookup(
+        as_jax(weights),
+        as_int32(index),
+        as_jax(coefficients),
+        groups=n_groups,
+        valued=_valued(valued, index.shape[-1]),
+        accumulate=_checks.accumulation(op, accumulate),
+    )
+    y: jax.Array = apply(call, implementation=implementation)
+    return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
+
+
+def check_reads(op: str, n_detectors: int, index: Any, coefficients: Any) -> None:
+    """Check for ids and coefficients of each way to read each table."""
     _checks.integers(op, "index", index, -2, "[..., detectors, ways]")
     _checks.require(
         index.shape[-2] == n_detectors,
@@ -112,18 +129,6 @@ def weighted_lookup(
         coefficients,
         f"index is {_checks.describe(index)}, and both must have the same shape",
     )
-    _checks.require(n_rows > 0 or not index.size, op, "weights", weights, "a table needs at least one row")
-    n_groups = _groups.number(op, groups, n_detectors)
-    call = WeightedLookup(
-        as_jax(weights),
-        as_int32(index),
-        as_jax(coefficients),
-        groups=n_groups,
-        valued=_valued(valued, index.shape[-1]),
-        accumulate=_checks.accumulation(op, accumulate),
-    )
-    y: jax.Array = apply(call, implementation=implementation)
-    return y.reshape(*y.shape[:-2], y.shape[-1]) if groups is None else y
 
 
 def _valued(valued: Any, n_ways: int) -> int:

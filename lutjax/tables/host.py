@@ -38,7 +38,7 @@ from lutjax.dispatch.registry import (
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
 from lutjax.ops import _checks, _nan
-from lutjax.ops.weighted_lookup import WeightedLookup, weighted_lookup
+from lutjax.ops.weighted_lookup import WeightedLookup, check_reads, weighted_lookup
 from lutjax.tables import _registered
 from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
@@ -385,7 +385,7 @@ class HostTable:
           >>> table.weighted_lookup(jnp.array([[3, 5], [7, 0]]), jnp.array([[1.0, 0.5], [1.0, 1.0]]))
           Array([3.5, 3.5, 3.5, 3.5], dtype=float32)
         """
-        self._require_tables("weighted_lookup", "index", index, -2)
+        check_reads("HostTable.weighted_lookup", self.shape[0], index, coefficients)
         rows, own = self.read(index)
         return weighted_lookup(
             rows, own, coefficients, groups=groups, accumulate=accumulate, implementation=implementation
@@ -441,12 +441,6 @@ class HostTable:
             implementation=implementation,
         )
         return _nan.shown(y, margin)
-
-    def _require_tables(self, op: str, name: str, a: Any, axis: int) -> None:
-        if a.ndim < -axis or a.shape[axis] != self.shape[0]:
-            raise ValueError(
-                f"HostTable.{op}: {name} is {shown(a)}; expected [..., {self.shape[0]}, ways], ids for each of the {self.shape[0]} tables."
-            )
 
     def _read_of_all(self, index: jax.Array, mesh: Mesh) -> jax.Array:
         """Return rows that all processes have, read by the CPU of each while a function of arrays on all devices waits."""

@@ -172,12 +172,17 @@ def test_weighted_rows_of_the_host() -> None:
         np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.usefixtures("without_typechecking")
 def test_reads_of_the_host_that_do_not_fit() -> None:
     table = host_table((2, 7, 3), tables.SGD())
-    with pytest.raises(
-        ValueError, match=r"HostTable.weighted_lookup: index is .*; expected \[..., 2, ways\]"
+    for tables_of_index, ways, rule in (
+        (3, 1, "must have size 2, the number of tables"),
+        (2, 2, "must have the same shape"),
     ):
-        table.weighted_lookup(jnp.zeros((4, 3, 1), jnp.int32), jnp.zeros((4, 3, 1)))
+        with pytest.raises(ValueError, match=f"HostTable.weighted_lookup: .* {rule}"):
+            table.weighted_lookup(
+                jnp.zeros((4, tables_of_index, 1), jnp.int32), jnp.zeros((4, tables_of_index, ways))
+            )
     d = lutjax.detect(jnp.ones((4, 2)), jnp.zeros((2, 3, 2), jnp.int32))
     with pytest.raises(
         ValueError,
