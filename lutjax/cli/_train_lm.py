@@ -26,7 +26,7 @@ from lutjax.training import presets
 @click.option(
     "--preset",
     type=click.Choice(list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))),
-    help="Sizes and rates; the options below override them. demo (default): about 3 minutes on two CPU cores. small: "
+    help="Sizes and rates; the options below override them. demo (default): about 2 minutes on two CPU cores. small: "
     "minutes on an H100; of lut 811 M parameters (3.2 GB). reference, the published model of lut: 813 M parameters "
     "(3.3 GB), a minute on an H100. --dry-run measures it here.",
 )

@@ -82,6 +82,8 @@ _GPT: dict[str, dict[str, Any]] = {
         "batch_size": 12,
         "learning_rate": 2e-3,
         **_ADAMW,
+        "table_optimizer": "row_adam",
+        "warmup": 0.3,
         "validate": False,
         "log_every": 50,
         "eval_every": 800,

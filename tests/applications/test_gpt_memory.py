@@ -142,7 +142,7 @@ CONFIG = dataclasses.replace(
 )
 TRAINING = TrainingConfig(
     **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
-    | {"steps": 12, "batch_size": 4, "learning_rate": 0.02}
+    | {"steps": 12, "batch_size": 4, "learning_rate": 0.02, "table_optimizer": "same"}
 )
 ONE_LAYER = dataclasses.replace(CONFIG, n_layers=1, memory_layers=(0,))
 TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)

@@ -34,6 +34,7 @@ CONFIG = GPTConfig(
 TRAINING = TrainingConfig(
     **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
     | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3, "validate": True}
+    | {"warmup": 0.1, "table_optimizer": "same"}
 )
 TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 
