@@ -377,6 +377,8 @@ class HostTable:
         Raises:
           ValueError, TypeError: as there.
 
+        Source: docs/semantics.md, sections 12 and 14.
+
         Example:
           >>> import jax, jax.numpy as jnp
           >>> from lutjax.training.host import HostTable
@@ -412,6 +414,8 @@ class HostTable:
 
         Raises:
           ValueError, TypeError: as there.
+
+        Source: docs/semantics.md, sections 2, 3 and 14.
 
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
