@@ -377,7 +377,7 @@ class HostTable:
         Raises:
           ValueError, TypeError: as there.
 
-        Source: docs/semantics.md, sections 12 and 14.
+        Source: docs/semantics.md, section 12.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -415,7 +415,7 @@ class HostTable:
         Raises:
           ValueError, TypeError: as there.
 
-        Source: docs/semantics.md, sections 2, 3 and 14.
+        Source: docs/semantics.md, sections 2 and 3.
 
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
