@@ -1,6 +1,6 @@
 """Table and picture of results of `feed_forward.py --json`, by width: `python benchmarks/feed_forward_widths.py docs/benchmarks/feed_forward.jsonl --picture docs/feed-forward-widths.png`.
 
-Of each layer and width the learning rate is the one with the lowest validation loss of the first seed. `--levers` prints instead all trainings by what was
+The learning rate of each layer and width is the one with the lowest validation loss of the first seed. `--levers` prints instead all trainings by what was
 changed in them, beside the first of each width and layer; `--features` those of one width. The picture has the results of one kind of device.
 """
 
@@ -29,7 +29,7 @@ CHANGED = {
     "weight_decay": 0.1,
     "warmup": 0.1,
 }
-"""What may be changed in a training beside another, and the values of the presets."""
+"""Values that may differ between trainings, and those of a result that does not name them."""
 
 
 def chosen(rows: list[Row]) -> list[Row]:

@@ -1,5 +1,7 @@
 """The largest elements of rows: `jax.lax.top_k`, with less sorting on GPUs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -19,10 +21,11 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     if not of_gpu or k <= _WITHOUT_SORTING or n < 2 * _GROUPS * k:
         found, at = jax.lax.top_k(x, k)
         return found, at
+    by_groups = functools.partial(places_by_groups, k=k)
     at = jax.lax.platform_dependent(
         jax.lax.stop_gradient(x),
-        cuda=lambda x: places_by_groups(x, k),
-        rocm=lambda x: places_by_groups(x, k),
+        cuda=by_groups,
+        rocm=by_groups,
         default=lambda x: jax.lax.top_k(x, k)[1],
     )
     return jnp.take_along_axis(x, at, -1), at
@@ -31,7 +34,7 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 def places_by_groups(x: jax.Array, k: int) -> jax.Array:
     """Return the places of the `k` largest elements of the last axis, which is at least `k` long.
 
-    They lie in the `k` groups of neighbours whose largest elements are the largest: any other group has `k` elements before it. Of these groups parts
+    They lie in the `k` groups of neighbours whose largest elements are the largest: any other group has `k` elements before it. Parts of these groups
     are compared in the same way, down to single elements. Groups are kept in the order of their places, so that of equal elements the first is found.
     """
     *lead, n = x.shape

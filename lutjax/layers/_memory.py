@@ -377,7 +377,7 @@ def read_rows(
     """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
     if isinstance(weights, HostTable):
-        weights, index = weights.read(index)
+        return weights.weighted_lookup(index, coefficients, **options)
     if spec.row_axis is None:
         return lutjax.weighted_lookup(weights, index, coefficients, **options)
     coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))

@@ -37,6 +37,7 @@ from lutjax.dispatch.registry import (
 )
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels._xla import _row_gathers
 from lutjax.ops import _checks, _nan
 from lutjax.ops.weighted_lookup import WeightedLookup, check_reads, weighted_lookup
 from lutjax.tables import _registered
@@ -430,15 +431,20 @@ class HostTable:
         like = np.broadcast_to(np.zeros((), self.dtype), self.shape)  # takes no memory
         _checks.table(op, like, detection.shape[-1], detection.bits, "detection")
         d, margin = existing(detection), detection.margin
-        # Of margins up to 0 the surrogate derivative has the other sign, of 0 too.
-        shift = with_derivative_of(jnp.zeros_like(margin), 0.5 / (1 + jnp.where(margin > 0, margin, -margin)))
-        ways = [(d.index, 1 - shift), (d.index ^ d.flip, shift)][: 2 if margins else 1]
-        index, coefficients = (jnp.stack(each, -1) for each in zip(*ways, strict=True))
+        if margins:  # a share of the flipped row, which is 0 and has the derivative
+            slope = jax.lax.stop_gradient(_row_gathers.slope(margin))
+            share = with_derivative_of(jnp.zeros_like(margin), -slope * margin)
+            index, coefficients = (
+                jnp.stack([d.index, d.index ^ d.flip], -1),
+                jnp.stack([1 - share, share], -1),
+            )
+        else:
+            index, coefficients = d.index[..., None], jnp.ones_like(margin)[..., None]
         rows, own = self.read(index)
         y = weighted_lookup(
             rows,
             own,
-            coefficients if margins else jnp.ones_like(coefficients),
+            coefficients,
             groups=groups,
             valued=1,
             accumulate=accumulate,
@@ -586,8 +592,10 @@ class HostTable:
             self._wait()
         look_up: Any = gradient.look_up
         if look_up.valued < look_up.index.shape[-1]:  # the others move nothing
-            valued = (a[..., : look_up.valued] for a in (look_up.index, look_up.coefficients))
-            look_up = look_up.replace(**dict(zip(("index", "coefficients"), valued, strict=True)))
+            look_up = look_up.replace(
+                index=look_up.index[..., : look_up.valued],
+                coefficients=look_up.coefficients[..., : look_up.valued],
+            )
             gradient = dataclasses.replace(gradient, look_up=look_up)
         if self.is_shared:
             for t in range(len(weights)):
