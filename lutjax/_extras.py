@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 EXTRAS = {
+    "PIL": "apps",
     "absl": "triton",
     "click": "apps",
     "flax": "flax",

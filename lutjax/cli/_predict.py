@@ -19,19 +19,30 @@ from lutjax.cli._export import progress
 )
 @click.option(
     "--target",
-    help="The column of FILE that holds labels, or the array of a .npz file: the share of rows that are right is printed, too, "
-    "to standard error where the table goes to standard output. Default: none, and labels that FILE has are not read.",
+    help="The column of FILE that holds labels, or the array of a .npz file, or any name for a folder of images in folders of their classes: the "
+    "share of rows that are right is also printed, to standard error where the table goes to standard output. Default: none, and labels that "
+    "FILE has are not read.",
+)
+@click.option(
+    "--id",
+    "ids",
+    metavar="COLUMN",
+    multiple=True,
+    help="A column of FILE that identifies its rows, or an array of a .npz file: the output begins with it; may be given several times. "
+    "Default: none. Images have a column with the names of their files.",
 )
 @click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
-def predict(run: Path, file: Path, out: Path | None, target: str | None, encoding: str | None) -> None:
+def predict(
+    run: Path, file: Path, out: Path | None, target: str | None, ids: tuple[str, ...], encoding: str | None
+) -> None:
     """Predict the classes of the rows or images in FILE with the classifier of RUN.
 
     RUN is the folder of a run of `train classify`: what it got as --out, or of a bundle of one (`lutjax save`). FILE is a table, .csv, .tsv or .parquet, whose
-    columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images; or a folder of IDX
-    files or of CIFAR-10, whose test part is taken. Labels are not needed.
+    columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images, also in subfolders;
+    or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one. Labels are not needed.
 
     A CSV table has a line for each row, in their order: the name of its class, and the votes for each class; of a run of --regression a number, and
-    how many bits it is made of.
+    how many bits it is made of. A line for an image begins with the name of its file.
     """
     from lutjax.bundles import loading
     from lutjax.bundles._layout import is_bundle
@@ -53,19 +64,19 @@ def predict(run: Path, file: Path, out: Path | None, target: str | None, encodin
             trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
         doing(f"reading {file}")
         try:
-            x, labels = raw.read(file, trained.form, target=target, encoding=encoding)
-            numbers = None if labels is None else trained.form.label_numbers(labels)
+            given = raw.read(file, trained.form, target=target, encoding=encoding, ids=ids)
+            numbers = None if given.labels is None else trained.form.label_numbers(given.labels)
         except SamplesError as error:
             raise click.BadParameter(str(error), param_hint="FILE") from error
         doing("predicting")
-        found = trained.predict_numbers(x)
-    for doubt in trained.form.doubts(x):
+        found = trained.predict_numbers(given.numbers)
+    for doubt in (*given.remarks, *trained.form.doubts(given.numbers)):
         click.echo(doubt, err=True)
     if out is None:
-        found.write(sys.stdout)
+        found.write(sys.stdout, given.ids)
     else:
         with atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
-            found.write(written)
+            found.write(written, given.ids)
         click.echo(f"{len(found)} rows are written to {out}")
     if numbers is not None and trained.form.regression:
         click.echo(f"{Errors.of(numbers, found.numbers)} on {len(found)} rows.", err=out is None)

@@ -10,14 +10,30 @@ from lutjax.cli import _run
 from lutjax.training.recipes import RECIPES, recipe as recipe_of
 
 
+class SizeType(click.ParamType):
+    """Height and width of images."""
+
+    name = "HEIGHTxWIDTH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        from lutjax.training import pixels
+
+        try:
+            return pixels.parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @_run.training_command("lutjax.training.classifier_runs:Classifier", "runs/classify")
 @click.option(
     "--data",
     "path",
     type=click.Path(path_type=Path),
     help="A .npz file of arrays x [N, F], [N, H, W] or [N, H, W, C] and y [N], or of x_train, y_train, x_test and y_test; a table, .csv, "
-    ".tsv (also .gz) or .parquet (with --target); or a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version. "
-    "Default: scikit-learn's digits.",
+    ".tsv (also .gz) or .parquet (with --target); a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version; or a "
+    "folder of PNG, JPEG or other images with one subfolder for each class, also below folders train and test. Default: scikit-learn's digits.",
 )
 @click.option(
     "--target",
@@ -42,6 +58,12 @@ from lutjax.training.recipes import RECIPES, recipe as recipe_of
     help="The column of --target holds numbers, which are learned as they are: the answer is a number, and no class.",
 )
 @click.option(
+    "--image-size",
+    type=SizeType(),
+    help="Height and width to which the images of a folder are scaled, such as 32x32, or 32 for a square; the aspect ratio is not kept. "
+    "Default: their own size, which must be one for all.",
+)
+@click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
     help="gates: layers of gates or tables over all numbers of a sample. tree: for images, layers of trees of gates that slide over them "
@@ -60,6 +82,7 @@ def classify(
     exclude: tuple[str, ...],
     encoding: str | None,
     regression: bool,
+    image_size: tuple[int, int] | None,
     model: str | None,
     recipe: str | None,
     fields: Mapping[str, Any],
@@ -88,6 +111,7 @@ def classify(
             "exclude": exclude or None,
             "encoding": encoding,
             "regression": regression or None,
+            "image_size": image_size,
             "model": model,
         },
         # The digits keep the split of their published figures.

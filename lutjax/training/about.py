@@ -85,6 +85,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         shape, classes = form["shape"], form["classes"]
         said.append(
             f"samples: {' x '.join(map(str, shape))} numbers, from {form.get('least', 0):g} to {form.get('largest', 0):g}"
+            + ("; images are scaled to this size" if form.get("scaled") else "")
         )
         said.append(
             "learns: a number (regression)"

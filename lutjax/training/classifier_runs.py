@@ -115,13 +115,14 @@ class Classifier(Experiment):
         exclude: Sequence[str] | None = None,
         encoding: str | None = None,
         regression: bool | None = None,
+        image_size: tuple[int, int] | None = None,
     ) -> "Classifier":
         """Return a run that has no step yet, on the data at a path, or on scikit-learn's digits.
 
         Sizes that are not among the fields are those of the recipe, or as the samples need them.
 
         Args:
-          path, target, test, exclude, encoding, regression: see `lutjax.training.datasets.load`.
+          path, target, test, exclude, encoding, regression, image_size: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
           stratified: whether a test part is split off so, where the fields do not say it.
           model: one of `MODELS`; by default that of the recipe, or gates.
@@ -151,6 +152,7 @@ class Classifier(Experiment):
             exclude=exclude or (),
             encoding=encoding,
             regression=bool(regression),
+            image_size=image_size,
         )
         if data.test is not None:
             for name in ("split", "stratified"):
@@ -187,7 +189,7 @@ class Classifier(Experiment):
             recipe=recipe,
             exclude=list(exclude or ()),
             encoding=encoding,
-            form=Form.of(parts.train, made.n_classes, parts.encoding),
+            form=Form.of(parts.train, made.n_classes, parts.encoding, scaled=image_size is not None),
         )
         return cls(record, parts)
 
@@ -217,6 +219,7 @@ class Classifier(Experiment):
         exclude: Sequence[str] | None = None,
         encoding: str | None = None,
         regression: bool | None = None,
+        image_size: tuple[int, int] | None = None,
     ) -> "Classifier":
         """Return the run of a record, with the samples at `path` or where they were; of this model, if one is named."""
         if model is not None and not isinstance(record.model, MODELS[model]):
@@ -227,6 +230,8 @@ class Classifier(Experiment):
             raise CheckpointError("the run learns classes, and --regression asks for numbers; leave it out.")
         places = (path or record.samples.path, test or record.test)
         whole, other = (None if place is None else Path(place) for place in places)
+        if image_size is None and record.form.scaled:
+            image_size = (record.form.shape[0], record.form.shape[1])
         data = datasets.load(
             whole,
             target=target or record.target,
@@ -234,6 +239,7 @@ class Classifier(Experiment):
             exclude=record.exclude if exclude is None else exclude,
             encoding=encoding or record.encoding,
             regression=learned,
+            image_size=image_size,
         )
         if data.digest != record.samples.digest:
             raise CheckpointError(
@@ -241,7 +247,9 @@ class Classifier(Experiment):
                 f"{record.samples.path or 'scikit-learn'}, now {len(data)} others of {data.name}."
             )
         parts = _parts(data, record.training)
-        record.form = Form.of(parts.train, record.model.n_classes, parts.encoding)
+        record.form = Form.of(
+            parts.train, record.model.n_classes, parts.encoding, scaled=image_size is not None
+        )
         return cls(record, parts)
 
     def compare(self, show: Show) -> None:

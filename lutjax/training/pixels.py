@@ -1,21 +1,39 @@
-"""Images of files that anybody may have written: only known formats, and no pixels before their number is known to be the expected one."""
+"""Pixels of untrusted image files: only known formats, and no pixel is decoded before the number of pixels is known to be acceptable."""
 
 import contextlib
 import io
 import logging
+import re
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
 
+from lutjax._extras import needed_by
+from lutjax.files import _packed
 from lutjax.files._messages import in_a_line
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("PNG", "BMP", "GIF", "PPM", "JPEG", "WEBP", "TIFF")
 """Formats that are read, as Pillow calls them. Others are not looked at: it gives PostScript to a program."""
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+"""Endings of the names of files of one image each."""
+
+ALWAYS = 1 << 26
+"""Bytes of decoded pixels that any image of unknown size may take; larger images are limited by the size of their file."""
+
+_MOST_SIDE = 4096
+"""Largest height and width to which images are scaled."""
+
+_ORIENTATION = 0x0112  # the Exif tag
 
 _DAMAGED = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, OverflowError, EOFError),
@@ -25,10 +43,10 @@ _DAMAGED = (
 
 
 class SizeError(ValueError):
-    """An image of another size than the expected one.
+    """An image of another size than the expected size.
 
     Attributes:
-      height, width: of it.
+      height, width: of the image.
     """
 
     def __init__(self, path: Path, height: int, width: int):
@@ -47,37 +65,150 @@ def _silent(logger: str) -> Iterator[None]:
         found.disabled = disabled
 
 
-def read(path: Path, mode: str, size: tuple[int, int]) -> UInt8[np.ndarray, "height width ..."]:
-    """Return the pixels of an image of a file. One of another size is refused before its pixels are read.
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
+    """Open an image file whose pixels are not decoded yet; yield it with the size of the file. Errors in the block name the file."""
+    with needed_by(__name__):
+        from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings(), _silent("PIL.TiffImagePlugin"):
+            warnings.simplefilter("error")
+            content = path.read_bytes()
+            # Pillow allocates whatever length a damaged chunk states when it reads from a file, but not from memory.
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                yield image, len(content)
+    except (SizeError, _packed.PackedError):
+        raise
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is no image of a known format; they are {', '.join(FORMATS)}.") from error
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ValueError(f"cannot read the image {path}: {in_a_line(why or error)}.") from error
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return the height and width of a text such as ``"32x48"``, or ``"32"`` for a square.
+
+    Raises:
+      ValueError: the text is not a size.
+
+    Example:
+      >>> from lutjax.training import pixels
+      >>> pixels.parse_size("32x48"), pixels.parse_size("28")
+      ((32, 48), (28, 28))
+    """
+    found = re.fullmatch(r"([0-9]{1,4})(?:x([0-9]{1,4}))?", text.strip().lower(), re.ASCII)
+    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
+        raise ValueError(
+            f"the image size is {in_a_line(repr(text), 40)}; expected HEIGHTxWIDTH, such as 32x32, each from 1 to {_MOST_SIDE}."
+        )
+    return height, width
+
+
+def stored_size(path: Path) -> tuple[int, int]:
+    """Return the height and width that the header of an image file states, before its Exif orientation is applied. No pixel is decoded.
+
+    Raises:
+      ValueError: the header cannot be read; the message names the file.
+    """
+    with _opened(path) as (image, _):
+        width, height = image.size
+    return height, width
+
+
+def read(
+    path: Path, mode: str | None, size: tuple[int, int] | None, *, scaled: bool = False
+) -> UInt8[np.ndarray, "height width ..."]:
+    """Return the pixels of an image file. Images of another size are refused before their pixels are decoded.
+
+    The Exif orientation is applied, and numbers of 16 bits keep their upper 8.
 
     Beside 100 octets for each of its pixels, and 70 MB for texts that a PNG image holds packed, it takes at most 200 times the memory of the
     file. Nothing that is read is executed.
 
     Args:
-      mode: of Pillow: ``"L"``, ``"RGB"`` or ``"RGBA"``.
-      size: height and width that it must have.
+      mode: Pillow's mode of the result: ``"L"``, ``"RGB"`` or ``"RGBA"``. None: the first of these modes that holds all pixels, with shape
+        ``[height, width]``, ``[height, width, 3]`` or ``[height, width, 4]``.
+      size: required height and width; None for any size.
+      scaled: scale an image of another size to `size` instead of refusing it. The aspect ratio is not kept.
 
     Raises:
-      SizeError: it has another size.
-      ValueError: it cannot be read; the message names it.
+      SizeError: the image has another size.
+      ValueError: the image cannot be read, has more pixels than its file can be worth, or is not opaque and `mode` has no alpha channel;
+        the message names the file.
     """
-    from PIL import Image, UnidentifiedImageError
+    with _opened(path) as (opened, n_bytes):
+        from PIL import Image
 
-    damaged = (*_DAMAGED, Image.DecompressionBombError)
-    found = None
+        width, height = opened.size
+        if size is None or scaled:
+            _check_worth(path, height, width, n_bytes)
+        elif size not in ((height, width), (width, height)):  # a photo may be stored on its side
+            raise SizeError(path, height, width)
+        image = _in_mode(_upright(opened), opened.format, mode)
+        if size is not None and image.size != size[::-1]:
+            if not scaled:
+                raise SizeError(path, *image.size[::-1])
+            image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        found = np.asarray(image)
+    if mode is not None:
+        return found
+    if found.ndim == 3 and found.shape[2] == 4 and (found[..., 3] == 255).all():
+        found = found[..., :3]
+    gray = found.ndim == 3 and found.shape[2] == 3 and (found == found[..., :1]).all()
+    return np.ascontiguousarray(found[..., 0] if gray else found)
+
+
+def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
+    """Raise if an image has far more pixels than a file of this size can be worth."""
+    n_unpacked = 4 * height * width  # Pillow stores colors in four bytes
+    if n_unpacked > max(ALWAYS, _packed.MOST * n_bytes):
+        raise _packed.PackedError(
+            f"{path} has {n_bytes:,} bytes, which unpack to {height} x {width} pixels; at most {_packed.MOST} bytes of pixels for each byte "
+            f"of a file, or {ALWAYS:,} in all, are unpacked. If it is right, make the image smaller."
+        )
+
+
+def _upright(image: "Image.Image") -> "Image.Image":
+    """Return an image as its Exif orientation shows it. Exif data that cannot be read are ignored: the pixels are whole without them."""
+    from PIL import Image
+
+    image.load()
     try:
-        with warnings.catch_warnings(), _silent("PIL.TiffImagePlugin"):
-            warnings.simplefilter("error")
-            # A file makes room for as many octets as it is asked for, and these do not.
-            with Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as image:
-                width, height = image.size
-                if (height, width) == size:
-                    found = np.asarray(image.convert(mode))
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no image of a known format; they are {', '.join(FORMATS)}.") from error
-    except damaged as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        raise ValueError(f"cannot read the image {path}: {in_a_line(why or error)}.") from error
-    if found is None:
-        raise SizeError(path, height, width)
-    return found
+        orientation = image.getexif().get(_ORIENTATION)
+    except _DAMAGED:
+        return image
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    turn = turns.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Image.Image":
+    """Return an image of 8 bits a channel in a mode, or in the first of L, RGB and RGBA that holds its pixels where that is None."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
+        # Pillow's own conversion clips: everything above 255 of 65535 would be white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("it has numbers of 32 bits; save it with 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        # By way of RGBA: Pillow warns where a palette with transparency becomes anything else.
+        image = image.convert("RGBA")
+        if mode in ("L", "RGB") and image.getextrema()[3][0] < 255:
+            raise ValueError(
+                f"it is transparent in places, where opaque pixels ({mode}) are expected; put it on a background first"
+            )
+    if mode is None:
+        mode = {"1": "L", "L": "L", "RGBA": "RGBA"}.get(image.mode, "RGB")
+    return image.convert(mode)

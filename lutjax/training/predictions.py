@@ -4,8 +4,9 @@ import csv
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import jax.numpy as jnp
@@ -51,11 +52,10 @@ class Predictions:
         """Name of the class of each sample."""
         return [self.classes[number] for number in self.numbers]
 
-    def write(self, file: TextIO) -> None:
-        """Write a table in CSV: the class of each sample, and its votes for each class."""
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["class", *(f"votes {name}" for name in self.classes)])
-        writer.writerows([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
+    def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        """Write a table in CSV: columns that identify the samples, the class of each sample, and its votes for each class."""
+        rows = ([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
+        _write(file, ["class", *(f"votes {name}" for name in self.classes)], rows, ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,24 @@ class Estimates:
         """Return the number of samples."""
         return len(self.votes)
 
-    def write(self, file: TextIO) -> None:
-        """Write a table in CSV: the number of each sample, and how many bits it is made of."""
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["number", "bits"])
-        writer.writerows(
+    def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        """Write a table in CSV: columns that identify the samples, the number of each sample, and how many bits it is made of."""
+        rows = (
             [f"{number:.7g}", count]
             for number, count in zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
         )
+        _write(file, ["number", "bits"], rows, ids)
+
+
+def _write(
+    file: TextIO, header: Sequence[str], rows: Iterable[Sequence[Any]], ids: Mapping[str, Sequence[str]]
+) -> None:
+    """Write rows in CSV, each after what identifies it."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*ids, *header])
+    if ids:
+        rows = ([*own, *row] for own, row in zip(zip(*ids.values(), strict=True), rows, strict=True))
+    writer.writerows(rows)
 
 
 @dataclasses.dataclass(frozen=True)

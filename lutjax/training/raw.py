@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from lutjax.files import _json
 from lutjax.files._messages import in_a_line
 from lutjax.training import datasets, pixels
-from lutjax.training.datasets import columns
+from lutjax.training.datasets import columns, folders
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.samples import Samples, SamplesError, read_arrays
-
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-"""Endings of the names of files of one image each."""
 
 Numbers = Shaped[np.ndarray, "samples features"]
 Labels = Shaped[np.ndarray, " samples"]
@@ -35,6 +33,7 @@ class Form:
       columns: what `lutjax.training.datasets.columns.Encoding.to_json` says, where samples are rows of a table; else None.
       least, largest: of the numbers of the training part.
       regression: whether labels are numbers that are learned as they are; there are no classes then.
+      scaled: whether images of other sizes are scaled to the shape.
     """
 
     shape: tuple[int, ...] = ()
@@ -43,9 +42,10 @@ class Form:
     least: float = 0.0
     largest: float = 0.0
     regression: bool = False
+    scaled: bool = False
 
     @classmethod
-    def of(cls, train: Samples, n_classes: int, encoding: Encoding | None) -> "Form":
+    def of(cls, train: Samples, n_classes: int, encoding: Encoding | None, *, scaled: bool = False) -> "Form":
         """Return the form of the samples of a training part."""
         return cls(
             tuple(train.shape),
@@ -54,6 +54,7 @@ class Form:
             float(train.x.min()),
             float(train.x.max()),
             train.regression,
+            scaled,
         )
 
     @classmethod
@@ -158,19 +159,43 @@ def _cell(value: Any) -> str:
     return "" if value is None or type(value).__name__ in ("NAType", "NaTType") else str(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """Raw samples of a file or folder, as the classifier of a run takes them.
+
+    Attributes:
+      numbers: of each sample.
+      labels: where a target was named, else None.
+      ids: values that identify each sample, by the name of their column: the files of images, or columns of a table that were asked for.
+      remarks: warnings about what was left out.
+    """
+
+    numbers: Numbers
+    labels: Labels | None = None
+    ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
 def read(
-    path: Path, form: Form, *, target: str | None = None, encoding: str | None = None
-) -> tuple[Numbers, Labels | None]:
-    """Return the samples of a file as the classifier takes them, and their labels where a target is named.
+    path: Path,
+    form: Form,
+    *,
+    target: str | None = None,
+    encoding: str | None = None,
+    ids: Sequence[str] = (),
+) -> Raw:
+    """Return the samples of a file or folder.
 
     It takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others, or 400 MB; see
     `lutjax.training.datasets.load`. Nothing that is read is executed.
 
     Args:
-      path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder of images, in the order of their
-        names; or a folder of IDX files or of CIFAR-10, of which the test part is taken.
-      target: the column of labels of a table, or the name of the array of labels.
+      path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder of images, also in subfolders, in the order
+        of their names; or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one.
+      target: the column of labels of a table, or the name of the array of labels. For folders any name: labels are the classes whose folders
+        hold the images, or the labels of IDX files or CIFAR-10.
       encoding: of the text of a table; by default UTF-8.
+      ids: columns of a table, or arrays of a ``.npz`` file, to return with the samples.
 
     Raises:
       SamplesError: it cannot be read, or has no samples of the form of the run.
@@ -181,6 +206,12 @@ def read(
             raise SamplesError(
                 f"{path} has no column {target!r}, which --target names; it has {in_a_line(', '.join(cells))}."
             )
+        for one in ids:
+            if one not in cells:
+                raise SamplesError(
+                    f"{path} has no column {one!r}, which --id names; it has {in_a_line(', '.join(cells))}."
+                )
+        found_ids = {one: cells[one].tolist() for one in ids}
         labels = None if target is None else cells.pop(target)
         if not len(next(iter(cells.values()), ())):
             raise SamplesError(f"{path} has no rows beside the names of its columns.")
@@ -188,23 +219,22 @@ def read(
             raise SamplesError(
                 f"{path} is a table, but the run was trained on arrays of shape {form._expected()}."
             )
-        return form.numbers(
-            Table(cells, np.full(len(next(iter(cells.values()))), "", np.str_), str(path))
-        ), labels
+        table = Table(cells, np.full(len(next(iter(cells.values()))), "", np.str_), str(path))
+        return Raw(form.numbers(table), labels, found_ids)
     if encoding is not None:
         raise SamplesError(f"--encoding is {encoding}, but {path} is no table; leave it out.")
-    if path.is_dir() and not any(map(_is_image, path.iterdir())):
-        test = datasets.load(path).test
-        assert isinstance(test, Samples)
-        found = form.numbers(test.x.reshape(-1, *test.shape), name=str(path))
-        return found, None if target is None else np.asarray(form.classes)[test.y]
-    if path.is_dir() or _is_image(path):
-        if target is not None:
-            raise SamplesError(f"--target is {target}, but images have no labels; leave it out.")
-        return form.numbers(_images(path, form.shape), name=str(path)), None
-    arrays = read_arrays(path, (), ("x", "x_test", "names", *([target] if target else [])))
+    if path.is_dir() or folders.is_image(path):
+        if ids:
+            raise SamplesError(
+                f"--id is {ids[0]}, but {path} is no table and no .npz file; leave it out: images have a column with the name of their file."
+            )
+        return (
+            _of_folder(path, form, target) if path.is_dir() else _of_images([path], path.parent, form, target)
+        )
+    named = [*([target] if target else []), *ids]
+    arrays = read_arrays(path, (), ("x", "x_test", "names", *named))
     name = "x" if "x" in arrays else "x_test"
-    wanted = (name, *([target] if target else []))
+    wanted = (name, *named)
     if any(one not in arrays for one in wanted):
         read_arrays(path, wanted)  # says which
     x = arrays[name]
@@ -221,31 +251,62 @@ def read(
         labels = columns.strings(arrays[target])
         if labels.shape != (len(x),):
             raise SamplesError(f"{path}: {target} has shape {list(labels.shape)}; expected [{len(x)}].")
-    return form.numbers(raw, name=str(path)), labels
+    found_ids = {}
+    for one in ids:
+        if arrays[one].shape != (len(x),):
+            raise SamplesError(f"{path}: {one} has shape {list(arrays[one].shape)}; expected [{len(x)}].")
+        found_ids[one] = columns.strings(arrays[one]).tolist()
+    return Raw(form.numbers(raw, name=str(path)), labels, found_ids)
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGES
+def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
+    """Return the test part of a folder that has one, or all images of the folder and its subfolders."""
+    if datasets.holds_known_files(folder):
+        test = datasets.load(folder).test
+        assert isinstance(test, Samples)
+        numbers = form.numbers(test.x.reshape(-1, *test.shape), name=str(folder))
+        return Raw(numbers, None if target is None else np.asarray(form.classes)[test.y])
+    _, test_folder, _ = folders.parts(folder)
+    found = folders.find(test_folder or folder)
+    if not found.images:
+        raise SamplesError(f"{folder} has no images ({', '.join(pixels.ENDINGS)}).")
+    made = _of_images(found.images, folder, form, target)
+    if not found.others:
+        return made
+    shown = _json.listed([str(one.relative_to(folder)) for one in found.others[:3]], 200)
+    more = ", ..." if found.others[3:] else ""
+    return dataclasses.replace(
+        made,
+        remarks=(
+            f"warning: files whose names do not end as those of images are left out, {len(found.others)} in all: {shown}{more}",
+        ),
+    )
 
 
-def _images(path: Path, shape: Sequence[int]) -> np.ndarray:
-    """Return the images of a file or folder, uint8 ``[N, *shape]``, grey or in colours as the run has them."""
+def _of_images(paths: Sequence[Path], folder: Path, form: Form, target: str | None) -> Raw:
+    """Return images, gray or in color as those of the run, with the names of their files below a folder."""
+    shape = form.shape
     if len(shape) < 2:
         raise SamplesError(
-            f"{path} has images, but the run was trained on rows of {shape[0] if shape else '?'} numbers."
+            f"{paths[0]} is an image, but the run was trained on rows of {shape[0] if shape else '?'} numbers."
         )
     channels = shape[2] if len(shape) > 2 else 1
     modes = {1: "L", 3: "RGB", 4: "RGBA"}
     if channels not in modes:
-        raise SamplesError(f"{path} has images, but those of the run have {channels} channels.")
+        raise SamplesError(f"{paths[0]} is an image, but the images of the run have {channels} channels.")
+    labels = None if target is None else np.asarray(folders.labels(folder, paths, form.classes))
     found = []
-    for one in sorted(filter(_is_image, path.iterdir())) if path.is_dir() else [path]:
+    for one in paths:
         try:
-            found.append(pixels.read(one, modes[channels], (shape[0], shape[1])).reshape(shape))
+            image = pixels.read(one, modes[channels], (shape[0], shape[1]), scaled=form.scaled)
         except pixels.SizeError as error:
             raise SamplesError(
-                f"{one} has {error.height} x {error.width} pixels; expected {shape[0]} x {shape[1]}."
+                f"{one} has {error.height} x {error.width} pixels; expected {shape[0]} x {shape[1]}. Scale it, or train with --image-size, "
+                "after which images are scaled."
             ) from None
         except ValueError as error:
             raise SamplesError(str(error)) from error
-    return np.stack(found)
+        found.append(image.reshape(shape))
+    # Names of files need not be text, and a table in UTF-8 has nothing else.
+    names = [one.relative_to(folder).as_posix().encode(errors="backslashreplace").decode() for one in paths]
+    return Raw(form.numbers(np.stack(found), name=str(folder)), labels, {"file": names})

@@ -34,7 +34,7 @@ _DAMAGED = (
 )
 """Errors of what reads a .npz file that is damaged, encrypted, or compressed by an unknown method."""
 
-_LEAST = 10
+LEAST = 10
 
 
 class SamplesError(ValueError):
@@ -213,8 +213,8 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
         )
     if y.dtype.kind not in "ui":
         raise SamplesError(f"{name}: y has dtype {y.dtype}; labels must be integers.")
-    if len(x) < _LEAST:
-        raise SamplesError(f"{name}: there are {len(x)} samples; at least {_LEAST} are needed.")
+    if len(x) < LEAST:
+        raise SamplesError(f"{name}: there are {len(x)} samples; at least {LEAST} are needed.")
     with np.errstate(over="ignore"):
         rows = x.reshape(len(x), -1).astype(np.float32)
     if not np.isfinite(rows).all():
@@ -239,13 +239,19 @@ def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
 
 
 def split_ids(
-    labels: Shaped[np.ndarray, " samples"], seed: int, *, stratified: bool, name: str = "samples"
+    labels: Shaped[np.ndarray, " samples"],
+    seed: int,
+    *,
+    stratified: bool,
+    name: str = "samples",
+    classes: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the samples of a training and of a test part, a random fifth (rounded up).
 
     Args:
       stratified: whether each class has its share in both parts, by scikit-learn; else as `split`.
       name: of the samples, for messages.
+      classes: names of the classes by label, for messages.
 
     Raises:
       SamplesError: a class has a single sample, which cannot be in both parts, or there are more classes than test samples.
@@ -258,8 +264,9 @@ def split_ids(
 
     found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if counts.min() < 2 or n_test < len(found):
+        rarest = found[counts.argmin()]
         raise SamplesError(
-            f"{name}: class {found[counts.argmin()]} has {counts.min()} of {len(labels)} samples, and {len(found)} classes share "
+            f"{name}: class {in_a_line(classes[rarest], 80) if classes else rarest} has {counts.min()} of {len(labels)} samples, and {len(found)} classes share "
             f"a test part of {n_test}; a stratified split needs two samples of each class, and a test sample for each. Leave "
             "rare classes out, or split at random (--no-stratified)."
         )

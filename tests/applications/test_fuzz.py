@@ -276,6 +276,16 @@ def idx_files(pack: Callable[[bytes], bytes] = bytes, end: str = "") -> Files:
     return files
 
 
+def folders_of_images() -> Files:
+    bits = np.random.default_rng(0).integers(0, 2, (12, 8, 8), np.uint8) * 255
+    files = {}
+    for k, image in enumerate(bits):
+        out, (end, format) = io.BytesIO(), (("png", "PNG"), ("jpg", "JPEG"))[k % 3 == 2]
+        Image.fromarray(image).save(out, format)
+        files[f"{('cat', 'dog')[k % 2]}/{k}.{end}"] = out.getvalue()
+    return files
+
+
 def batches(pack: Callable[[np.ndarray, list[int]], bytes], end: str = "") -> Files:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
     names = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
@@ -569,6 +579,10 @@ READERS: dict[str, Reader] = {
     "idx": Reader(idx_files, read_data, DATA, 200, datasets.load),
     "idx, gzip": Reader(
         lambda: idx_files(gzip.compress, ".gz"), read_data, DATA, 8000, datasets.load, None, (BYTES, damage.of_gzip)
+    ),
+    "folder of images": Reader(folders_of_images, read_data, DATA, 200, datasets.load, room=4 * ROOM),
+    "folder of images, chunks": Reader(
+        folders_of_images, read_data, DATA, 200, datasets.load, None, (damage.of_png,), only="dog/3.png", room=4 * ROOM
     ),
     "cifar, binary": Reader(
         lambda: batches(lambda x, y: b"".join(bytes([k]) + row.tobytes() for k, row in zip(y, x, strict=True)), ".bin"),

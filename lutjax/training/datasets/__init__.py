@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from lutjax.files import _json
-from lutjax.training.datasets import cifar, columns, idx
+from lutjax.training import pixels
+from lutjax.training.datasets import cifar, columns, folders, idx
 from lutjax.training.datasets.columns import Encoding, Table, classes_of_labels
 from lutjax.training.samples import (
     Samples,
@@ -104,7 +105,8 @@ class Data:
                     f"{self.name}: the target is {whole.labels[0]} in all rows; there is nothing to learn."
                 )
         if test is None:
-            ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name)
+            names = () if isinstance(whole, Table) else whole.classes
+            ids = split_ids(_labels(whole), split, stratified=stratified, name=self.name, classes=names)
             if isinstance(whole, Table):
                 train, test = (whole.rows(rows) for rows in ids)
             else:
@@ -135,21 +137,24 @@ def load(
     exclude: Sequence[str] = (),
     encoding: str | None = None,
     regression: bool = False,
+    image_size: tuple[int, int] | None = None,
 ) -> Data:
     """The data at a path.
 
     Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
-    (``.npz``, ``.gz``, Parquet), or 400 MB: these are read if they unpack to at most 100 times their size, or to 4 MiB. Nothing that is read
-    is executed.
+    (``.npz``, ``.gz``, Parquet, images), or 400 MB: these are read if they unpack to at most 100 times their size, or to 4 MiB (128 MiB for
+    a folder of images). Nothing that is read is executed.
 
     Args:
       path: a ``.npz`` file of arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test``, where ``x`` of text
         is a table whose columns ``names`` may name, and so are rows of numbers of which some are NaN; a table, ``.csv``, ``.tsv`` or
-        ``.parquet``; or a folder of IDX files or of CIFAR-10. None: scikit-learn's digits.
+        ``.parquet``; a folder of IDX files or of CIFAR-10; or a folder of images with one subfolder for each class, see
+        `lutjax.training.datasets.folders`. None: scikit-learn's digits.
       target: the column of labels of a table.
       test: a table that is the test part.
       exclude, encoding: columns of a table that are left out, and the encoding of its text; see `columns.read`.
       regression: whether the target of a table is numbers that are learned as they are.
+      image_size: height and width to which the images of a folder are scaled.
 
     Raises:
       SamplesError: there are no such data, they are damaged, or an argument is not for them.
@@ -167,17 +172,19 @@ def load(
                     f"{option} is {value}, but it is for tables ({', '.join(TABLES)}), and the data are {path or 'the digits'}; "
                     "leave it out."
                 )
+    if path is not None and path.is_dir() and not is_table(path):
+        return _load_folder(path, image_size)
+    if image_size is not None:
+        _refuse_size(image_size, path or "the digits")
     if path is None:
         return Data(load_digits())
     if is_table(path):
         found = _load_table(path, target, test, exclude, encoding)
         return dataclasses.replace(found, regression=regression)
-    if path.is_dir():
-        return _load_folder(path)
     if path.suffix.lower() not in (".npz", "") and path.exists():
         raise SamplesError(
-            f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), or a folder of IDX files or of "
-            "CIFAR-10."
+            f"{path} ends in {path.suffix}; expected a .npz file, a table ({', '.join(TABLES)}), or a folder of IDX files, of CIFAR-10, or "
+            "of images with one subfolder for each class."
         )
     return _load_arrays(path)
 
@@ -277,20 +284,51 @@ def channels_last(x: np.ndarray) -> tuple[np.ndarray, str]:
     return x, ""
 
 
-def _load_folder(folder: Path) -> Data:
-    """Return the data of the one folder, this one or one below it, that holds known files."""
+def holds_known_files(folder: Path) -> bool:
+    """Return whether a folder, or one below it, holds IDX files or CIFAR-10.
+
+    Raises:
+      SamplesError: a folder cannot be read.
+    """
+    return bool(_known(folder))
+
+
+def _known(folder: Path) -> list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]]:
+    """Return the folders, this one and those below it, that hold known files, and how they are read."""
     found: list[tuple[Path, Callable[[Path], tuple[Samples, Samples]]]] = []
     level = [folder]
-    for _ in range(_DEPTH + 1):
-        found += [(place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)]
-        level = sorted(inner for place in level for inner in place.iterdir() if inner.is_dir())
-    if not found:
+    try:
+        for _ in range(_DEPTH + 1):
+            found += [(place, kind.load) for place in level for kind in (idx, cifar) if kind.holds(place)]
+            level = sorted(inner for place in level for inner in place.iterdir() if inner.is_dir())
+    except OSError as error:
+        raise SamplesError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+    return found
+
+
+def _load_folder(folder: Path, image_size: tuple[int, int] | None) -> Data:
+    """Return the data of the one folder, this one or one below it, that holds known files, or of a folder of images."""
+    known = _known(folder)
+    if len(known) > 1:
+        places = ", ".join(str(place) for place, _ in known)
+        raise SamplesError(f"{folder} holds several data sets: give one of {places}.")
+    if known:
+        [(place, read)] = known
+        if image_size is not None:
+            _refuse_size(image_size, place)
+        return Data(*read(place))
+    if not folders.find(folder).images:
         raise SamplesError(
             f"{folder} holds neither IDX files ({idx.FILES[0]} and others, also .gz) nor batches of CIFAR-10 ({cifar.FILES[0]} or "
-            f"{cifar.FILES[0]}.bin and others)."
+            f"{cifar.FILES[0]}.bin and others) nor images ({', '.join(pixels.ENDINGS)}) in one subfolder for each class."
         )
-    if len(found) > 1:
-        places = ", ".join(str(place) for place, _ in found)
-        raise SamplesError(f"{folder} holds several data sets: give one of {places}.")
-    [(place, read)] = found
-    return Data(*read(place))
+    train, test, remarks = folders.load(folder, image_size)
+    return Data(train, test, tuple(remarks))
+
+
+def _refuse_size(image_size: tuple[int, int], data: Path | str) -> None:
+    height, width = image_size
+    raise SamplesError(
+        f"--image-size is {height}x{width}, but it is for folders of images with one subfolder for each class, and the data are {data}; leave "
+        "it out."
+    )

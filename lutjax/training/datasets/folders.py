@@ -1,0 +1,273 @@
+"""Folders of images with one subfolder for each class, the layout of torchvision's ``ImageFolder``."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lutjax.files import _json, _packed
+from lutjax.files._messages import in_a_line, printable
+from lutjax.training import pixels
+from lutjax.training.samples import LEAST, Samples, SamplesError
+
+TRAINING = ("train", "training")
+"""Names of the subfolder of the training part, in small letters."""
+
+TEST = ("test", "testing", "val", "valid", "validation")
+"""Names of the subfolder of the test part, in small letters; the first one found is used."""
+
+ALWAYS = 1 << 27
+"""Bytes of pixels that any folder may unpack to; larger folders are limited by the sizes of their files."""
+
+_IGNORED = ("thumbs.db", "desktop.ini", "__macosx")
+_CHANNELS = {1: "gray", 3: "in color", 4: "in color with transparency"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Files of a folder and its subfolders, in the order of their names; hidden files and folders are ignored.
+
+    Attributes:
+      images: files whose names end as the names of images do.
+      others: other files.
+    """
+
+    images: tuple[Path, ...]
+    others: tuple[Path, ...]
+
+
+def is_image(path: Path) -> bool:
+    """Return whether the name of a file ends as the names of images do."""
+    return path.suffix.lower() in pixels.ENDINGS
+
+
+def find(folder: Path) -> Found:
+    """Return the files of a folder and its subfolders. Links are followed, and no folder is visited twice.
+
+    Raises:
+      SamplesError: a folder cannot be read.
+    """
+    images: list[Path] = []
+    others: list[Path] = []
+    visited: set[str] = set()
+    for place, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:  # a link to a folder around it
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = filter(_is_visible, folders)
+        for path in (Path(place, name) for name in files if _is_visible(name)):
+            # A pipe with the name of an image would be waited for.
+            (images if is_image(path) and path.is_file() else others).append(path)
+    return Found(tuple(sorted(images)), tuple(sorted(others)))
+
+
+def parts(folder: Path) -> tuple[Path, Path | None, tuple[Path, ...]]:
+    """Return the folders of the training and the test part, and other parts, which are not used.
+
+    Folders around the data are skipped: a folder whose only content is one folder of folders. Without folders of parts, the training part is
+    the whole folder and there is no test part.
+
+    Raises:
+      SamplesError: a folder cannot be read.
+    """
+    inner = _subfolders(folder)
+    while len(inner) == 1 and not any(map(is_image, folder.iterdir())) and (below := _subfolders(inner[0])):
+        if any(map(is_image, inner[0].iterdir())):
+            break
+        folder, inner = inner[0], below
+    by_name = {one.name.lower(): one for one in inner}
+    train = next((by_name[name] for name in TRAINING if name in by_name), None)
+    if train is None or len(by_name) == 1 or not all(name in (*TRAINING, *TEST) for name in by_name):
+        return folder, None, ()
+    # Competitions publish a folder of test images without labels, which is no test part.
+    test = next((by_name[name] for name in TEST if name in by_name and _subfolders(by_name[name])), None)
+    return train, test, tuple(one for one in inner if one not in (train, test))
+
+
+def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Samples | None, list[str]]:
+    """Return the training part, the test part where the folder has one, and remarks on what was read.
+
+    Classes are the names of subfolders, sorted as text; images may be nested deeper. Images are uint8: gray, in RGB or in RGBA, whatever
+    holds all of them.
+
+    Args:
+      size: height and width to which images are scaled; None where all have the same size.
+
+    Raises:
+      SamplesError: an image or folder cannot be read, sizes differ, a class has no images, or there are too few classes or images.
+    """
+    train, test, unused = parts(folder)
+    remarks = [
+        f"{one} is left out: {f'the test part is {test}' if test else 'it has no folder for each class'}."
+        for one in unused
+    ]
+    by_class, others = _classes(train)
+    classes = tuple(by_class)
+    images = [by_class]
+    if len(classes) < 2:
+        raise SamplesError(
+            f"{train} has images of one class, {in_a_line(classes[0], 80)}; expected a folder for each of at least two classes."
+        )
+    if test is not None:
+        in_test, more = _classes(test)
+        others += more
+        unknown = sorted(set(in_test) - set(classes))
+        if unknown:
+            raise SamplesError(
+                f"{test} has the class {in_a_line(unknown[0], 80)}, which {train} lacks; it has {in_a_line(', '.join(classes))}."
+            )
+        images.append(in_test)
+    if others:
+        shown = [str(path.relative_to(folder)) for path in others[:3]]
+        remarks.append(
+            f"warning: files that are no images of a class are left out, {len(others)} in all: {_json.listed(shown, 200)}"
+            f"{', ...' if others[3:] else ''}"
+        )
+    n_images = sum(len(paths) for part in images for paths in part.values())
+    if test is None and n_images < LEAST:
+        raise SamplesError(f"{folder}: there are {n_images} images; at least {LEAST} are needed.")
+    arrays = _read([path for part in images for paths in part.values() for path in paths], folder, size)
+    shape = arrays.shape[1:]
+    kind = _CHANNELS[shape[2] if len(shape) > 2 else 1]
+    scaled = "scaled to" if size else "of"
+    remarks.insert(
+        0,
+        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {_json.listed(classes, 200)}.",
+    )
+    made, first = [], 0
+    for part in images:
+        y = np.repeat(
+            np.array([classes.index(name) for name in part], np.int32),
+            [len(paths) for paths in part.values()],
+        )
+        x = arrays[first : first + len(y)].reshape(len(y), -1)
+        first += len(y)
+        made.append(Samples(x, y, shape, str(folder), classes))
+    return made[0], made[1] if made[1:] else None, [printable(line) for line in remarks]
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name.lower() not in _IGNORED
+
+
+def _unreadable(error: OSError) -> None:
+    raise SamplesError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    """Return the visible subfolders of a folder, sorted by name."""
+    try:
+        return sorted(one for one in folder.iterdir() if _is_visible(one.name) and one.is_dir())
+    except OSError as error:
+        _unreadable(error)
+        raise
+
+
+def _classes(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[Path]]:
+    """Return the images of each class of a part, and files that belong to no class or are no images.
+
+    Raises:
+      SamplesError: there are no classes, or a class has no images or a name that is not text.
+    """
+    by_class, others = (
+        {},
+        [one for one in sorted(folder.iterdir()) if _is_visible(one.name) and not one.is_dir()],
+    )
+    for inner in _subfolders(folder):
+        found = find(inner)
+        if not found.images:
+            raise SamplesError(
+                f"{inner} is the folder of a class and has no images ({', '.join(pixels.ENDINGS)}); add some, or remove the folder."
+            )
+        try:
+            inner.name.encode()
+        except UnicodeEncodeError:
+            raise SamplesError(
+                f"{folder} has a folder whose name is not UTF-8 text, {inner.name!a}; rename it."
+            ) from None
+        by_class[inner.name] = found.images
+        others += found.others
+    if not by_class:
+        raise SamplesError(
+            f"{folder} has no folder for each class; put the images of each class into a folder of its name."
+        )
+    return by_class, others
+
+
+def _read(
+    paths: Sequence[Path], folder: Path, size: tuple[int, int] | None
+) -> UInt8[np.ndarray, "N H W ..."]:
+    """Return the pixels of images of one size, with as many channels as all of them need.
+
+    Raises:
+      SamplesError: an image cannot be read or has another size, or they take more memory than their files can be worth.
+    """
+    found: list[np.ndarray] = []
+    expected = size
+    limit = max(ALWAYS, _packed.MOST * sum(path.stat().st_size for path in paths))
+
+    def check(height: int, width: int, channels: int) -> None:
+        n_bytes = len(paths) * height * width * channels
+        if size is None and n_bytes > limit:
+            raise SamplesError(
+                f"{folder}: {len(paths)} images of {height} x {width} pixels take {n_bytes:,} bytes or more; at most {_packed.MOST} for each "
+                f"byte of their files, or {ALWAYS:,} in all, are unpacked. Scale them by --image-size."
+            )
+
+    path = paths[0]
+    try:
+        if size is None:
+            # All headers first: of a single image the size may be a mistake.
+            stored = pixels.stored_size(path)
+            for path in paths:
+                if (other := pixels.stored_size(path)) not in (stored, stored[::-1]):
+                    raise pixels.SizeError(path, *other)
+            check(*stored, 1)
+        for path in paths:
+            found.append(pixels.read(path, None, expected, scaled=size is not None))
+            expected = expected or (found[0].shape[0], found[0].shape[1])
+    except pixels.SizeError as error:
+        height, width = expected or stored
+        raise SamplesError(
+            f"{path} has {error.height} x {error.width} pixels, and {paths[0]} has {height} x {width}; images must have one size. Scale them "
+            f"by --image-size, such as --image-size {height}x{width}."
+        ) from None
+    except ValueError as error:
+        raise SamplesError(str(error)) from error
+    n_channels = max(1 if image.ndim == 2 else image.shape[2] for image in found)
+    check(*found[0].shape[:2], n_channels)
+    if n_channels == 1:
+        return np.stack(found)
+    return np.stack([_with_channels(image, n_channels) for image in found])
+
+
+def _with_channels(image: np.ndarray, n_channels: int) -> np.ndarray:
+    """Return an image with three or four channels: gray in each color, and opaque where it has no transparency."""
+    if image.ndim == 2:
+        image = np.repeat(image[..., None], 3, -1)
+    if image.shape[2] == n_channels:
+        return image
+    return np.concatenate([image, np.full((*image.shape[:2], 1), 255, np.uint8)], -1)
+
+
+def labels(folder: Path, images: Iterable[Path], classes: Sequence[str]) -> list[str]:
+    """Return the class of each image: the outermost folder, below the given folder, that has the name of a class.
+
+    Raises:
+      SamplesError: an image is in no such folder.
+    """
+    found = []
+    for path in images:
+        names = path.relative_to(folder).parts[:-1]
+        label = next((name for name in names if name in classes), None)
+        if label is None:
+            raise SamplesError(
+                f"{path} is in no folder with the name of a class, which --target asks for; the classes are {in_a_line(', '.join(classes))}."
+            )
+        found.append(label)
+    return found
