@@ -20,6 +20,7 @@ from lutjax.training.lm_runs import LanguageModel
 FREE = {
     "--prompt",
     "--target",
+    "--id",
     "--exclude",
     "--encoding",
     "--name",

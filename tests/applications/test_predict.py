@@ -113,6 +113,31 @@ def test_predictions_for_the_rows_of_a_table(of_table: tuple[Path, Path, str], t
     assert rows((tmp_path / "found.csv").read_text()) == [header, *found]
 
 
+def test_ids_of_rows_are_kept(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
+    """The output begins with the columns that --id names, as the file has them, whether training knows them or not."""
+    _, out, _ = of_table
+    (tmp_path / "a.csv").write_text('size;kind;customer\n1,5;a;"007, b"\n2,0;b;\n')
+    plain = rows(output("predict", out, tmp_path / "a.csv"))
+    found = rows(output("predict", out, tmp_path / "a.csv", "--id=customer", "--id=kind"))
+    assert found[0] == ["customer", "kind", *plain[0]]
+    assert found[1:] == [["007, b", "a", *plain[1]], ["", "b", *plain[2]]]
+    x = np.array([["1,5", "a"], ["2,0", "b"]])
+    np.savez(tmp_path / "a.npz", x=x, names=["size", "kind"], row=np.array([41, 40]), bad=np.arange(3))
+    assert [one[0] for one in rows(output("predict", out, tmp_path / "a.npz", "--id=row"))] == [
+        "row",
+        "41",
+        "40",
+    ]
+    for name, column, message in (
+        ("a.csv", "none", "has no column 'none', which --id names; it has size, kind, customer"),
+        ("a.npz", "none", "has no array none"),
+        ("a.npz", "bad", "bad has shape [3]; expected [2]"),
+    ):
+        result = command("predict", out, tmp_path / name, "--id", column)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.replace("│", "").split())
+
+
 def test_categories_that_training_never_saw(of_table: tuple[Path, Path, str], tmp_path: Path) -> None:
     """Once for each column, how many rows have them; they have no bit, as no category has."""
     _, out, _ = of_table
@@ -232,8 +257,10 @@ def test_predictions_for_images(of_images: tuple[np.ndarray, Path], tmp_path: Pa
     folder.mkdir()
     for number in (2, 0, 1):
         Image.fromarray(images[number]).save(folder / f"{number}.png")
-    assert rows(output("predict", out, folder))[1:] == rows(found.stdout)[1:4]
-    assert rows(output("predict", out, folder / "1.png"))[1:] == [rows(found.stdout)[2]]
+    of_files = rows(output("predict", out, folder))
+    assert of_files[0] == ["file", *rows(found.stdout)[0]]
+    assert of_files[1:] == [[f"{k}.png", *rows(found.stdout)[k + 1]] for k in range(3)]
+    assert rows(output("predict", out, folder / "1.png"))[1:] == [["1.png", *rows(found.stdout)[2]]]
     np.savez(tmp_path / "c.npz", x=x / 255 * 1e4)
     assert "warning: the numbers go from" in command("predict", out, tmp_path / "c.npz").stderr
     Image.fromarray(images[0, :4]).save(folder / "small.png")
