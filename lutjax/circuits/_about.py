@@ -158,14 +158,14 @@ def _check_json(about: Mapping[str, Any]) -> None:
 def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
     """Return lines for comments that name the classes and the input numbers of a circuit, or the order of its pixels, as far as it states them."""
     classes, numbers = (about.get(name) or () for name in ("classes", "input_names"))
-    image = about.get("image")
-    is_image = image is not None and len(inputs) == 1 and inputs[0].count == image[0] * image[1]
+    height, width = about.get("image") or (0, 0)
+    is_image = len(inputs) == 1 and inputs[0].count == height * width
     of_ports = [
         f"{port.name}[{i}]" if port.count > 1 else port.name for port in inputs for i in range(port.count)
     ]
     return [
         *(f"class {number}: {_in_a_comment(name)}" for number, name in enumerate(classes)),
-        *([f"{inputs[0].name}: {image[0]} x {image[1]} pixels, row after row"] if is_image else []),
+        *([f"{inputs[0].name}: {height} x {width} pixels, row after row"] if is_image else []),
         *(f"{place}: {_in_a_comment(name)}" for place, name in zip(of_ports, numbers, strict=False)),
     ]
 

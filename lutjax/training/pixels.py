@@ -205,7 +205,7 @@ def _in_mode(image: "Image.Image", format: str | None, mode: str | None) -> "Ima
     if image.has_transparency_data:
         # By way of RGBA: Pillow warns where a palette with transparency becomes anything else.
         image = image.convert("RGBA")
-        if mode in ("L", "RGB") and image.getextrema()[3][0] < 255:
+        if mode in ("L", "RGB") and np.asarray(image)[..., 3].min() < 255:
             raise ValueError(
                 f"it is transparent in places, where opaque pixels ({mode}) are expected; put it on a background first"
             )

@@ -240,7 +240,7 @@ def _read(
     except ValueError as error:
         raise SamplesError(str(error)) from error
     n_channels = max(1 if image.ndim == 2 else image.shape[2] for image in found)
-    check(*found[0].shape[:2], n_channels)
+    check(found[0].shape[0], found[0].shape[1], n_channels)
     if n_channels == 1:
         return np.stack(found)
     return np.stack([_with_channels(image, n_channels) for image in found])
