@@ -18,6 +18,7 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers.initializers import LecunNormal
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host import PLACEMENTS, HostTable, Normal
 from lutjax.tables.host_tables import KEY, HostTables
@@ -27,7 +28,7 @@ from lutjax.values._ngrams import check_hashes, places, rows_at
 NORMAL_ROWS = Normal(0.02)
 """First values of rows of a memory."""
 
-MATRIX = jax.nn.initializers.lecun_normal()
+MATRIX = LecunNormal()
 """First values of projections of a memory."""
 
 _NOT_THERE = np.iinfo(np.int32).min

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._arguments import checked, shown
+from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._ids import check_once
@@ -78,6 +79,10 @@ class Spec:
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
     implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
     stream: ClassVar[str] = "gates"  # of random numbers, where the library has streams
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `pickle` and `copy.deepcopy`."""
+        return state_of(self)
 
     @property
     def random(self) -> bool:

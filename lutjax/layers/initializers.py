@@ -32,6 +32,15 @@ class Normal:
 
 
 @dataclasses.dataclass(frozen=True)
+class LecunNormal:
+    """Initializer of matrices with a variance of one over the number of inputs, `jax.nn.initializers.lecun_normal`."""
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        drawn: jax.Array = jax.nn.initializers.lecun_normal()(jnp.asarray(key), shape, dtype)
+        return drawn
+
+
+@dataclasses.dataclass(frozen=True)
 class ResidualGates:
     """Initializer of logits ``[gates, 16]``: see `residual_gates`."""
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._copies import by_name, state_of
 from lutjax.layers._declared import declare, on_host
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ class Layer(hk.Module, metaclass=_Module):
             setattr(self, name, value)
         for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
+
+    @hk.transparent
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for `pickle` and `copy.deepcopy`."""
+        options = {name: by_name(value) for name, value in self._options.items()}
+        return {**state_of(self), "_options": options}
 
     def _arrays(self) -> dict[str, jax.Array]:
         arrays: dict[str, jax.Array] = {}

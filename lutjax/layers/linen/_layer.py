@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._copies import state_of
 from lutjax.layers._declared import declare, on_host
 
 
@@ -16,6 +17,11 @@ class Layer(nn.Module):
     """Base of layers, whose fields are the arguments of their spec."""
 
     spec_type: ClassVar[type[_spec.Spec]]
+
+    @nn.nowrap
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `pickle` and `copy.deepcopy`."""
+        return state_of(self)
 
     def _build(self) -> tuple[Any, tuple[_spec.Variable, ...]]:
         options = {name: getattr(self, name) for name in _spec.arguments(self.spec_type)}

@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 from lutjax._arguments import require_rngs
 from lutjax._typing import Array
 from lutjax.layers import _spec
+from lutjax.layers._copies import can_be_pickled
 from lutjax.tables.host import HostTable
 from lutjax.values._ids import is_concrete
 
@@ -150,14 +151,14 @@ class Layer(nnx.Module):
             getattr(self, other).set_value(array)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The attributes, for `pickle`: initializers that are functions in functions stay behind, as the variables are there."""
+        """Return the attributes for `pickle`. Initializers that `pickle` refuses become defaults: the variables exist already."""
         state, declared = dict(vars(self)), self._declared
-        usual = {
+        defaults = {
             f.name: f.default
             for f in dataclasses.fields(self.spec_type)
-            if f.name.endswith("_init") and "<" in getattr(getattr(declared, f.name), "__qualname__", "")
+            if f.name.endswith("_init") and not can_be_pickled(getattr(declared, f.name))
         }
-        return {**state, "_declared": dataclasses.replace(declared, **usual)} if usual else state
+        return {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
 
     def _arrays(self) -> dict[str, Any]:
         # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.

@@ -1,0 +1,55 @@
+"""Functions in the state that `pickle` and `copy.deepcopy` take of a layer.
+
+`jax.nn.relu` and `jnp.sin` are objects that hold a function of the same name. `pickle` refuses them and `copy.deepcopy` makes another
+object, for which `jit` compiles again. Layers therefore store the name of such a function in their copied state.
+"""
+
+import importlib
+import operator
+import pickle
+from typing import Any
+
+
+class ByName:
+    """A function that is found again by its module and name.
+
+    Args:
+      module: its module.
+      name: its qualified name in the module.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find, (self.module, self.name)
+
+
+def find(module: str, name: str) -> Any:
+    """Return the object of a qualified name in a module."""
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+def by_name(value: Any) -> Any:
+    """Return a `ByName` of a callable object that a module holds under the object's own name; other values as they are."""
+    module, name = (getattr(value, attribute, None) for attribute in ("__module__", "__qualname__"))
+    if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<" in name:
+        return value
+    try:
+        return ByName(module, name) if find(module, name) is value else value
+    except (AttributeError, ImportError):
+        return value
+
+
+def state_of(layer: Any) -> dict[str, Any]:
+    """Return the attributes of a layer or spec for a copy, with functions by their names."""
+    return {name: by_name(value) for name, value in vars(layer).items()}
+
+
+def can_be_pickled(value: Any) -> bool:
+    """Return whether `pickle` takes a value; it refuses functions that are defined in functions."""
+    try:
+        pickle.dumps(by_name(value))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+    return True
