@@ -67,7 +67,7 @@ class Tensor:
       shape: its shape.
       dtype: of its values in the model.
       stored: dtype in the file.
-      scale: name of the tensor that the stored one is multiplied by, ``[..., tables, 1, outputs]`` float32; None where it is not.
+      scale: name of the tensor that the stored one is multiplied by, ``[..., tables, 1, outputs]`` or, of an edge list, ``[..., 1]`` float32; None where it is not.
     """
 
     path: Path
@@ -79,8 +79,8 @@ class Tensor:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Shape of the scale."""
-        return (*self.shape[:-2], 1, self.shape[-1])
+        """Shape of the scale: one for each table and output, and one for a whole edge list."""
+        return (*self.shape[:-1], 1) if len(self.shape) < 3 else (*self.shape[:-2], 1, self.shape[-1])
 
     @classmethod
     def from_dict(cls, name: str, found: Any) -> "Tensor":
@@ -103,7 +103,7 @@ class Tensor:
         dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
         scale = fields.field(found, "scale", object)
         tensor = cls(tuple(path), fields.field(found, "kind", str), tuple(shape), dtype, stored, scale)
-        narrower = dtype in FLOATS and len(shape) >= 3 and stored in TABLE_DTYPES
+        narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
                 f"{fields.where} has values of {_json.shown(dtype)}, stored as {_json.shown(stored)}; expected one of {', '.join(CODES)}, "
@@ -139,7 +139,7 @@ class Config:
     Attributes:
       architecture: name of the class of the model.
       library: one of `LIBRARIES`.
-      model: fields of the config of a model of this package; None for models of users.
+      model: config fields of a lutjax model, or constructor arguments of a lutjax layer; None for other modules and for arrays.
       quantised: whether the model is one with tables of integers, see `lutjax.layers.nnx.quantised`.
       run: kind, steps, record and results of the run that trained the model; None without one.
       n_bytes, sha256: of the file of tensors.

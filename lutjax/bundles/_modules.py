@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lutjax._extras import needed_by
+from lutjax.bundles import _layers
 from lutjax.bundles._fit import fit
 from lutjax.bundles._layout import TABLES, Path, name_of
 from lutjax.bundles._reading import Bundle
@@ -90,19 +91,18 @@ def is_module(model: Any) -> bool:
 
 
 def config_of(module: nnx.Module) -> dict[str, Any] | None:
-    """Return the fields of the config of a model of this package, None for a module of a user.
+    """Return the config fields of a lutjax model or the constructor arguments of a lutjax layer; None for other modules.
 
     Raises:
-      ValueError: its arrays are not those that its config makes.
+      ValueError: the arrays of a model are not those that its config makes.
     """
     name = type(module).__name__
-    if type(module).__module__.partition(".")[0] != "lutjax" or name not in CONFIGS:
+    if type(module).__module__.partition(".")[0] != "lutjax":
         return None
+    if name not in CONFIGS:
+        return _arguments_of(module)
     config: Any = module.config  # type: ignore[attr-defined]
-    made, found = (
-        {part.path: (part.array.shape, part.array.dtype) for part in parts(one)}
-        for one in (_empty(config, is_quantised(module)), module)
-    )
+    made, found = _described(_empty(config, is_quantised(module))), _described(module)
     for path in sorted({*made, *found}, key=str):
         if made.get(path) != found.get(path):
             raise ValueError(
@@ -111,6 +111,23 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
             )
     fields: dict[str, Any] = config.to_dict()
     return fields
+
+
+def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
+    """Return the constructor arguments of a lutjax layer, None where they do not make its arrays."""
+    fields = _layers.arguments_of(module)
+    if fields is None:
+        return None
+    arrays = {name_of(part.path): part.array for part in parts(module)}
+    try:
+        made = _layers.empty(type(module).__name__, fields, arrays)
+    except (TypeError, ValueError):  # of arrays that were replaced by those of another form
+        return None
+    return fields if _described(made) == _described(module) else None
+
+
+def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
+    return {part.path: (part.array.shape, part.array.dtype) for part in parts(module)}
 
 
 def is_quantised(module: nnx.Module) -> bool:
@@ -133,19 +150,19 @@ def _empty(config: Any, quantised: bool) -> Any:
 
 
 def model(bundle: Bundle) -> Any:
-    """Return the model of this package that a bundle holds, in the mode for evaluation.
+    """Return the lutjax model that a bundle holds, in evaluation mode, or the lutjax layer, in the mode in which it was saved.
 
     Raises:
       BundleError: the config makes no model, or its arrays are others than those of the bundle, or an id does not exist.
     """
     config = bundle.config
     assert config.model is not None
-    if config.architecture not in CONFIGS:
+    if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
         raise BundleError(
             f"the bundle {bundle.folder} holds a {_json.shown(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
         )
     try:
-        empty = _empty(runs.made(CONFIGS[config.architecture], config.model), config.quantised)
+        empty = _empty_of(bundle, config.model)
     except (KeyError, OverflowError, TypeError, ValueError) as error:  # of sizes that are no model
         raise BundleError(
             f"the bundle {bundle.folder} cannot be used: its model is no {config.architecture}: {in_a_line(error)}"
@@ -154,8 +171,18 @@ def model(bundle: Bundle) -> Any:
     graph, kept, passing = _split(empty)
     made: Any = nnx.merge(graph, _with(kept, arrays), jax.tree.map(_fresh, passing))
     _check(bundle, made)
-    made.eval()
+    if config.architecture in CONFIGS:
+        made.eval()
     return made
+
+
+def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
+    """Return the model or layer of a bundle with shapes and dtypes in place of arrays."""
+    config = bundle.config
+    if config.architecture in CONFIGS:
+        return _empty(runs.made(CONFIGS[config.architecture], fields), config.quantised)
+    arrays = {name: bundle.values(name) for name, tensor in config.tensors.items() if len(tensor.path) == 1}
+    return _layers.empty(config.architecture, fields, arrays)
 
 
 def fill(bundle: Bundle, module: nnx.Module) -> None:

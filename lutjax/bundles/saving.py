@@ -60,7 +60,7 @@ def save(
         that `lutjax.load` returned goes into the bundle, with the names of data files and not their folders.
       folder: to write; made if it is missing. Files of other names in it stay, as those of a clone of a hub's repository, and so does a
         ``README.md`` from which its last line was deleted.
-      table_dtype: dtype in which tables of floats are stored: ``"float32"``, ``"bfloat16"``, or ``"int8"`` with a power of two as scale of each table and output.
+      table_dtype: dtype in which tables of floats are stored: ``"float32"``, ``"bfloat16"``, or ``"int8"`` with a power-of-two scale for each table and output, or for an edge list.
         By default they are stored as they are, and all other tensors always are.
       tables: names of the tables among arrays, as `tables_of` of `lutjax.layers.linen` and `lutjax.layers.haiku` returns them. The variables of
         a `flax.nnx.Module` say it themselves.
@@ -80,7 +80,7 @@ def save(
       >>> layer = LUT(8, 5, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(0))
       >>> folder = tempfile.mkdtemp()
       >>> lutjax.save(layer, folder, table_dtype="int8")
-      >>> other = lutjax.load(folder, into=LUT(8, 5, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(1)))
+      >>> other = lutjax.load(folder)
       >>> bool((other.anchors[...] == layer.anchors[...]).all())
       True
     """
@@ -155,7 +155,7 @@ def _tensors(
         name = name_of(path)
         _check_name(name, array)
         dtype = str(array.dtype)
-        narrower = table_dtype is not None and kind == TABLES and dtype in FLOATS and array.ndim >= 3
+        narrower = table_dtype is not None and kind == TABLES and dtype in FLOATS and array.ndim > 0
         n_tables += narrower
         store = table_dtype if narrower and table_dtype is not None else dtype
         scale = scale_of(name) if store == "int8" and dtype != "int8" else None

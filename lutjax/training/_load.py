@@ -21,13 +21,14 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
 
     Args:
       folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``; or of a bundle.
-      into: for a bundle of a model of your own: a `flax.nnx.Module` of its class, whose arrays are replaced, or arrays in the structure that was
-        saved. By default arrays are returned in nested dicts.
+      into: for a bundle of your own model: an instance of its class, a `flax.nnx.Module` whose arrays are replaced, or arrays in the saved
+        structure. By default arrays are returned in nested dicts.
 
     Returns:
       A `lutjax.models.GPT`, `LUTTransformer`, `LogicClassifier`, `LogicTreeNet` or `LogicCA`. Its attribute `record` says what decides the run
       (``model.record.training``), what was measured (``model.record.history``) and how many steps were done
-      (``model.record.steps``). Of a bundle of another model: `into`, or arrays.
+      (``model.record.steps``). For the bundle of a layer of `lutjax.layers.nnx`, that layer, in the mode in which it was saved. For other
+      bundles, `into` or arrays.
 
     Raises:
       FileNotFoundError: there is no such folder.

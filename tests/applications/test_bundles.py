@@ -15,12 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import command, output
+from every_layer import CASES
 from flax import linen, nnx
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
+from layer_libraries import nnx_layer
 from small_runs import HISTORY, RUNS, call, saved
 
 import lutjax
+from lutjax import wiring
 from lutjax.bundles import BundleError
 from lutjax.bundles._layout import CARD, CODES, CONFIG, TENSORS
 from lutjax.layers import haiku as haiku_layers, linen as linen_layers, nnx as layers
@@ -30,6 +33,7 @@ from lutjax.training import classifier, lm, lm_runs, models, quantise, runs
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 SIZES = {"n_detectors": 4, "n_anchors": 3}
+ONE_CASE_OF_EACH_LAYER = {case.layer: name for name, case in reversed(CASES.items())}.values()
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
 
 
@@ -157,6 +161,92 @@ def test_tables_that_cannot_be_stored_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("table_dtype", ["float32", "bfloat16", "int8"])
+def test_edge_lists_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
+    """The table of an edge list is one-dimensional, and has one scale."""
+    edges = wiring.from_edges([0, 0, 1], [0, 3, 2], [1, 0, 1], n_detectors=2, n_rows=4, n_outputs=2)
+    sizes = {"n_detectors": 2, "n_anchors": 2, "targets": edges}
+    weights = np.float32([0.3, -1.7, 0.01])
+    layer = layers.SparseLUT(5, 2, **sizes, rngs=nnx.Rngs(0))
+    layer.weights = weights
+    lutjax.save(layer, tmp_path, table_dtype=table_dtype)
+    tensor = lutjax.bundles.read(tmp_path).config.tensors["weights"]
+    assert (tensor.stored, tensor.scale) == (table_dtype, "weights.scale" if table_dtype == "int8" else None)
+    found = np.asarray(lutjax.load(tmp_path).weights[...])
+    if table_dtype == "int8":
+        np.testing.assert_array_equal(found, np.round(weights * 64) / 64)
+    else:
+        np.testing.assert_array_equal(found, weights.astype(table_dtype).astype(np.float32))
+    linen_layer = linen_layers.SparseLUT(5, 2, **sizes)
+    variables = linen_layer.init(jax.random.key(0), X[:, :5])
+    tables = linen_layers.tables_of(linen_layer.init, jax.random.key(0), X[:, :5])
+    lutjax.save(variables, tmp_path, tables=tables, table_dtype=table_dtype)
+    assert lutjax.bundles.read(tmp_path).config.tensors["params.weights"].stored == table_dtype
+
+
+# ------------------------------------------------------------------------------------------------ layers
+def same(loaded: Any, saved: Any) -> None:
+    """Check that a loaded layer has the graph and the arrays of the saved one, except random states."""
+    assert nnx.split(loaded)[0] == nnx.split(saved)[0]
+    states = (nnx.to_flat_state(nnx.state(one, nnx.Not(nnx.RngState))) for one in (loaded, saved))
+    for (path, found), (other, want) in zip(*states, strict=True):
+        assert path == other
+        np.testing.assert_array_equal(found[...], want[...])
+
+
+@pytest.mark.slow(*(name for name in CASES if name not in ONE_CASE_OF_EACH_LAYER))
+@pytest.mark.parametrize("name", CASES)
+def test_every_layer_comes_back(name: str, tmp_path: Path) -> None:
+    layer = nnx_layer(CASES[name])
+    lutjax.save(layer, tmp_path)
+    if name == "ProductKeyExperts, sines":  # its activation has no name that a bundle may hold
+        with pytest.raises(ValueError, match="and not the arguments of its constructor"):
+            lutjax.load(tmp_path)
+        return
+    same(lutjax.load(tmp_path), layer)
+
+
+def test_a_changed_layer_comes_back(tmp_path: Path) -> None:
+    """A pruned layer has fewer detectors than its constructor made, and other arguments are kept as they are."""
+    layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12))
+    layer.weights, layer.anchors = layer.weights[:3], layer.anchors[:3]
+    lutjax.save(layer, tmp_path)
+    loaded = lutjax.load(tmp_path)
+    assert loaded.n_detectors == 3
+    assert loaded.spec == layer.spec
+    np.testing.assert_array_equal(loaded(X), layer(X))
+    subclass = type("Own", (layers.LUT,), {})(8, 5, **SIZES, rngs=nnx.Rngs(0))
+    lutjax.save(subclass, tmp_path)
+    with pytest.raises(ValueError, match="the arrays of a Own, and not the arguments of its constructor"):
+        lutjax.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["model"].update(n_detectors=10**6), "does not fit this model"),
+        (lambda c: c["model"].update(n_detectors="os.system"), "its model is no LUT"),
+        (lambda c: c["model"].update(accumulate={"is": "os.system"}), "its model is no LUT"),
+        (lambda c: c["model"].update(accumulate={"is": "gelu", "x": 1}), "its model is no LUT"),
+        (lambda c: c["model"].update(accumulate={"is": ["gelu"]}), "its model is no LUT"),
+        (lambda c: c["model"].update(accumulate={}), "its model is no LUT"),
+        (lambda c: c["model"].update(given=["rngs"]), "its field 'given' is"),
+        (lambda c: c["model"].pop("given"), "its field 'given' is None"),
+        (lambda c: c["model"].update(weights_init="x"), None),
+        (lambda c: c.update(architectures=["SparseLUT"]), "its model is no SparseLUT"),
+    ],
+)
+def test_hostile_layers(change: Any, message: str | None, tmp_path: Path) -> None:
+    lutjax.save(layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0)), tmp_path)
+    config(tmp_path, change)
+    if message is None:
+        lutjax.load(tmp_path)
+        return
+    with pytest.raises(BundleError, match=message) as found:
+        lutjax.load(tmp_path)
+    assert "\n" not in str(found.value)
+
+
 # ------------------------------------------------------------------------------------- models of users
 class Net(nnx.Module):
     def __init__(self, *, seed: int, width: int = 6):
@@ -175,7 +265,8 @@ def test_a_module_of_a_user(tmp_path: Path) -> None:
     assert lutjax.load(tmp_path, into=other) is other
     np.testing.assert_array_equal(other(X), net(X))
     with pytest.raises(
-        ValueError, match=r"holds a Net, a class that is not of lutjax: make one, and give it as into="
+        ValueError,
+        match=r"the arrays of a Net, and not the arguments of its constructor; build a Net and pass it as into=",
     ):
         lutjax.load(tmp_path)
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(narrow := Net(seed=0, width=5), nnx.Param)))

@@ -69,6 +69,51 @@ def test_copies_of_every_layer(how):
         ).init(None, None)
 
 
+MEMORIES = {"NgramMemory": {}, "ProductKeyMemory": {}, "ProductKeyExperts": {"activation": jax.nn.relu}}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("layer", MEMORIES)
+def test_copies_of_memories(layer, how):
+    """Their initializers are equal values, and an activation that JAX wraps is copied as itself."""
+    case = CASES[layer]._replace(options={**CASES[layer].options, **MEMORIES[layer]})
+    made = nnx_layer(case)
+    (was, arrays), (now, copied) = nnx.split(made), nnx.split(COPIES[how](made))
+    assert was == now
+    check_same(arrays, copied)
+    assert COPIES[how](made.spec) == made.spec
+    assert hash(COPIES[how](made.spec)) == hash(made.spec)
+    ours = getattr(linen, layer)(*case.sizes, **case.options)
+    assert COPIES[how](ours) == ours
+    assert hash(COPIES[how](ours)) == hash(ours)
+
+    def transformed(x):
+        haikus = getattr(haiku, layer)(*case.sizes, **case.options)
+        again = COPIES[how](haikus)
+        assert again.spec == haikus.spec
+        return again(x, *case.call.values()) if layer == "NgramMemory" else again(x)
+
+    hk.transform_with_state(transformed).init(jax.random.key(0), inputs_of(case))
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_table_in_host_memory_is_copied(how):
+    layer = layers.NgramMemory(8, rows=101, placement="host", rngs=nnx.Rngs(0))
+    x, tokens = jnp.ones((2, 3, 8)), jnp.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(COPIES[how](layer)(x, tokens), layer(x, tokens))
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_of_a_gpt_with_memory(how):
+    sizes = {"features": 8, "n_heads": 2, "n_layers": 1, "context": 8, "memory": True, "memory_rows": 64}
+    config = models.GPTConfig(**sizes)
+    assert COPIES[how](config) == config
+    model = model_of(config)
+    again = COPIES[how](model)
+    assert nnx.split(again)[0] == nnx.split(model)[0]
+    check_same(nnx.state(again), nnx.state(model))
+
+
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_computes_the_same(how):
     case = CASES["LogicGates, balanced"]

@@ -1,0 +1,139 @@
+"""Layers of Flax NNX in bundles: constructor arguments as JSON, and a layer built from them without running code of the bundle."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import lutjax
+from lutjax import reads, wiring
+from lutjax._extras import needed_by
+from lutjax.layers import _spec, nnx as layers
+from lutjax.values._edges import Edges
+
+with needed_by(__name__):
+    from flax import nnx
+
+LAYERS: Mapping[str, Any] = {
+    name: getattr(layers, name) for name in layers.__all__ if hasattr(getattr(layers, name), "spec_type")
+}
+"""Layers of Flax NNX, by name."""
+
+_VALUES: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        lutjax.FixedPoint,
+        reads.Hard,
+        reads.Blend,
+        reads.SoftSign,
+        reads.Confidence,
+        reads.PowersOfTwo,
+        wiring.Connectivity,
+        wiring.Groups,
+        wiring.Windows,
+    )
+}
+"""Dataclasses that an argument may be, by name."""
+
+_FUNCTIONS: Mapping[str, Any] = {
+    name: getattr(jax.nn, name)
+    for name in ("celu", "elu", "gelu", "leaky_relu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh")
+}
+"""Functions that an argument may be, by name: a bundle must not be able to name any others."""
+
+_LARGEST = 1 << 16
+"""Elements of the largest array that an argument may hold."""
+
+_KIND, _EDGE_SIZES = "is", "edge_sizes"
+_GIVEN = {"wires": "wires_fan_out", "targets": "targets_shape", "widths": "has_widths"}
+"""Arrays among the arguments that decide sizes, with the field of the spec that says whether they were given."""
+
+
+def arguments_of(module: nnx.Module) -> dict[str, Any] | None:
+    """Return the constructor arguments of a layer for JSON; None for other modules, and where JSON cannot hold an argument.
+
+    Initializers are left out because the bundle holds the arrays, and `implementation` because it depends on the machine.
+    """
+    if LAYERS.get(type(module).__name__) is not type(module):
+        return None
+    spec = module.spec
+    try:
+        found = {name: _encoded(getattr(spec, name)) for name in _kept(type(spec))}
+    except TypeError:
+        return None
+    given = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
+    if getattr(spec, _EDGE_SIZES, None):
+        found[_EDGE_SIZES] = list(spec.edge_sizes)
+    return {**found, "given": given}
+
+
+def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
+    """Return a layer of these arguments that has shapes and dtypes in place of arrays.
+
+    Args:
+      name: of its class.
+      fields: what `arguments_of` returned.
+      arrays: arrays of the layer by name, of which those that were given to the constructor decide sizes.
+
+    Raises:
+      KeyError, OverflowError, TypeError, ValueError: the constructor does not take them.
+    """
+    layer = LAYERS[name]
+    options = {key: _decoded(fields[key]) for key in _kept(layer.spec_type) if key in fields}
+    given = fields.get("given")
+    if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(layer.spec_type.given):
+        raise ValueError(f"its field 'given' is {given!r}")
+    options |= {key: np.asarray(arrays[key]) for key in given}
+    if fields.get(_EDGE_SIZES) is not None:
+        first, target = np.asarray(arrays["first_edges"]), options["targets"]
+        options["targets"] = Edges(first, target, *_decoded(fields[_EDGE_SIZES]))
+    takes_rngs = "rngs" in inspect.signature(layer).parameters
+    return nnx.eval_shape(lambda: layer(**options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})))
+
+
+def _kept(spec_type: type[_spec.Spec]) -> list[str]:
+    left_out = {"implementation", *spec_type.given}
+    return [n for n in _spec.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
+
+
+def _encoded(value: Any) -> Any:
+    """Return an argument for JSON.
+
+    Raises:
+      TypeError: JSON cannot hold it.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, tuple):
+        return [_encoded(one) for one in value]
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST:
+        return value.tolist()
+    if _VALUES.get(type(value).__name__) is type(value):
+        fields = dataclasses.fields(value)
+        return {_KIND: type(value).__name__, **{f.name: _encoded(getattr(value, f.name)) for f in fields}}
+    name = next((name for name, function in _FUNCTIONS.items() if function is value), None)
+    if name is None:
+        raise TypeError
+    return {_KIND: name}
+
+
+def _decoded(value: Any) -> Any:
+    """Return the argument that JSON holds.
+
+    Raises:
+      KeyError, TypeError, ValueError: it holds none.
+    """
+    if isinstance(value, list):
+        return tuple(map(_decoded, value))
+    if not isinstance(value, dict):
+        return value
+    fields = {name: _decoded(one) for name, one in value.items() if name != _KIND}
+    name = value[_KIND]
+    if not isinstance(name, str) or (name in _FUNCTIONS and fields):
+        raise ValueError(f"a value of it is {name!r}")
+    return _FUNCTIONS[name] if name in _FUNCTIONS else _VALUES[name](**fields)
