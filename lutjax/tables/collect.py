@@ -92,15 +92,15 @@ def value_and_grad(
             with _table_reads.reported_to(watch):
                 return loss(params, *args, **kwargs)
 
-        found = dict[str, Read]()
+        watches = list[Watch]()
 
         def abstract(params: Any) -> None:
             split = Split(params, (lambda name, array: True) if tables is None else tables)
-            watch = Watch(split.tables, None, names)
-            look(split.join(split.others, split.tables), watch)
-            found.update(watch.look_ups)
+            watches.append(Watch(split.tables, None, names))
+            look(split.join(split.others, split.tables), watches[-1])
 
         jax.eval_shape(abstract, params)
+        found = watches[-1].look_ups
         for name in names.values():
             if name not in found:
                 raise TableUseError(
@@ -108,7 +108,7 @@ def value_and_grad(
                 )
         of_params = frozenset(found) - frozenset(names.values())
         split = Split(params, of_params if tables is None else tables)
-        split.check_look_ups(found)
+        split.check_look_ups(watches[-1])
         guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
         taps = {name: _zeros(found[name]) for name in (*split.tables, *names.values())}
 
@@ -119,9 +119,7 @@ def value_and_grad(
             }
             watch = Watch(guarded, taps, names)
             result = look(split.join(others, guarded), watch)
-            split.check_look_ups(
-                watch.look_ups
-            )  # again: outside of jit, more than in there makes another array
+            split.check_look_ups(watch)  # again: outside of jit, more than in there makes another array
             value, aux = result if has_aux else (result, None)
             look_ups = {name: read.call for name, read in watch.look_ups.items()}
             return value, (aux, look_ups, watch.factors, watch.ids)
@@ -199,16 +197,29 @@ class Split:
                 others.append(gradient)
         return others, of_tables
 
-    def check_look_ups(self, look_ups: Mapping[str, Any]) -> None:
-        """Raise TableUseError if a table was not looked up."""
-        for name in self.tables:
-            if name not in look_ups:
+    def check_look_ups(self, watch: Watch) -> None:
+        """Raise TableUseError if a table was not looked up, with the cause that the reads of other arrays of its shape show."""
+        for name, table in self.tables.items():
+            if name in watch.look_ups:
+                continue
+            shapes = (table.shape, table.shape[1:])  # of a table, and of one that a scan or vmap divides
+            inside = {inner for shape, inner in watch.unknown if shape in shapes}
+            if True in inside:
                 raise TableUseError(
-                    f"the table {name} is not looked up by the loss. Either it is frozen or not used: then "
-                    "leave it out of `tables` or of the parameters. Or another array reaches the op: a cast, an "
-                    "index or a product makes one (in NNX use `variable.get_value()` instead of "
-                    "`variable[...]`), and so does a jit, scan or checkpoint within the loss."
+                    f"the table {name} is an argument of a jit, vmap, scan, checkpoint (nnx.remat) or shard_map within the loss, where another "
+                    "array stands for it; its factored gradient needs the lookup outside of them. Transform the whole training step instead, "
+                    "or leave this table out of `tables` to get a dense gradient."
                 )
+            if inside:
+                raise TableUseError(
+                    f"the table {name} is not looked up by the loss, but another array of its shape is: a cast, an index, a product or "
+                    "`stop_gradient` makes one. Pass the parameter itself to the op (in NNX `variable.get_value()` instead of "
+                    "`variable[...]`), or leave this table out of `tables` to get a dense gradient."
+                )
+            raise TableUseError(
+                f"the table {name} is not looked up by the loss: it is not used, or an op reads another array that was computed from it. Pass "
+                "the parameter itself to the op, or leave this table out of `tables` or of the parameters."
+            )
 
 
 def _zeros(read: Read) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lutjax import _compat
 from lutjax.dispatch._table_reads import Run, TableReads
@@ -53,10 +54,14 @@ class Watch(TableReads):
         self._trace = _compat.trace_state()
         self.look_ups: dict[str, Read] = {}
         self.factors: dict[str, Any] = {}
+        self.unknown: list[tuple[tuple[int, ...], bool]] = []
+        """Shapes of unwatched arrays that ops read as tables, and whether inside of another transformation."""
 
     def name(self, table: Any) -> str | None:
         """Return the name of a table; None if it is not watched."""
         name = self._names.get(id(table))
+        if name is None:
+            self.unknown.append((np.shape(table), _compat.trace_state() != self._trace))
         if name is not None and _compat.trace_state() != self._trace:
             raise TableUseError(
                 f"the table {name} is used inside a jit, vmap, scan, checkpoint or shard_map within the loss; its "

@@ -111,7 +111,7 @@ def test_nnx_errors_change_nothing():
         optimizer.update(model, {"layer": gradients})
     indexed = Indexed(FEATURES, 3, rngs=nnx.Rngs(0), **SIZES)
     with pytest.raises(
-        tables.TableUseError, match=r"weights is not looked up .*use `variable.get_value\(\)`"
+        tables.TableUseError, match=r"weights is not looked up .*in NNX `variable.get_value\(\)`"
     ):
         nnx_training.value_and_grad(lambda model: jnp.mean(model(X)))(indexed)
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state((model, optimizer))), before)
@@ -328,3 +328,18 @@ def test_nobody_who_says_what_is_a_table():
         RULE.init({"weights": jnp.zeros((2, 4, 3))})
     with pytest.raises(ValueError, match=r"tables has \['other'\]; the parameters are \['weights'\]"):
         dataclasses.replace(RULE, tables={"other"}).init({"weights": jnp.zeros((2, 4, 3))})
+
+
+def test_a_layer_under_nnx_remat_is_named_as_the_cause():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx_layers.LUT(FEATURES, 5, n_detectors=4, n_anchors=3, rngs=rngs)
+
+        @nnx.remat
+        def __call__(self, x):
+            return self.layer(x)
+
+    with pytest.raises(
+        ValueError, match=r"^the table layer/weights is an argument of a jit, .*\(nnx\.remat\)"
+    ):
+        nnx_training.value_and_grad(lambda model: jnp.mean(model(X)))(Block(nnx.Rngs(0)))
