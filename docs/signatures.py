@@ -97,6 +97,14 @@ def module_of(name: str) -> ModuleType:
 
 
 # --------------------------------------------------------------------------------------- documentation
+INFERRED = " By default as many as the first input has."
+
+
+def infers(library: str, names: list[str]) -> bool:
+    """Return whether these are the names of the argument that a library's layers infer from their input."""
+    return library != "nnx" and names == ["in_features"]
+
+
 def entries(text: str) -> list[tuple[list[str], str]]:
     """Return the names and the words of each entry of a section "Args"."""
     found: list[tuple[list[str], str]] = []
@@ -138,7 +146,10 @@ def paragraph(text: str, indent: str = "") -> str:
 def arguments(layer: str, library: str) -> str:
     """Return the section on the arguments of a layer."""
     extra = [LIBRARIES[library].arguments, LIBRARIES[library].drawn if layer not in UNDRAWN else ""]
-    lines = [paragraph(f"{', '.join(names)}: {words}", "    ") for names, words in sections(layer)[1]]
+    lines = [
+        paragraph(f"{', '.join(names)}: {words}{INFERRED if infers(library, names) else ''}", "    ")
+        for names, words in sections(layer)[1]
+    ]
     lines += [paragraph(text, "    ") for text in extra if text]
     return "Args:\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -182,6 +193,10 @@ def constructor(layer: str, library: str, spec: Any) -> str:
     given = [p for p in inspect.signature(spec).parameters.values() if p.name not in spec.implied]
     places = [f"{p.name}: {of_source[p.name]}" for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [f"{p.name}: {of_source[p.name]}" for p in given if p.kind is p.KEYWORD_ONLY]
+    if infers(
+        library, [given[0].name]
+    ):  # arguments after one with a default need one, and the spec refuses None
+        places = [place if "=" in place else f"{place} | None = None" for place in places]
     if library == "linen":  # which makes the constructor, with arguments of its own
         return "\n".join([*places, "_: dataclasses.KW_ONLY", *named])
     body = ["self._make(locals())"]

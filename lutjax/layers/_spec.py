@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax._arguments import checked, shown
+from lutjax._arguments import checked, require_array, shown
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS
@@ -247,11 +247,15 @@ class Spec:
         return jnp.asarray(array).astype(dtype)
 
 
-def missing(layer: str, name: str) -> ValueError:
-    """Return the error about a layer that is called without a variable."""
+def missing(layer: str, name: str, hint: str = "") -> ValueError:
+    """Return the error about a layer that is called without a variable.
+
+    Args:
+      hint: what to do in the library of the layer.
+    """
     return ValueError(
         f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
-        "others than those of training would be silently wrong."
+        f"others than those of training would be silently wrong.{hint}"
     )
 
 
@@ -285,6 +289,26 @@ def sizes(spec_type: type[Spec]) -> frozenset[str]:
     fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
     derived = ("out_features", "out_shape", "connectivity")
     return frozenset(fields | {name for name in derived if hasattr(spec_type, name)})
+
+
+def n_inputs(spec_type: type[Spec], options: Mapping[str, Any], x: Any) -> int | None:
+    """Return the number of inputs of `x` for a layer whose `in_features` is None, and None for other layers."""
+    if options.get("in_features", 0) is not None:
+        return None
+    layer = spec_type.__name__.removesuffix("Spec")
+    require_array(layer, "x", x)
+    if not x.ndim:
+        raise ValueError(f"{layer}: x has shape []; expected an axis of inputs.")
+    size: int = x.shape[0 if options.get("feature_axis") == 0 else -1]
+    return size
+
+
+def unknown_inputs(layer: str) -> ValueError:
+    """Return the error about a layer without `in_features`, and without the array that `init` keeps its number of inputs in."""
+    return ValueError(
+        f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init "
+        "returned."
+    )
 
 
 def build(

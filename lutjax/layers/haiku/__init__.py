@@ -1,7 +1,7 @@
-"""Layers for Haiku.
+"""Layers for Haiku. Transform them with `haiku.transform_with_state`: `haiku.transform` raises an error in ``init``.
 
 Trained variables are parameters: tables, scalars of reads, projections, positions, logits, scores, and thresholds if they are
-learnable. All others are state, so use `haiku.transform_with_state`. State belongs to the model as much as parameters do, and is never trained:
+learnable. All others are state. State belongs to the model as much as parameters do, and is never trained:
 
 - ``anchors``: the ids of the inputs that detectors compare;
 - ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
@@ -9,11 +9,14 @@ learnable. All others are state, so use `haiku.transform_with_state`. State belo
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``weights`` and ``exponents`` of tables of integers;
 - ``weights_key``, ``down_key`` and ``up_key``, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
+- ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
 - ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
 
 `init` returns parameters and state, both drawn from its key. `apply` takes both and returns the state again: unchanged,
 except for a cache, which holds new keys. Save both in a checkpoint. A layer's method ``check``, called inside of a
 transformed function, checks the variables of a checkpoint.
+
+`pickle` copies a layer unless an argument is a function that is defined in another function, which `jax.nn.initializers.normal(0.1)` is.
 
 Example:
   >>> import haiku as hk, jax, jax.numpy as jnp

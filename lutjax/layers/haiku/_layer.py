@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import haiku as hk
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 else:
     _Module = type(hk.Module)
 
+_HINT = (
+    " Use haiku.transform_with_state, not haiku.transform, and pass the state that init returned to apply."
+)
+
 
 class Layer(hk.Module, metaclass=_Module):
     """Base of layers: a spec, its variables as parameters and state of the same names, and its sizes as attributes."""
@@ -35,11 +40,38 @@ class Layer(hk.Module, metaclass=_Module):
     def _make(self, arguments: Mapping[str, Any]) -> None:
         """Make the spec of the arguments of the constructor, and attributes of them."""
         self._options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
-        self.spec, _ = _spec.build(self.spec_type, self._options)
         for name, value in self._options.items():
             setattr(self, name, value)
+        self.spec: Any = None
+        if self._options.get("in_features", 0) is not None:
+            self._make_spec()
+
+    @hk.transparent
+    def _make_spec(self) -> None:
+        self.spec, _ = _spec.build(self.spec_type, self._options)
         for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
+
+    def _infer(self, x: Any = None) -> None:
+        """Make the spec of a layer whose `in_features` is None, with the number of inputs that `init` found.
+
+        The shapes of most variables do not depend on it. A state of its own keeps it, so that an input of another size is an error.
+
+        Args:
+          x: the input of a call, from which `init` has the number.
+        """
+        if self.spec is not None:
+            return
+
+        def first(shape: Any, dtype: Any) -> jax.Array:
+            if not hk.running_init() or x is None:
+                raise _spec.unknown_inputs(type(self).__name__)
+            return jnp.zeros(shape, dtype)
+
+        found = 0 if x is None else _spec.n_inputs(self.spec_type, self._options, x)
+        kept = hk.get_state("in_features", [found], bool, init=first)
+        self._options["in_features"] = self.in_features = int(kept.shape[0])
+        self._make_spec()
 
     @hk.transparent
     def __getstate__(self) -> dict[str, Any]:
@@ -56,7 +88,7 @@ class Layer(hk.Module, metaclass=_Module):
 
         def first(v: _spec.Variable, shape: Any, dtype: Any) -> Any:
             if not hk.running_init():
-                raise _spec.missing(self.spec.layer, v.name)
+                raise _spec.missing(self.spec.layer, v.name, _HINT if v.collection != "params" else "")
             return v.make(hk.next_rng_key, arrays)
 
         _, variables = _spec.build(
@@ -69,12 +101,14 @@ class Layer(hk.Module, metaclass=_Module):
 
     def _held(self) -> Any:
         """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
+        self._infer()
         placement, variables = self._options.get("placement"), self.spec.variables()
         tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
         return {**self.spec.held(self._arrays()), **tables}
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+        self._infer(x)
         y: jax.Array = self.spec(self._held(), x)
         return y
 
@@ -84,6 +118,7 @@ class Layer(hk.Module, metaclass=_Module):
         Raises:
           ValueError: a variable has a wrong shape or holds an id that does not exist.
         """
+        self._infer()
         self.spec.check(self._arrays())
 
 
@@ -97,6 +132,7 @@ class Switched(Layer):
         return self._run(x, deterministic)
 
     def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
+        self._infer(x)
         arrays = self._held()
         calm = self.spec.deterministic if deterministic is None else deterministic
         noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}

@@ -42,6 +42,7 @@ class _Wired(Switched):
 
         Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
         """
+        self._infer()
         wires, tables = self.spec.truth_tables(self._held())
         return wires, tables
 
@@ -55,6 +56,7 @@ class _Wired(Switched):
         Args:
           temperature: in place of the layer's own.
         """
+        self._infer()
         inputs, any_input = self.spec.expected_needs(self._held(), temperature)
         return inputs, any_input
 
@@ -74,7 +76,7 @@ class LogicGates(_Wired):
       scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
+      in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: gates, with one output each.
       wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
         input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -127,8 +129,8 @@ class LogicGates(_Wired):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         estimator: str = "soft",
         temperature: float | int = 1.0,
@@ -148,7 +150,7 @@ class LogicGates(_Wired):
         """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
 
         Args:
-          in_features: inputs, numbers from 0 to 1 or bits.
+          in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
           out_features: gates, with one output each.
           wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
             input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -197,7 +199,7 @@ class LogicRNN(_Wired):
       wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
 
     Args:
-      in_features: inputs of a step, numbers from 0 to 1 or bits.
+      in_features: inputs of a step, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: gates, and numbers of the state.
       wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
         input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -251,8 +253,8 @@ class LogicRNN(_Wired):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         estimator: str = "soft",
         temperature: float | int = 1.0,
@@ -272,7 +274,7 @@ class LogicRNN(_Wired):
         """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
 
         Args:
-          in_features: inputs of a step, numbers from 0 to 1 or bits.
+          in_features: inputs of a step, numbers from 0 to 1 or bits. By default as many as the first input has.
           out_features: gates, and numbers of the state.
           wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
             input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -340,6 +342,7 @@ class LogicRNN(_Wired):
         Raises:
           ValueError: words or the state have another shape or dtype.
         """
+        self._infer()
         y: jax.Array = self.spec.from_words(self._held(), words, state)
         return y
 
@@ -354,7 +357,7 @@ class SoftLUT(_Wired):
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
+      in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
       parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
@@ -411,8 +414,8 @@ class SoftLUT(_Wired):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         estimator: str = "soft",
         temperature: float | int = 1.0,
@@ -434,7 +437,7 @@ class SoftLUT(_Wired):
         """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
 
         Args:
-          in_features: inputs, numbers from 0 to 1 or bits.
+          in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
           out_features: tables, with one output each.
           n_inputs: inputs of each table, 1 to 8.
           parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
@@ -492,7 +495,7 @@ class BinaryLUT(_Wired):
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
       table_init: draws the tables; uniform(-1, 1) by default.
@@ -540,8 +543,8 @@ class BinaryLUT(_Wired):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         estimator: str = "straight_through",
         temperature: float | int = 1.0,
@@ -562,7 +565,7 @@ class BinaryLUT(_Wired):
         """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: tables, with one output each.
           n_inputs: inputs of each table, 1 to 8.
           table_init: draws the tables; uniform(-1, 1) by default.
@@ -815,7 +818,7 @@ class Thermometer(Switched):
       widths: ``[in_features]``, not trained; only where they are given.
 
     Args:
-      in_features: numbers.
+      in_features: numbers. By default as many as the first input has.
       n_thresholds: thresholds, and bits, of each.
       learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
       gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
@@ -852,8 +855,8 @@ class Thermometer(Switched):
 
     def __init__(
         self,
-        in_features: int,
-        n_thresholds: int,
+        in_features: int | None = None,
+        n_thresholds: int | None = None,
         *,
         learnable: bool = False,
         gradient: str = "straight_through",
@@ -869,7 +872,7 @@ class Thermometer(Switched):
         """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
 
         Args:
-          in_features: numbers.
+          in_features: numbers. By default as many as the first input has.
           n_thresholds: thresholds, and bits, of each.
           learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
           gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a

@@ -163,6 +163,7 @@ class _Keyed(Layer):
         self, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return the ids of the rows that inputs read, ``[..., heads * k]``, those of each head one after the other, and their weights."""
+        self._infer(x)
         found: tuple[jax.Array, jax.Array] = self.spec.reads(self._held(), x)
         return found
 
@@ -182,7 +183,7 @@ class ProductKeyMemory(_Keyed):
       weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
       heads: pairs of queries, with keys of their own.
@@ -227,8 +228,8 @@ class ProductKeyMemory(_Keyed):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_keys: int,
         heads: int = 4,
@@ -248,7 +249,7 @@ class ProductKeyMemory(_Keyed):
         """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
           heads: pairs of queries, with keys of their own.
@@ -287,7 +288,7 @@ class ProductKeyExperts(_Keyed):
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       heads: pairs of queries, with keys of their own.
       key_size: numbers of a key; by default half as many as inputs, rounded up.
@@ -334,8 +335,8 @@ class ProductKeyExperts(_Keyed):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_keys: int,
         heads: int = 8,
@@ -356,7 +357,7 @@ class ProductKeyExperts(_Keyed):
         """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           heads: pairs of queries, with keys of their own.
           key_size: numbers of a key; by default half as many as inputs, rounded up.

@@ -32,7 +32,7 @@ class ProjectionLUT(Switched):
       weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       heads: groups of tables.
       tables: tables of each head.
@@ -81,8 +81,8 @@ class ProjectionLUT(Switched):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         heads: int = 8,
         tables: int = 64,
@@ -110,7 +110,7 @@ class ProjectionLUT(Switched):
         """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           heads: groups of tables.
           tables: tables of each head.

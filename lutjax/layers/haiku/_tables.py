@@ -30,7 +30,7 @@ class LUT(Layer):
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -66,8 +66,8 @@ class LUT(Layer):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_detectors: int,
         n_anchors: int,
@@ -84,7 +84,7 @@ class LUT(Layer):
         """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           n_detectors: detectors, each with one table.
           n_anchors: anchor pairs of each detector.
@@ -115,7 +115,7 @@ class SparseLUT(Layer):
       first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -156,8 +156,8 @@ class SparseLUT(Layer):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_detectors: int,
         n_anchors: int,
@@ -177,7 +177,7 @@ class SparseLUT(Layer):
         """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           n_detectors: detectors, each with one table.
           n_anchors: anchor pairs of each detector.
@@ -209,6 +209,7 @@ class _Attention(Layer):
     __call__ = _tables.attention_call
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
+        self._infer(x)
         if not (self.spec.decode if decode is None else decode):
             return self.spec(self._held(), x, **others)
         cache = {
@@ -238,7 +239,7 @@ class LUTAttention(_Attention):
         ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       epsilon: half-width of the dead zone of a comparison.
@@ -300,8 +301,8 @@ class LUTAttention(_Attention):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_detectors: int,
         n_anchors: int,
@@ -330,7 +331,7 @@ class LUTAttention(_Attention):
         """Layer of concatenated look-up-table attention: one row per pair of positions.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           n_detectors: detectors, each with one table.
           epsilon: half-width of the dead zone of a comparison.
@@ -390,7 +391,7 @@ class LUTPairAttention(_Attention):
       cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -446,8 +447,8 @@ class LUTPairAttention(_Attention):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: int | None = None,
+        out_features: int | None = None,
         *,
         n_detectors: int,
         n_anchors: int,
@@ -477,7 +478,7 @@ class LUTPairAttention(_Attention):
         """Layer of look-up-table attention that detects each pair of positions as one vector.
 
         Args:
-          in_features: inputs.
+          in_features: inputs. By default as many as the first input has.
           out_features: outputs.
           n_detectors: detectors, each with one table.
           n_anchors: anchor pairs of each detector.

@@ -9,10 +9,14 @@ logits, scores, and thresholds if they are learnable. All others belong to the m
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``quantised``: tables of integers, ``weights`` and ``exponents``;
 - ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
+- ``inputs``: ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
 - ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
 
 `init` makes all of them, drawn from the stream ``params``. `apply` needs all of them. Take the gradient with respect to
 ``params`` alone, and save everything that `init` returned. ``layer.check`` checks the variables of a checkpoint.
+
+Like `flax.linen.Dense`, a layer without `in_features` takes the number of inputs from its first input: ``LUT(out_features=4, ...)``. `pickle`
+copies a layer unless a field is a function that is defined in another function, which `jax.nn.initializers.normal(0.1)` is.
 
 Example:
   >>> import jax, jax.numpy as jnp

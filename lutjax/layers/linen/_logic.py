@@ -84,7 +84,7 @@ class LogicGates(_Wired):
       scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
+      in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: gates, with one output each.
       wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
         input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -135,8 +135,8 @@ class LogicGates(_Wired):
 
     spec_type = _logic.LogicGatesSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
     temperature: float | int = 1.0
@@ -165,7 +165,7 @@ class LogicRNN(_Wired):
       wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
 
     Args:
-      in_features: inputs of a step, numbers from 0 to 1 or bits.
+      in_features: inputs of a step, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: gates, and numbers of the state.
       wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
         input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
@@ -216,8 +216,8 @@ class LogicRNN(_Wired):
 
     spec_type = _logic.LogicRNNSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
     temperature: float | int = 1.0
@@ -283,7 +283,7 @@ class SoftLUT(_Wired):
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
+      in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
       parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
@@ -337,8 +337,8 @@ class SoftLUT(_Wired):
 
     spec_type = _logic.SoftLUTSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
     temperature: float | int = 1.0
@@ -373,7 +373,7 @@ class BinaryLUT(_Wired):
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
       table_init: draws the tables; uniform(-1, 1) by default.
@@ -418,8 +418,8 @@ class BinaryLUT(_Wired):
 
     spec_type = _logic.BinaryLUTSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     estimator: str = "straight_through"
     temperature: float | int = 1.0
@@ -583,7 +583,7 @@ class GroupSum(Layer):
     @nn.compact
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bound(x)
         y: jax.Array = spec(arrays, x)
         return y
 
@@ -599,7 +599,7 @@ class Thermometer(Switched):
       widths: ``[in_features]``, not trained; only where they are given.
 
     Args:
-      in_features: numbers.
+      in_features: numbers. By default as many as the first input has.
       n_thresholds: thresholds, and bits, of each.
       learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
       gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
@@ -634,8 +634,8 @@ class Thermometer(Switched):
 
     spec_type = _logic.ThermometerSpec
 
-    in_features: int
-    n_thresholds: int
+    in_features: int | None = None
+    n_thresholds: int | None = None
     _: dataclasses.KW_ONLY
     learnable: bool = False
     gradient: str = "straight_through"

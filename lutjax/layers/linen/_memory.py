@@ -111,7 +111,7 @@ class NgramMemory(Layer):
 
     @nn.compact
     def _remember(self, x: Any, tokens: Any, **others: Any) -> Any:
-        spec, arrays = self._bound()
+        spec, arrays = self._bound(x)
         return spec(arrays, x, tokens, **others)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
@@ -134,7 +134,7 @@ class _Keyed(Layer):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bound(x)
         y: jax.Array = spec(arrays, x)
         return y
 
@@ -162,7 +162,7 @@ class ProductKeyMemory(_Keyed):
       weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
       heads: pairs of queries, with keys of their own.
@@ -204,8 +204,8 @@ class ProductKeyMemory(_Keyed):
 
     spec_type = _product_keys.ProductKeyMemorySpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_keys: int
     heads: int = 4
@@ -234,7 +234,7 @@ class ProductKeyExperts(_Keyed):
       up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       heads: pairs of queries, with keys of their own.
       key_size: numbers of a key; by default half as many as inputs, rounded up.
@@ -278,8 +278,8 @@ class ProductKeyExperts(_Keyed):
 
     spec_type = _product_keys.ProductKeyExpertsSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_keys: int
     heads: int = 8

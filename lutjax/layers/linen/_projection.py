@@ -33,7 +33,7 @@ class ProjectionLUT(Switched):
       weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       heads: groups of tables.
       tables: tables of each head.
@@ -79,8 +79,8 @@ class ProjectionLUT(Switched):
 
     spec_type = _projection.ProjectionLUTSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     heads: int = 8
     tables: int = 64

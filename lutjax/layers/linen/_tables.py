@@ -24,7 +24,7 @@ class _Tables(Layer):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound()
+        spec, arrays = self._bound(x)
         y: jax.Array = spec(arrays, x)
         return y
 
@@ -44,7 +44,7 @@ class LUT(_Tables):
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -77,8 +77,8 @@ class LUT(_Tables):
 
     spec_type = _tables.LUTSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_detectors: int
     n_anchors: int
@@ -102,7 +102,7 @@ class SparseLUT(_Tables):
       first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -140,8 +140,8 @@ class SparseLUT(_Tables):
 
     spec_type = _tables.SparseLUTSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_detectors: int
     n_anchors: int
@@ -165,7 +165,7 @@ class _Attention(Layer):
 
     @nn.compact
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
-        spec, arrays = self._bound()
+        spec, arrays = self._bound(x)
         if not (spec.decode if decode is None else decode):
             return spec(arrays, x, **others)
         empty = spec.empty_cache(x.shape, x.dtype)
@@ -196,7 +196,7 @@ class LUTAttention(_Attention):
         ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       epsilon: half-width of the dead zone of a comparison.
@@ -257,8 +257,8 @@ class LUTAttention(_Attention):
 
     spec_type = _tables.LUTAttentionSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_detectors: int
     n_anchors: int
@@ -300,7 +300,7 @@ class LUTPairAttention(_Attention):
       cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
 
     Args:
-      in_features: inputs.
+      in_features: inputs. By default as many as the first input has.
       out_features: outputs.
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
@@ -353,8 +353,8 @@ class LUTPairAttention(_Attention):
 
     spec_type = _tables.LUTPairAttentionSpec
 
-    in_features: int
-    out_features: int
+    in_features: int | None = None
+    out_features: int | None = None
     _: dataclasses.KW_ONLY
     n_detectors: int
     n_anchors: int
