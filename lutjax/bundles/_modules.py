@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from lutjax._extras import needed_by
 from lutjax.bundles import _layers
 from lutjax.bundles._fit import fit
-from lutjax.bundles._layout import TABLES, Path, name_of
+from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
 from lutjax.bundles.errors import BundleError
 from lutjax.files import _json
 from lutjax.files._messages import in_a_line
 from lutjax.layers import nnx as layers
+from lutjax.layers.nnx._variables import KINDS
 from lutjax.models import (
     GPT,
     GPTConfig,
@@ -45,16 +46,7 @@ CONFIGS: Mapping[str, Any] = {
 }
 """Configs of the models of this package, by their names."""
 
-_KINDS = {
-    layers.Tables: TABLES,
-    layers.Scalars: "scalars",
-    layers.Anchors: "anchors",
-    layers.Targets: "targets",
-    layers.Wires: "wires",
-    layers.Thresholds: "thresholds",
-    layers.Quantised: "quantised",
-    nnx.Param: "params",
-}
+_KINDS = {kind: name for name, kind in KINDS.items()} | {nnx.Param: "params"}
 _PASSING = nnx.Any(nnx.RngState, nnx.Cache, nnx.Intermediate)
 """Variables that are no part of what was learnt."""
 

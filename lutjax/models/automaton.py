@@ -24,7 +24,7 @@ from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
-from lutjax.layers.nnx import Wires
+from lutjax.layers.nnx import Wires, _variables
 from lutjax.models._automaton_wires import CENTRE, NEIGHBOURS, draw, pairs
 from lutjax.models._automaton_words import packed, shifted, unpacked
 from lutjax.models._config import Config, require_arguments
@@ -149,7 +149,7 @@ class LogicCA(nnx.Module):
         self.config = config
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
-        self.logits = nnx.Param(logits.T)
+        self.logits = _variables.Param(logits.T)
         wires = draw(rngs.params(), config.wired, perception=config.perception, kernels=config.kernels)
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
@@ -160,14 +160,20 @@ class LogicCA(nnx.Module):
             )
             for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
         )
+        _variables.link(self._variables())
+
+    def _variables(self) -> dict[str, nnx.Variable[Any]]:
+        ids = {f"wires[{i}]": w for i, w in enumerate(self.wires)}
+        return {"logits": self.logits, **ids}
 
     @property
     def wiring(self) -> Wiring:
         """The wires and readers, checked where their values are known: whoever set them may have others than there are.
 
         Raises:
-          ValueError: an id is out of range, or there is none.
+          ValueError: an id is out of range, or there is none, or the logits are from the state of an automaton with other wires.
         """
+        _variables.check(type(self).__name__, self._variables())
         wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
         for layer, (w, r, sizes) in enumerate(zip(wires, readers, self.config.wired, strict=True)):
             _check_known(w, r, layer, sizes)

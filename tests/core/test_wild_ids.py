@@ -3,6 +3,8 @@
 What an op returns for them is what the reference returns for ids that NumPy has clamped, one by one.
 """
 
+import pickle
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -320,6 +322,71 @@ def test_layers_without_their_ids(layer):
     lutjax_nnx.check(whole, nnx.state(whole))
     with pytest.raises(ValueError, match=rf"{layer}: the state has no {name}"):
         lutjax_nnx.check(nnx.List([whole]), nnx.state(nnx.List([whole]), nnx.Param))
+
+
+def other_ids(case):
+    """Two layers of a case whose ids differ, and an input."""
+    one, other = nnx_layer(case), nnx_layer(case)
+    name, _, _ = ids_of(case)
+    setattr(other, name, getattr(one, name).get_value()[:, ::-1])
+    return one, other, jax.nn.sigmoid(inputs_of(case))
+
+
+@nnx.jit
+def run(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize("taken", ["state", "pickle"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_trained_variables_of_other_ids(layer, taken):
+    """They are refused in every call, also of a jitted function, until the ids follow; those of the same ids are taken."""
+    one, other, x = other_ids(LAYERS[layer])
+    state = nnx.state(one, nnx.Param)
+    if taken == "pickle":
+        state = pickle.loads(pickle.dumps(state))
+    structure = nnx.split(other)[0]
+    nnx.update(other, state)
+    message = rf"^{layer}: \w+ is from the state of another layer, whose \w+ differ"
+    for use in (lambda m: m(x), lambda m: run(m, x), lutjax_nnx.check, lambda m: nnx.clone(m)(x)):
+        with pytest.raises(ValueError, match=message):
+            use(other)
+    same = nnx_layer(LAYERS[layer])
+    nnx.update(same, state)
+    same(x)
+    nnx.update(other, nnx.state(one))
+    assert nnx.split(other)[0] == structure
+    run(other, x)
+    other(x)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_other_updates_of_trained_variables_are_taken(layer):
+    """Steps of an optimizer and results of jitted functions have the ids of their model; of a restored array nothing is known."""
+    one, other, x = other_ids(LAYERS[layer])
+    nnx.update(other, jax.tree.map(lambda a: a + 0, nnx.state(one, nnx.Param)))
+    run(other, x)
+    nnx.update(other, nnx.to_pure_dict(nnx.state(one, nnx.Param)))
+    run(other, x)
+    copy = nnx.clone(one)
+    nnx.update(copy, nnx.state(one, nnx.Param))
+    run(copy, x)
+    nnx.update(other, nnx.state(one, nnx.Param))  # all ids follow in a second update
+    nnx.update(other, nnx.state(one, nnx.Not(nnx.Param)))
+    run(other, x)
+
+
+def test_an_automaton_of_other_wires():
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+    one, other = (LogicCA(config, rngs=nnx.Rngs(seed)) for seed in range(2))
+    state = jnp.zeros((1, 4, 4, 2))
+    nnx.update(other, nnx.state(one, nnx.Param))
+    with pytest.raises(
+        ValueError, match=r"LogicCA: logits is from the state of another layer, whose wires\[0\]"
+    ):
+        other(state, 1)
+    nnx.update(other, nnx.state(one))
+    other(state, 1)
 
 
 @pytest.mark.slow

@@ -10,19 +10,7 @@ from lutjax._extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._images import ConvLUT, SpatialLUT, WindowLUT
-    from lutjax.layers.nnx._layer import (
-        Anchors,
-        Keys,
-        Quantised,
-        Scalars,
-        Tables,
-        Targets,
-        Thresholds,
-        Wires,
-        check,
-        host_tables_of,
-        tables_of,
-    )
+    from lutjax.layers.nnx._layer import check, host_tables_of, tables_of
     from lutjax.layers.nnx._logic import (
         BinaryLUT,
         GroupSum,
@@ -35,6 +23,16 @@ with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
     from lutjax.layers.nnx._projection import ProjectionLUT, quantised
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+    from lutjax.layers.nnx._variables import (
+        Anchors,
+        Keys,
+        Quantised,
+        Scalars,
+        Tables,
+        Targets,
+        Thresholds,
+        Wires,
+    )
 
 __all__ = [
     "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",

@@ -1,4 +1,4 @@
-"""Base of the layers of Flax NNX: kinds of variables; a spec, and its variables and sizes as attributes."""
+"""Base of the layers of Flax NNX: a spec, and its variables and sizes as attributes."""
 
 import dataclasses
 import inspect
@@ -15,53 +15,10 @@ from lutjax._arguments import require_rngs
 from lutjax._typing import Array
 from lutjax.layers import _spec
 from lutjax.layers._copies import can_be_pickled
+from lutjax.layers.nnx import _variables
+from lutjax.layers.nnx._variables import Tables
 from lutjax.tables.host import HostTable
 from lutjax.values._ids import is_concrete
-
-
-class Tables(nnx.Param[Any]):
-    """Tables, trained: ``[tables, rows, outputs]``."""
-
-
-class Scalars(nnx.Param[Any]):
-    """Learned scalars of a read of tables."""
-
-
-class Anchors(nnx.Variable[Any]):
-    """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
-
-
-class Targets(nnx.Variable[Any]):
-    """Ids of the outputs that rows reach. Kept with the tables, never trained."""
-
-
-class Wires(nnx.Variable[Any]):
-    """Ids of the inputs that gates read, and their readers. Kept with the gates, never trained."""
-
-
-class Thresholds(nnx.Variable[Any]):
-    """Thresholds of an encoder that are not learned."""
-
-
-class Quantised(nnx.Variable[Any]):
-    """Tables of integers, and their scale. They are read, never trained."""
-
-
-class Keys(nnx.Variable[Any]):
-    """Keys of random numbers of which tables in the memory of the host are drawn."""
-
-
-_VARIABLES = {
-    "params": nnx.Param,
-    "tables": Tables,
-    "scalars": Scalars,
-    "anchors": Anchors,
-    "targets": Targets,
-    "wires": Wires,
-    "thresholds": Thresholds,
-    "quantised": Quantised,
-    "keys": Keys,
-}
 
 
 def _attribute(name: str) -> property:
@@ -104,12 +61,13 @@ class Layer(nnx.Module):
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
-            setattr(self, v.name, _VARIABLES[v.kind](arrays[v.name]))
+            setattr(self, v.name, _variables.KINDS[v.kind](arrays[v.name]))
             if v.drawn is not None:
                 table = HostTable(v.drawn.shape, v.drawn.dtype, v.drawn.initializer, v.drawn.name)
                 setattr(self, v.drawn.name, table)
                 if is_concrete(arrays[v.name]):
                     table.draw(jax.random.wrap_key_data(arrays[v.name]))
+        _variables.link({v.name: getattr(self, v.name) for v in variables})
 
     if TYPE_CHECKING:  # variables
 
@@ -164,8 +122,13 @@ class Layer(nnx.Module):
         # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.
         return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
 
+    def _check_origin(self) -> None:
+        names = (v.name for v in self._declared.variables())
+        _variables.check(self._declared.layer, {name: getattr(self, name) for name in names})
+
     def _held(self) -> Any:
         """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
+        self._check_origin()
         on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in self._declared.variables() if v.drawn}
         return {**self.spec.held(self._arrays()), **on_host}
 
@@ -178,9 +141,11 @@ class Layer(nnx.Module):
         """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
 
         Raises:
-          ValueError: a variable's shape does not fit the others, or it holds an id that does not exist.
+          ValueError: a variable's shape does not fit the others, it holds an id that does not exist, or a trained variable is from the state
+        of a layer with other ids.
         """
         self.spec.check(self._arrays())
+        self._check_origin()
 
 
 class Switched(Layer):

@@ -12,7 +12,8 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Quantised, Random
+from lutjax.layers.nnx._layer import Random
+from lutjax.layers.nnx._variables import Quantised
 from lutjax.reads import Read
 
 M = TypeVar("M", bound=nnx.Module)

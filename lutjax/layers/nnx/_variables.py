@@ -1,0 +1,172 @@
+"""Variables of the layers of Flax NNX. Trained ones notice when `flax.nnx.update` takes them from a layer with other ids.
+
+Tables and gates belong to the ids they were trained with. Nothing in a file of trained variables names these ids, but inside one process
+``nnx.state(model, nnx.Param)`` holds the variables of the model themselves. A trained variable therefore refers to the id variables of its
+layer. When `nnx.update` copies it to another layer, the layer compares both sets of ids, and its next call raises an error if they differ.
+
+The reference is an attribute outside of the metadata, so pytree structures and the cache keys of `jit` do not depend on it. Only a variable
+with foreign ids has metadata, which takes the error into jitted calls. `pickle` keeps the reference, so a pickled state of trained variables
+holds their ids. `jax.tree.map`, Orbax and other files drop it, and then nothing is checked.
+"""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from lutjax.values._ids import is_concrete
+
+FOREIGN = "lutjax_foreign_ids"
+"""Metadata of a trained variable: the name of ids that are not those of the layer from which its value comes."""
+
+
+class _Trained(nnx.Param[Any]):
+    """Base of trained variables."""
+
+    # `_ids`: id variables of the layer, by name. `_source`: ids of the layer from which the value comes.
+    __slots__ = ("__weakref__", "_ids", "_source")
+
+    def update_from_state(self, variable_state: Any) -> None:
+        super().update_from_state(variable_state)
+        theirs = _slot(variable_state, "_ids")
+        known = theirs is not None and theirs is not _slot(self, "_ids")
+        _set_slot(self, "_source", {n: v.get_raw_value() for n, v in theirs.items()} if known else None)
+        compare(self)
+
+    def set_raw_value(self, value: Any, **options: Any) -> None:
+        super().set_raw_value(value, **options)
+        _set_slot(self, "_source", None)  # an array of unknown origin
+        compare(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ids": _slot(self, "_ids")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _refer(self, state.get("_ids"))
+
+
+class Param(_Trained):
+    """Trained variable that is neither a table nor a scalar of a read."""
+
+
+class Tables(_Trained):
+    """Tables, trained: ``[tables, rows, outputs]``."""
+
+
+class Scalars(nnx.Param[Any]):
+    """Learned scalars of a read of tables."""
+
+
+class _Ids(nnx.Variable[Any]):
+    """Base of variables that hold ids."""
+
+    # `_trained`: weak references to the trained variables of the layer, because strong ones would keep tables alive in a cycle.
+    __slots__ = ("_trained",)
+
+    def update_from_state(self, variable_state: Any) -> None:
+        super().update_from_state(variable_state)
+        for reference in _slot(self, "_trained") or ():
+            trained = reference()
+            if trained is not None:
+                compare(trained)
+
+
+class Anchors(_Ids):
+    """Ids of the inputs that detectors compare. Kept with the tables, never trained."""
+
+
+class Targets(_Ids):
+    """Ids of the outputs that rows reach. Kept with the tables, never trained."""
+
+
+class Wires(_Ids):
+    """Ids of the inputs that gates read, and their readers. Kept with the gates, never trained."""
+
+
+class Thresholds(nnx.Variable[Any]):
+    """Thresholds of an encoder that are not learned."""
+
+
+class Quantised(nnx.Variable[Any]):
+    """Tables of integers, and their scale. They are read, never trained."""
+
+
+class Keys(nnx.Variable[Any]):
+    """Keys of random numbers of which tables in the memory of the host are drawn."""
+
+
+KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
+    "params": Param,
+    "tables": Tables,
+    "scalars": Scalars,
+    "anchors": Anchors,
+    "targets": Targets,
+    "wires": Wires,
+    "thresholds": Thresholds,
+    "quantised": Quantised,
+    "keys": Keys,
+}
+"""Types of variables, by the kinds of `lutjax.layers._spec.Variable`."""
+
+
+def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
+    """Let the trained variables of a layer refer to its ids."""
+    ids = {name: v for name, v in variables.items() if isinstance(v, _Ids)}
+    for v in variables.values():
+        if isinstance(v, _Trained):
+            _refer(v, ids)
+
+
+def _refer(trained: _Trained, ids: Mapping[str, Any] | None) -> None:
+    _set_slot(trained, "_ids", ids)
+    for v in (ids or {}).values():
+        _set_slot(v, "_trained", [*(_slot(v, "_trained") or ()), weakref.ref(trained)])
+
+
+def compare(trained: Any) -> None:
+    """Set or clear the metadata of a trained variable, by its ids and those of the layer from which its value comes."""
+    source, ids = _slot(trained, "_source"), _slot(trained, "_ids")
+    differ = [
+        n for n, v in (ids or {}).items() if source and n in source and _differ(source[n], v.get_raw_value())
+    ]
+    if differ:
+        trained.set_metadata(FOREIGN, min(differ))
+    elif trained.has_metadata(FOREIGN):
+        trained.del_metadata(FOREIGN)
+
+
+def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
+    """Raise if a trained variable of a layer comes from a layer with other ids.
+
+    Raises:
+      ValueError: one does.
+    """
+    trained = {name: v for name, v in variables.items() if isinstance(v, _Trained)}
+    if any(_slot(v, "_ids") is None for v in trained.values()):  # of a layer that Flax copied or merged
+        link(variables)
+    for name, v in trained.items():
+        if v.has_metadata(FOREIGN) and _slot(v, "_source") is not None:
+            compare(v)  # ids may have been assigned since
+        if v.has_metadata(FOREIGN):
+            ids = v.get_metadata(FOREIGN)
+            raise ValueError(
+                f"{layer}: {name} is from the state of another layer, whose {ids} differ; {name} and {ids} belong together. Update all "
+                "variables, nnx.update(model, nnx.state(other)), not the trained ones alone."
+            )
+
+
+def _differ(a: Any, b: Any) -> bool:
+    if a is b or not (is_concrete(a) and is_concrete(b)):
+        return False
+    return a.shape != b.shape or bool((np.asarray(a) != np.asarray(b)).any())
+
+
+def _slot(variable: Any, name: str) -> Any:
+    return getattr(variable, name, None)
+
+
+def _set_slot(variable: Any, name: str, value: Any) -> None:
+    object.__setattr__(variable, name, value)  # which Flax does not take for metadata
