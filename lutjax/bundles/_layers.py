@@ -52,7 +52,7 @@ _GIVEN = {"wires": "wires_fan_out", "targets": "targets_shape", "widths": "has_w
 """Arrays among the arguments that decide sizes, with the field of the spec that says whether they were given."""
 
 
-def arguments_of(module: nnx.Module) -> dict[str, Any] | None:
+def arguments_of(module: Any) -> dict[str, Any] | None:
     """Return the constructor arguments of a layer for JSON; None for other modules, and where JSON cannot hold an argument.
 
     Initializers are left out because the bundle holds the arrays, and `implementation` because it depends on the machine.

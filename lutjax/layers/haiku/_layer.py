@@ -68,8 +68,8 @@ class Layer(hk.Module, metaclass=_Module):
                 raise _spec.unknown_inputs(type(self).__name__)
             return jnp.zeros(shape, dtype)
 
-        found = 0 if x is None else _spec.n_inputs(self.spec_type, self._options, x)
-        kept = hk.get_state("in_features", [found], bool, init=first)
+        found = None if x is None else _spec.n_inputs(self.spec_type, self._options, x)
+        kept = hk.get_state("in_features", [found or 0], bool, init=first)
         self._options["in_features"] = self.in_features = int(kept.shape[0])
         self._make_spec()
 

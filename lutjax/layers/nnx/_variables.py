@@ -41,10 +41,10 @@ class _Trained(nnx.Param[Any]):
         compare(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ids": _slot(self, "_ids")}
+        return {**super().__getstate__(), "_ids": _slot(self, "_ids")}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         _refer(self, state.get("_ids"))
 
 
