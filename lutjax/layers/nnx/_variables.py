@@ -31,8 +31,11 @@ class _Trained(nnx.Param[Any]):
     def update_from_state(self, variable_state: Any) -> None:
         super().update_from_state(variable_state)
         theirs = _slot(variable_state, "_ids")
-        known = theirs is not None and theirs is not _slot(self, "_ids")
-        _set_slot(self, "_source", {n: v.get_raw_value() for n, v in theirs.items()} if known else None)
+        source = None
+        if theirs is not None and theirs is not _slot(self, "_ids"):
+            values = {name: v.get_raw_value() for name, v in theirs.items()}
+            source = {name: a for name, a in values.items() if is_concrete(a)}  # a kept tracer would leak
+        _set_slot(self, "_source", source)
         compare(self)
 
     def set_raw_value(self, value: Any, **options: Any) -> None:
