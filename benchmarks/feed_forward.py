@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from language_models import (  # beside this file
     about,
     add_line,
@@ -30,7 +31,7 @@ from matplotlib.figure import Figure
 
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
-from lutjax.training import presets
+from lutjax.training import optimizers, presets
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.text import Text
 
@@ -42,18 +43,76 @@ PROBE = 20
 """Steps whose time says how many fit into some seconds."""
 
 
-def steps_in(seconds: float, values: dict[str, Any], text: Text) -> int:
-    """Return how many steps of a model of a preset's values take some seconds here."""
-    run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text.train)
-    _, advance = run.advance.compiled(run.abstract())
-    state = run.init()
-    times = []
-    for k in range(3):  # the first is slower
-        start = time.perf_counter()
-        state, loss = advance(state, k * PROBE, PROBE)
-        loss.block_until_ready()
-        times.append((time.perf_counter() - start) / PROBE)
-    return max(round(seconds / min(times)), N_TESTS)
+class _Training(TrainingConfig):
+    """Training settings whose rate, steps and seed are arrays of the program: one program serves all trainings of a layer."""
+
+    trial: dict[str, Any]
+
+    def rate(self) -> optax.Schedule:
+        def rate(count: Any) -> jax.Array:
+            return optimizers.learning_rate(
+                self.schedule,
+                rate=self.trial["rate"],
+                steps=self.trial["steps"],
+                batch_size=self.batch_size,
+                warmup=self.warmup,
+                cooldown=self.cooldown,
+            )(count)
+
+        return rate
+
+
+class Trials(Run):
+    """Trainings of one model that differ in their seed, rate and number of steps.
+
+    Args:
+      values: of a preset.
+      text: the text.
+    """
+
+    def __init__(self, values: dict[str, Any], text: Text):
+        self.text, self._trial = jnp.asarray(text.train), dict[str, Any]()
+        training = presets.make(_Training, values)
+        object.__setattr__(training, "trial", self._trial)
+        super().__init__(presets.make(GPTConfig, values), training, text.train)
+        self._advance = jax.jit(self._steps, donate_argnums=0)
+
+    def _starts(self, number: Any, n_bytes: int) -> tuple[Any, Any]:
+        data_key, dropout_key = jax.random.split(
+            jax.random.fold_in(jax.random.key(self._trial["seed"]), number)
+        )
+        starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
+        return starts, dropout_key
+
+    def _steps(self, state: Any, first: Any, count: Any, text: Any, trial: dict[str, Any]) -> tuple[Any, Any]:
+        def step(k: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            self._trial.update(trial)
+            state, loss = self.step(carry[0], k, text)
+            return state, carry[1] + loss
+
+        state, total = jax.lax.fori_loop(first, first + count, step, (state, jnp.float32(0)))
+        return state, total / count
+
+    def run(
+        self, state: Any, first: int, count: int, *, rate: float, steps: int, seed: int
+    ) -> tuple[Any, float]:
+        """Return the state after some steps of a training, and their mean loss."""
+        trial = {"rate": np.float32(rate), "steps": np.float32(steps), "seed": np.uint32(seed)}
+        state, loss = self._advance(state, np.int32(first), np.int32(count), self.text, trial)
+        return state, float(loss)
+
+    def first_state(self, seed: int) -> Any:
+        """Return the state before the first step."""
+        return self._first_state(*self.structure.init(seed))
+
+    def steps_in(self, seconds: float) -> int:
+        """Return how many steps take some seconds here."""
+        state, times = self.first_state(0), []
+        for k in range(4):  # the first compiles
+            start = time.perf_counter()
+            state, _ = self.run(state, k * PROBE, PROBE, rate=1e-4, steps=100 * PROBE, seed=0)
+            times.append((time.perf_counter() - start) / PROBE)
+        return max(round(seconds / min(times)), N_TESTS)
 
 
 class Result(NamedTuple):
@@ -75,27 +134,25 @@ class Result(NamedTuple):
     curve: list[tuple[int, float, float]]
 
 
-def train(values: dict[str, Any], text: Text, windows: int | None = None) -> Result:
-    """Train one model of a preset's values, and test it on so many windows of a part of the text, or on all."""
-    run = Run(presets.make(GPTConfig, values), presets.make(TrainingConfig, values), text.train)
-    steps = run.training.steps
+def train(
+    trials: Trials, text: Text, *, rate: float, steps: int, seed: int, windows: int | None = None
+) -> Result:
+    """Train one model, and test it on so many windows of a part of the text, or on all."""
     every = max(steps // N_TESTS, 1)
-    _, advance = run.advance.compiled(run.abstract())
-    state, seconds = run.init(), 0.0
+    state, seconds = trials.first_state(seed), 0.0
     curve: list[tuple[int, float, float]] = []
     for first in range(0, steps, every):
         start = time.perf_counter()
-        state, loss = advance(state, first, min(every, steps - first))
-        value = float(loss)
+        state, loss = trials.run(state, first, min(every, steps - first), rate=rate, steps=steps, seed=seed)
         seconds += time.perf_counter() - start
-        validation = run.evaluate(state, text.validation, max_windows=windows)
+        validation = trials.evaluate(state, text.validation, max_windows=windows)
         if all(validation < before for _, _, before in curve):
-            best = jax.tree.map(jnp.copy, state)
-        curve.append((min(first + every, steps), value, validation))
+            best = jax.tree.map(jnp.copy, state._replace(optimizer=None))
+        curve.append((min(first + every, steps), loss, validation))
     leaves = jax.tree.leaves_with_path(state.params)
     return Result(
         validation=min(loss for _, _, loss in curve),
-        test=run.evaluate(best, text.test, max_windows=windows),
+        test=trials.evaluate(best, text.test, max_windows=windows),
         seconds=seconds,
         parameters=sum(leaf.size for _, leaf in leaves),
         in_layers=sum(leaf.size for path, leaf in leaves if "'feed_forward'" in jax.tree_util.keystr(path)),
@@ -123,13 +180,16 @@ def compare(
     found = {}
     for layer in layers:
         of_layer = values | {"feed_forward": layer}
+        trials = Trials(of_layer, text)
         if seconds is not None:
-            of_layer["steps"] = steps_in(seconds, of_layer, text)
+            of_layer["steps"] = trials.steps_in(seconds)
 
-        def result(rate: float, seed: int, of_layer: dict[str, Any] = of_layer) -> Result:
-            result = train(of_layer | {"learning_rate": rate, "seed": seed}, text, windows)
-            report(of_layer | {"learning_rate": rate, "seed": seed}, result, text, rows)
-            return result
+        def result(
+            rate: float, seed: int, of_layer: dict[str, Any] = of_layer, trials: Trials = trials
+        ) -> Result:
+            found = train(trials, text, rate=rate, steps=of_layer["steps"], seed=seed, windows=windows)
+            report(of_layer | {"learning_rate": rate, "seed": seed}, found, text, rows)
+            return found
 
         tried = {rate: result(rate, seeds[0]) for rate in rates}
         rate = min(tried, key=lambda rate: tried[rate].validation)

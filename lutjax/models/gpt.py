@@ -18,6 +18,7 @@ from lutjax.layers._memory import History, NgramMemorySpec
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
+from lutjax.models._attention import attend
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
 from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
@@ -42,6 +43,25 @@ READS: dict[str, reads.Read] = {
 
 _STANDARD_DEVIATION = 0.02
 _ROTARY_BASE = 10000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Normal:
+    """Initializer of normally distributed matrices, compiled once for each shape.
+
+    A model built outside of `jax.jit` has the bits of one built inside: XLA folds the standard deviation into a constant of the sampler in both.
+    """
+
+    deviation: float
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        sampled: jax.Array = _sample_normal(key, shape, jnp.dtype(dtype), self.deviation)
+        return sampled
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _sample_normal(key: Array, shape: tuple[int, ...], dtype: Any, deviation: float) -> jax.Array:
+    return jax.nn.initializers.normal(deviation)(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +170,7 @@ class GPTConfig(Config):
             "heads": self.lut_heads if projected else 1,
             "tables": self.lut_tables if projected else self.lut_heads * self.lut_tables,
             "compress": projected,
+            "compress_init": _Normal(_STANDARD_DEVIATION),
             "decompress": projected,
             "bits": self.lut_bits,
             "read": READS[self.read],
@@ -242,7 +263,7 @@ class GPT(Decoder):
         self.embedding = nnx.Embed(
             config.vocab_size,
             config.features,
-            embedding_init=nnx.initializers.normal(_STANDARD_DEVIATION),
+            embedding_init=_Normal(_STANDARD_DEVIATION),
             param_dtype=config.param_dtype,
             rngs=rngs,
         )
@@ -407,14 +428,7 @@ class _Attention(nnx.Module):
             y = self._decode(query, key, value, segments, *cached)
         else:
             same = None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
-            y = _attend(
-                query,
-                key,
-                value,
-                mask=same,
-                is_causal=True,
-                local_window_size=(window, 0) if length > window + 1 else None,
-            )
+            y = attend(query, key, value, mask=same, window=window if length > window + 1 else None)
         return self.merge(y.reshape(*batch, length, features))
 
     def _decode(self, query: Array, key: Array, value: Array, *places: Array | None) -> jax.Array:
@@ -480,11 +494,20 @@ class _Dense(nnx.Module):
     """Two matrices with a GELU between them."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+        self.config = config
         self.up = _linear(config, config.features, 4 * config.features, rngs=rngs)
         self.down = _linear(config, 4 * config.features, config.features, residual=True, rngs=rngs)
 
     def __call__(self, x: Array, *, deterministic: bool | None = None, rngs: nnx.Rngs | None = None) -> Array:
-        return self.down(nnx.gelu(self.up(x)))
+        dtype, up = jnp.dtype(self.config.dtype), self.up
+        product = jnp.dot(jnp.asarray(x).astype(dtype), up.kernel[...].astype(dtype))
+        # In half precision the step is bound by memory traffic: computing the GELU again in the backward pass costs less than storing its tanh.
+        activation = jax.checkpoint(_biased_gelu) if dtype.itemsize == 2 else _biased_gelu
+        return self.down(activation(product, up.bias[...].astype(dtype)))
+
+
+def _biased_gelu(x: jax.Array, bias: jax.Array) -> jax.Array:
+    return nnx.gelu(x + jnp.broadcast_to(bias, x.shape))
 
 
 class _Tables(LUT):
@@ -504,7 +527,7 @@ def _linear(
     return nnx.Linear(
         n_inputs,
         n_outputs,
-        kernel_init=nnx.initializers.normal(deviation),
+        kernel_init=_Normal(deviation),
         dtype=config.dtype,
         param_dtype=config.param_dtype,
         **options,
@@ -513,11 +536,6 @@ def _linear(
 
 def _norm(config: GPTConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(config.features, dtype=config.param_dtype, param_dtype=config.param_dtype, rngs=rngs)
-
-
-def _attend(query: Array, key: Array, value: Array, **seen: Any) -> jax.Array:
-    with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
-        return jax.nn.dot_product_attention(query, key, value, **seen)
 
 
 def _decoded(
@@ -572,7 +590,7 @@ def _attend_to_cache(
     values: Float[Array, "heads slots size"],
     seen: Bool[Array, "n length slots"],
 ) -> jax.Array:
-    """Return what `_attend` does, of keys and values that lie as the caches keep them."""
+    """Return what `attend` does, of keys and values that lie as the caches keep them."""
     dtype = accumulator(query.dtype)
     scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
         query.shape[-1] ** -0.5, dtype

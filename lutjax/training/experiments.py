@@ -407,7 +407,7 @@ def dry_run(experiment: Experiment, show: Show) -> None:
     start = time.perf_counter()
     with show.doing("compiling"):
         compiled = functools.partial(experiment.run.advance.compiled, state_of)
-        program, advance = _show_kernels(show, state_of, compiled)
+        program, advance = _show_kernels(show, experiment, state_of, compiled)
     compiling = time.perf_counter() - start
     planned = planned_bytes(program)
     if planned is not None:
@@ -511,7 +511,7 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
             )
         with stop.at_once():
             state = models.restore(folder, done, experiment.run) if done else experiment.run.init()
-            _show_kernels(show, state, functools.partial(experiment.run.advance.trace, state))
+            _show_kernels(show, experiment, state, functools.partial(experiment.run.advance.trace, state))
         state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
     finished = hosts.by_first(lambda: runs.finished(folder))
@@ -528,11 +528,12 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
         raise StoppedError(done) from None
 
 
-def _show_kernels(show: Show, state: State, trace: Callable[[], T]) -> T:
-    """Shows what runs the ops of a step, which `trace` traces for the first time; return what that returns."""
+def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Callable[[], T]) -> T:
+    """Show which implementations run the ops of a step; return the result of `trace`, which traces the step for the first time."""
     with kernel_registry.collecting() as calls:
         result = trace()
-    for line in kernels.words(calls, devices_of(jax.tree.leaves(state))[0]):
+    lines = kernels.words(calls, devices_of(jax.tree.leaves(state))[0])
+    for line in [*lines, *experiment.run.backend_notes()]:
         show.line(line)
     return result
 

@@ -16,7 +16,7 @@ import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
-from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig
+from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, _attention
 from lutjax.models._fields import check_names, one_of
 from lutjax.tables.host import cpu, opened
 from lutjax.training import host, hosts, meshes, optimizers, parameters, tables
@@ -152,7 +152,7 @@ def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[L
     if isinstance(config, GPTConfig):
         if quantised:
             return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
-        return Structure(lambda rngs: GPT(config, rngs=rngs))
+        return Structure(lambda rngs: GPT(config, rngs=rngs), one_program=False)
     assert not quantised
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
@@ -327,6 +327,15 @@ class Run(ModelRun[LanguageModel]):
                 self._on_host[name].start(self._rule_of_memory)
             self.ahead.begin(0)
         return state
+
+    def backend_notes(self) -> list[str]:
+        config = self.config
+        if not isinstance(config, GPTConfig) or jax.default_backend() == "cpu":
+            return []
+        reason = _attention.unsupported_reason(
+            config.features // config.n_heads, config.dtype, length=config.context
+        )
+        return ["attention: cuDNN" if reason is None else f"attention: XLA ({reason})"]
 
     @property
     def host_bytes(self) -> int:

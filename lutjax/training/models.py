@@ -41,17 +41,18 @@ class Structure(Generic[M]):
     """The structure with which the arrays of a state make a model.
 
     Args:
-      build: makes a model that draws its arrays from these `nnx.Rngs`.
+      build: makes a model that samples its arrays with these `nnx.Rngs`.
+      one_program: initialize all arrays in one compiled program. Without it, each array is initialized by a small program that arrays of the
+        same shape share: large models with equal layers start sooner, if their initializers give the same bits in both ways.
     """
 
-    def __init__(self, build: Callable[[nnx.Rngs], M]):
+    def __init__(self, build: Callable[[nnx.Rngs], M], *, one_program: bool = True):
         # The seed changes values only, and there are none here.
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         parts: Any = nnx.split(abstract, nnx.Param, ...)
         self._graph, self._params, self._others = parts
         self._build = build
-        # One program, because compiling every draw by itself takes longer.
-        self._init = jax.jit(self.drawn)
+        self._init = jax.jit(self.drawn) if one_program else self.drawn
 
     def empty(self) -> M:
         """Return a model that has shapes and dtypes in place of arrays."""
@@ -187,6 +188,10 @@ class ModelRun(Generic[M]):
         """The state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
         return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
+
+    def backend_notes(self) -> list[str]:
+        """Return lines about backends of a step that are no implementations of ops."""
+        return []
 
     @property
     def host_bytes(self) -> int:

@@ -30,7 +30,7 @@ _EPS = 1e-20
 
 
 def learning_rate(
-    schedule: str, *, rate: float, steps: int, batch_size: int, warmup: float, cooldown: float
+    schedule: str, *, rate: Any, steps: Any, batch_size: int, warmup: float, cooldown: float
 ) -> optax.Schedule:
     """The rate of every step, counted from 0.
 
@@ -53,7 +53,7 @@ def learning_rate(
             value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))
         if schedule == "cosine":
             first = warmup * steps
-            share = jnp.clip((step - first) / max(steps - first, 1.0), 0.0, 1.0)
+            share = jnp.clip((step - first) / jnp.maximum(steps - first, 1.0), 0.0, 1.0)
             value *= 0.55 + 0.45 * jnp.cos(jnp.pi * share)
         if warmup:
             value *= jnp.minimum(1.0, (step + 1) / (warmup * steps))

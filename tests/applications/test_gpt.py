@@ -13,8 +13,9 @@ import pytest
 from cases import slow
 from flax import nnx
 
+from lutjax.dispatch.registry import Backend, Device
 from lutjax.layers.nnx import Anchors
-from lutjax.models import GPT, GPTConfig, _decoder
+from lutjax.models import GPT, GPTConfig, _attention, _decoder
 
 SMALL = GPTConfig(
     vocab_size=11,
@@ -305,3 +306,28 @@ def test_tokens():
     np.testing.assert_array_equal(model(np.asarray([99, -1])), model(np.asarray([10, 0])))
     with pytest.raises(ValueError, match=r"tokens is .*; expected integer ids \[..., length\]"):
         model(np.zeros((2, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_size", "dtype", "length", "reason"),
+    [
+        (9, 64, "bfloat16", 512, None),
+        (8, 128, "float16", None, None),
+        (9, 256, "bfloat16", 2, None),
+        (9, 64, "float32", 512, "not float32"),
+        (7, 64, "bfloat16", 512, "compute capability 8.0"),
+        (0, 64, "bfloat16", 512, "compute capability 8.0"),
+        (8, 256, "bfloat16", 512, "up to 128"),
+        (9, 36, "bfloat16", 512, "multiples of 8"),
+        (9, 64, "bfloat16", 77, "even lengths"),
+    ],
+)
+def test_flash_attention_is_chosen_where_cudnn_supports_it(
+    monkeypatch, capability, head_size, dtype, length, reason
+):
+    assert "GPU" in _attention.unsupported_reason(64, "bfloat16")  # of this process, which has a CPU only
+    gpu = Device(Backend.GPU, "NVIDIA H100")
+    monkeypatch.setattr(_attention, "devices_of", lambda _: (gpu,))
+    monkeypatch.setattr(_attention, "_compute_capability", lambda: capability)
+    found = _attention.unsupported_reason(head_size, dtype, length=length)
+    assert found is None if reason is None else reason in found

@@ -16,7 +16,7 @@ import lutjax
 from lutjax import reads, testing
 from lutjax.kernels._triton import _triton_fit
 from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
-from lutjax.models import GPT, GPTConfig, Slots
+from lutjax.models import GPT, GPTConfig, Slots, _attention
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
 from lutjax.training import nnx as training, tables, tables as training_tables
@@ -431,3 +431,60 @@ def test_rows_land_beside_programs_that_run(monkeypatch):
     assert ahead._driver is None
     np.testing.assert_array_equal(by_driver.weights, by_jax.weights)
     jax.tree.map(np.testing.assert_array_equal, by_driver.state, by_jax.state)
+
+
+ATTENTION = {
+    "plain": ((2, 64, 4, 32), None, False),
+    "window": ((2, 96, 3, 64), 17, False),
+    "segments": ((2, 64, 4, 24), None, True),
+    "segments in a window": ((2, 128, 2, 128), 40, True),
+    "odd": ((2, 77, 4, 32), None, True),
+    "one token": ((3, 1, 4, 32), None, False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_agrees_with_xla(name, dtype):
+    shape, window, masked = ATTENTION[name]
+    query, key, value, weight = (jax.random.normal(jax.random.key(i), shape, dtype) for i in range(4))
+    ids = jnp.cumsum(jax.random.bernoulli(jax.random.key(9), 0.05, shape[:2]), 1)
+    mask = ids[:, None, :, None] == ids[:, None, None, :] if masked else None
+
+    @jax.jit
+    def both(*arrays):
+        y, pull_back = jax.vjp(lambda *a: _attention.attend(*a, mask=mask, window=window), *arrays)
+        return y, *pull_back(weight)
+
+    program = both.lower(query, key, value).compile().as_text()
+    assert ("cudnn" in program) == (shape[1] % 2 == 0)
+    found = both(query, key, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_attention, "unsupported_reason", lambda *_, **__: "not here")
+        exact = jax.jit(lambda *a: both.__wrapped__(*a))(
+            *(a.astype(jnp.float32) for a in (query, key, value))
+        )
+    for a, b in zip(found, exact, strict=True):
+        rounding = 4 * float(jnp.finfo(dtype).eps) * float(jnp.abs(b).max())
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_gpt_with_cudnn_attention_agrees_with_xla(remat):
+    config = GPTConfig(
+        features=64, n_heads=2, context=32, feed_forward="dense", dtype="bfloat16", remat=remat
+    )
+    model = GPT(config, rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(1), (4, 48), 0, 256)
+
+    def loss(model):
+        return jnp.mean(jnp.square(model(tokens, deterministic=True)))
+
+    gradients = [nnx.jit(nnx.value_and_grad(loss))(model)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_attention, "unsupported_reason", lambda *_, **__: "not here")
+        jax.clear_caches()
+        gradients.append(nnx.jit(nnx.value_and_grad(loss))(model))
+    jax.clear_caches()
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.05 * float(jnp.abs(b).max()))

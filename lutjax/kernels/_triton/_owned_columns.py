@@ -15,6 +15,8 @@ share a row, the first adds what the second does, and the second does not.
 Triton has neither sums in shared memory nor such copies: they are inline PTX (`_owned_ptx`).
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import triton
@@ -33,6 +35,8 @@ _TOGETHER = 8  # blocks of samples of a program that rotates
 
 # Warps of few tables take a share of the samples each, so that as many run as fit the GPU; their sums are added in the order of the shares.
 _AT_ONCE = 792  # on an H100
+_SECONDS_OF_SAMPLE = 1.9e-8  # of a warp, two rows of float32
+_BYTES_PER_SECOND = 2.5e12
 _FEWEST_OF_SHARE = 1024  # samples
 _FEWEST_WARPS = 256
 _MOST_SCRATCH = 2**29  # bytes of rows and factors of samples
@@ -55,8 +59,19 @@ def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> in
 
 
 def _shares(tables: tuple[int, ...], groups: int, n_samples: int) -> int:
-    """Return how many warps share the samples of the same columns."""
-    return max(min(_AT_ONCE // max(_warps(tables, groups), 1), n_samples // _FEWEST_OF_SHARE), 1)
+    """Return how many warps share the samples of the same columns.
+
+    Warps run in rounds of at most `_AT_ONCE`, and a round that is not full takes as long as a full one. More shares fill the last round, and
+    cost the traffic of their partial sums.
+    """
+    warps, most = max(_warps(tables, groups), 1), max(n_samples // _FEWEST_OF_SHARE, 1)
+
+    def seconds(shares: int) -> float:
+        rounds = triton.cdiv(warps * shares, _AT_ONCE)
+        partial = 4 * math.prod(tables) * (shares + 1) if shares > 1 else 0
+        return rounds * n_samples / shares * _SECONDS_OF_SAMPLE + partial / _BYTES_PER_SECOND
+
+    return min(range(1, most + 1), key=seconds)
 
 
 def _warps(tables: tuple[int, ...], groups: int) -> int:

@@ -1,0 +1,93 @@
+"""Causal softmax attention: cuDNN's flash attention where it supports a call, XLA elsewhere.
+
+XLA materializes the attention matrix of every head, so its time and memory grow with the square of the length. cuDNN computes the same sums
+tile by tile. It rounds probabilities to the dtype of the inputs, as XLA does for matrix products, so both agree within that rounding.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
+
+from lutjax._typing import Array
+from lutjax.dispatch.registry import Backend, devices_of
+
+CUDNN = "cudnn"
+XLA = "xla"
+
+_HALF_DTYPES = (jnp.bfloat16, jnp.float16)
+_OLDEST_CAPABILITY = 8
+"""Compute capability of Ampere, the oldest GPUs with flash attention."""
+_HOPPER = 9
+
+
+def unsupported_reason(head_size: int, dtype: DTypeLike, *, length: int | None = None) -> str | None:
+    """Return why cuDNN cannot run attention in this process, or None if it can.
+
+    Args:
+      head_size: features of one head.
+      dtype: dtype of queries, keys and values.
+      length: sequence length, if it is known.
+    """
+    dtype = jnp.dtype(dtype)
+    if dtype not in _HALF_DTYPES:
+        return f"cuDNN supports bfloat16 and float16, not {dtype}"
+    if all(device.backend != Backend.GPU for device in devices_of(())):
+        return "cuDNN needs an NVIDIA GPU"
+    capability = _compute_capability()
+    if capability < _OLDEST_CAPABILITY:
+        return f"cuDNN needs an NVIDIA GPU of compute capability {_OLDEST_CAPABILITY}.0 or newer"
+    largest = 256 if capability >= _HOPPER else 128
+    if head_size % 8 or head_size > largest:
+        return f"cuDNN supports heads of multiples of 8 up to {largest} features, and a head has {head_size}"
+    if length is not None and length % 2:
+        return f"cuDNN's backward pass supports even lengths, and a sequence has {length} tokens"
+    return None
+
+
+@functools.cache
+def _compute_capability() -> int:
+    """Return the smallest major compute capability of the GPUs of this process; 0 for GPUs of other vendors."""
+    versions = [str(getattr(d, "compute_capability", "0")) for d in jax.local_devices(backend="gpu")]
+    return min((int(v.partition(".")[0]) if v[:1].isdigit() else 0) for v in versions)
+
+
+def attend(
+    query: Float[Array, "n length heads size"],
+    key: Float[Array, "n length heads size"],
+    value: Float[Array, "n length heads size"],
+    *,
+    mask: Bool[Array, "n 1 length length"] | None,
+    window: int | None,
+) -> Float[jax.Array, "n length heads size"]:
+    """Compute causal softmax attention.
+
+    Args:
+      mask: pairs of queries and keys that may see each other, beside the causal rule; None for all.
+      window: largest distance between a query and a key; None for no limit.
+    """
+    options: dict[str, Any] = {
+        "is_causal": True,
+        "local_window_size": None if window is None else (window, 0),
+    }
+
+    def run(implementation: str, *arrays: jax.Array) -> jax.Array:
+        with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
+            query, key, value, *masks = arrays
+            given = dict(zip(["mask"], masks, strict=False))
+            return jax.nn.dot_product_attention(
+                query, key, value, **given, **options, implementation=implementation
+            )
+
+    arrays = [query, key, value] if mask is None else [query, key, value, mask]
+    *_, length, _, head_size = query.shape
+    if unsupported_reason(head_size, query.dtype, length=length) is not None:
+        return run(XLA, *arrays)
+    # A process with a GPU may still lower a program for its CPU, so the choice is made when a program is lowered.
+    y: jax.Array = jax.lax.platform_dependent(
+        *arrays, cuda=functools.partial(run, CUDNN), default=functools.partial(run, XLA)
+    )
+    return y
