@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from lutjax.bundles._fit import fit, flat
 from lutjax.bundles._layout import NNX
-from lutjax.bundles._reading import Bundle, read, read_config
+from lutjax.bundles._reading import Bundle, read
 from lutjax.bundles.errors import BundleError
-from lutjax.training import runs
 
 
 def load(folder: Path, into: Any = None) -> Any:
@@ -40,30 +39,6 @@ def load(folder: Path, into: Any = None) -> Any:
     if bundle.config.run is not None:
         model.record = _records.from_dict(folder, bundle.config.run)
     return model
-
-
-def trained(folder: Path, kind: str) -> Any:
-    """Return the model of a bundle whose run was one of a kind; its `record` says so.
-
-    Raises:
-      BundleError: as `load`, or it is of another kind, or of no run.
-    """
-    config = read_config(folder)
-    found = None if config.run is None else config.run.get("kind")
-    if (
-        not isinstance(found, str)
-        or found not in runs.COMMANDS
-        or runs.COMMANDS[found] != runs.COMMANDS[kind]
-    ):
-        held = (
-            f"a run of {runs.COMMANDS[found]}"
-            if isinstance(found, str) and found in runs.COMMANDS
-            else f"a {config.architecture} without a run"
-        )
-        raise BundleError(
-            f"the bundle {folder} holds {held}; this command takes a run of {runs.COMMANDS[kind]}."
-        )
-    return load(folder)
 
 
 def _tree(bundle: Bundle, into: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``lutjax export``: a trained run as a circuit, in files for hardware, C and the web."""
+"""``lutjax export``: a trained model as a circuit, in files for hardware, C and the web."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ class Formats(click.ParamType):
 @click.option(
     "--inputs",
     help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point, or bits to "
-    "leave the comparison with thresholds outside. Default: uint8 where all samples are such numbers.",
+    "leave the comparison with thresholds outside. Default: uint8 where all samples are such numbers, and bits for a bundle without samples.",
 )
 @click.option(
     "--outputs",
@@ -110,14 +110,13 @@ def export(
 ) -> None:
     """Export the circuit of RUN: Verilog, BLIF, AIGER, ALIR, C, JSON, Graphviz text, a web page.
 
-    RUN is the folder of a run: what `train classify`, `train ca` or `train lm` got as --out.
+    RUN is a run of `train classify`, `train ca` or `train lm`, the folder of its --out, or a bundle (`lutjax save`, `lutjax import`).
 
     The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
-    manifest. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
+    manifest. A bundle has no samples: random inputs take their place. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
     as a C program.
 
-    With --format jax the model is written as programs that JAX runs without lutjax, for CPUs, NVIDIA GPUs and TPUs and batches of any size, beside its bundle (`lutjax save`); RUN may
-    be a bundle, too.
+    With --format jax the model is written as programs that JAX runs without lutjax, for CPUs, NVIDIA GPUs and TPUs and batches of any size, beside its bundle (`lutjax save`).
     """
     if formats == (PROGRAMS,):
         others = {

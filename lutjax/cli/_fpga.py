@@ -32,7 +32,7 @@ from lutjax.files.errors import FolderError
 @click.option(
     "--registers",
     type=click.IntRange(0),
-    help="Levels of gates between two registers; 0 for none. Default: as DIR was exported, and 0 for a run.",
+    help="Levels of gates between two registers; 0 for none. Default: as DIR was exported, and 0 for a run or a bundle.",
 )
 @click.option(
     "--place/--no-place",
@@ -70,7 +70,7 @@ def fpga(
 ) -> None:
     """Report what the circuit of DIR takes on an FPGA: look-up tables, flip-flops, carry cells, levels.
 
-    DIR is what `lutjax export` wrote, or the folder of a run of `train classify` or `train ca`. Its encoder, layers, votes and argmax are counted apart, and
+    DIR is an export of `lutjax export`, a run of `train classify` or `train ca`, or a bundle of such a model (`lutjax save`, `lutjax import`). Its encoder, layers, votes and argmax are counted apart, and
     all together. It needs Yosys (`pip install pyosys`). Where nextpnr is found (iCE40, ECP5), clock, latency and throughput are reported, too.
 
     With --board DIR becomes a project for a board: Verilog with a serial port, pins, a Makefile that makes and loads the bitstream, and a program that sends samples to
@@ -141,7 +141,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
 
 
 class _Given(NamedTuple):
-    """Circuit in a folder: of an export, or of a run, for which it is made of look-up tables."""
+    """Circuit in a folder: of an export, or of a run or a bundle, for which it is made of look-up tables."""
 
     name: str
     circuit: Any  # a Circuit, which is not imported for --help
@@ -150,16 +150,14 @@ class _Given(NamedTuple):
 
 
 def _read(folder: Path, lut: int) -> _Given:
-    """Return the circuit of an export or of a run."""
+    """Return the circuit of an export, a run or a bundle."""
     from lutjax.circuits import deployment, netlist_json
 
     if not (folder / deployment.MANIFEST).exists():
         from lutjax.training import export as exporting
 
         if not folder.is_dir():
-            raise FolderError(
-                f"{folder} is no folder; give one that `lutjax export` wrote, or that of a run."
-            )
+            raise FolderError(f"{folder} is no folder; give an export of `lutjax export`, a run or a bundle.")
         source = exporting.source_of(folder, lut=lut)
         return _Given(source.name, source.circuit, 0, source.vectors)
     manifest = deployment.read_manifest(folder)

@@ -11,12 +11,16 @@ import click
 
 from lutjax.cli._flags import Finite, MeshType
 from lutjax.cli._run import process_options, processes, run_argument
+from lutjax.files.errors import FolderError
 from lutjax.models._fields import MOST, MOST_INT
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
     from lutjax.training.integers import Rounded
     from lutjax.training.lm import LanguageModel
+
+N_BYTES = 256
+"""Tokens of a model of bytes."""
 
 
 @click.command()
@@ -85,7 +89,7 @@ if TYPE_CHECKING:
 def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
     """Continue a text with the language model of RUN.
 
-    RUN is the folder of a run of `train lm`: what it got as --out; or its folder quantised, which `quantise` made.
+    RUN is a run of `train lm`, the folder of its --out; its folder quantised, which `quantise` made; or a bundle of a language model of bytes (`lutjax save`, `lutjax import`).
 
     A text is written as it is drawn: to a terminal with characters that cannot be printed escaped, and else byte by byte, with nothing before or after it.
     Where there are several texts, a line feed follows each.
@@ -122,9 +126,8 @@ def _generate(
 
     import jax
 
-    from lutjax.bundles import loading
     from lutjax.bundles._layout import is_bundle
-    from lutjax.training import hosts, lm_runs, meshes, runs
+    from lutjax.training import hosts, lm_runs, meshes, model_folders, runs
 
     bundled = is_bundle(folder)
     if bundled and mesh is not None:
@@ -143,7 +146,7 @@ def _generate(
 
     model: LanguageModel | None = None
     if bundled:
-        model = loading.trained(folder, lm_runs.Record.kind)
+        model = model_folders.read(folder, lm_runs.Record.kind).model
     else:
         step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     if waits:
@@ -155,6 +158,10 @@ def _generate(
         raise
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--mesh") from error
+    if model.config.vocab_size != N_BYTES:
+        raise FolderError(
+            f"{folder} has {model.config.vocab_size} tokens; generate reads and writes bytes, {N_BYTES} of them. Generate tokens in Python: lutjax.load(folder).generate."
+        )
     drawn_by: LanguageModel | Rounded = model
     if integers is not None:
         from lutjax.training import integers as whole

@@ -1,4 +1,4 @@
-"""``lutjax info``: what a run is, and how far it is."""
+"""``lutjax info``: facts about a run or a bundle."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ from lutjax.cli import _run
     help="Print an object of JSON, with every loss and every test, for programs.",
 )
 def info(run: Path, as_json: bool) -> None:
-    """Show a run: its model, sizes, options, data, losses, tests and versions.
+    """Show a run or a bundle: its model, sizes, options, data, losses, tests and versions.
 
-    RUN is the folder of a run of any `train` command: what it got as --out. Nothing is trained, and the data are not read.
+    RUN is a run of any `train` command, the folder of its --out, or a bundle (`lutjax save`, `lutjax import`), which may have no run. Nothing is trained, and the data are not read.
     """
     from lutjax.training import about
 

@@ -37,15 +37,13 @@ def predict(
 ) -> None:
     """Predict the classes of the rows or images in FILE with the classifier of RUN.
 
-    RUN is the folder of a run of `train classify`: what it got as --out, or of a bundle of one (`lutjax save`). FILE is a table, .csv, .tsv or .parquet, whose
+    RUN is a run of `train classify`, the folder of its --out, or a bundle of a classifier (`lutjax save`, `lutjax import`). FILE is a table, .csv, .tsv or .parquet, whose
     columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images, also in subfolders;
     or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one. Labels are not needed.
 
     A CSV table has a line for each row, in their order: the name of its class, and the votes for each class; of a run of --regression a number, and
-    how many bits it is made of. A line for an image begins with the name of its file.
+    how many bits it is made of. A line for an image begins with the name of its file. An imported network takes arrays and images, and its classes are numbers.
     """
-    from lutjax.bundles import loading
-    from lutjax.bundles._layout import is_bundle
     from lutjax.files._files import atomically
     from lutjax.training import predictions, raw
     from lutjax.training.reports import Errors
@@ -58,10 +56,7 @@ def predict(
         )
     with progress("predicting") as doing:
         doing("reading the run")
-        if is_bundle(run):
-            trained = predictions.of_model(loading.trained(run, "classify"))
-        else:
-            trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
+        trained = predictions.load(run, on_damage=lambda text: click.echo(text, err=True))
         doing(f"reading {file}")
         try:
             given = raw.read(file, trained.form, target=target, encoding=encoding, ids=ids)

@@ -95,7 +95,7 @@ def alias(command: click.Command, name: str, out: str) -> click.Command:
 
 
 def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the argument RUN, the folder of a run, to a command.
+    """Return a decorator that adds the argument RUN, the folder of a run or of a bundle, to a command.
 
     Args:
       name: of the function's argument.
@@ -110,7 +110,7 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
         @functools.wraps(function)
         def call(aliased: Path | None, **given: Any) -> None:
             if (given[name] is None) == (aliased is None):
-                raise click.UsageError("give the folder of one run, as RUN.")
+                raise click.UsageError("give the folder of one run or bundle, as RUN.")
             function(**{**given, name: given[name] or aliased})
 
         return call
@@ -119,12 +119,12 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
 
 
 def model(run: Path) -> Any:
-    """Return the model of the run, or of the bundle, in a folder."""
-    import lutjax
+    """Return the model of a run or of a bundle."""
+    from lutjax.training import model_folders
 
     if not run.exists():
         raise click.BadParameter(f"the folder {run} does not exist.", param_hint="RUN")
-    return lutjax.load(run)
+    return model_folders.read(run, on_damage=lambda text: click.echo(text, err=True)).model
 
 
 def process_options(does: str) -> list[click.Option]:

@@ -18,17 +18,17 @@ from lutjax.cli import _run
 def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     """Save the model of RUN as a bundle in DIR: config.json, model.safetensors and README.md.
 
-    RUN is the folder of a run of any `train` command: what it got as --out; or of another bundle. DIR can be uploaded to a hub of models as it is; lutjax.load, `generate` and `predict`
+    RUN is a run of any `train` command, the folder of its --out, or another bundle. DIR can be uploaded to a hub of models as it is; lutjax.load, `generate` and `predict`
     read it, and so does whoever has no lutjax. README.md has the sizes, the losses that were measured and the digest of the data.
     """
     import lutjax
     from lutjax.bundles.errors import BundleError
+    from lutjax.training import model_folders, runs
 
     if folder.resolve() == run.resolve():
         raise click.BadParameter("it is RUN; give another folder.", param_hint="DIR")
     model = _run.model(run)
-    if getattr(model, "record", None) is None:
-        raise BundleError(f"{run} is a bundle of no run; lutjax.load and lutjax.save of Python take it.")
+    kind = model_folders.kind_of(run)
     try:
         lutjax.save(model, folder, table_dtype=table_dtype)
     except BundleError:
@@ -40,6 +40,5 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     for path in sorted(folder.iterdir()):
         if path.name in ("config.json", "model.safetensors", "README.md"):
             click.echo(f"  {path.name:<17}  {path.stat().st_size:>11,} bytes")
-    uses = {"lm": ("generate", str(folder)), "classify": ("predict", str(folder), "FILE")}
-    again = uses.get({"digits": "classify"}.get(model.record.kind, model.record.kind))
-    click.echo(f"written to {folder}." + (f" Use it by:\n  {_run.command(*again)}" if again else ""))
+    uses = "" if runs.COMMANDS[kind] == "train ca" else f" Use it by:\n  lutjax {runs.use(kind, folder)}"
+    click.echo(f"written to {folder}.{uses}")

@@ -84,7 +84,7 @@ def serve(
 ) -> None:
     """Serve the model in DIR over HTTP: a text model by POST /v1/completions, a classifier by POST /v1/classify.
 
-    DIR is a bundle (`lutjax save`), or the folder of a run of `train lm` or `train classify`. GET /health, /metrics and /v1/models say how it is. There is no encryption and nobody is asked who they
+    DIR is a run of `train lm` or `train classify`, or a bundle (`lutjax save`, `lutjax import`). GET /health, /metrics and /v1/models say how it is. There is no encryption and nobody is asked who they
     are: put a proxy in front of it. SIGTERM and Ctrl-C stop it, after the requests that are there.
     """
     from lutjax._extras import needed_by

@@ -16,18 +16,24 @@ from lutjax.cli._export import progress
     "run",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Folder of the run that was exported. Default: where it was then.",
+    help="Folder of the exported run or bundle. Default: its path at the export.",
 )
 def verify(folder: Path, run: Path | None) -> None:
     """Prove that the files of DIR, which `export` wrote, compute what the trained model computes.
+
+    DIR is an export, or a run or a bundle whose export is in its folder circuit.
 
     There is a line for each proof: files against their digests, and the manifest against the files; the circuit against samples with
     their answers, against the model in JAX and, where they are few enough, on all inputs; each format against the circuit; C compiled by
     gcc, Verilog in Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The last line counts every file of
     DIR: proved, failed, compared with its digest alone, or not proved as a tool is missing. The status is 1 if a proof fails.
     """
-    from lutjax.circuits import proofs
+    from lutjax.circuits import deployment, proofs
     from lutjax.training import export as exporting
+
+    inner = folder / exporting.FOLDER
+    if not (folder / deployment.MANIFEST).exists() and (inner / deployment.MANIFEST).exists():
+        folder = inner
 
     @contextmanager
     def doing(name: str) -> Iterator[None]:

@@ -40,7 +40,7 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
     Text models have ``POST /v1/completions``, classifiers ``POST /v1/classify``; all have ``GET /v1/models``, ``/health`` and ``/metrics``. See `docs/serving.md`.
 
     Args:
-      model: as `lutjax.load` returns it: a text model of bytes, or a classifier with the record of its run.
+      model: a text model of bytes or a classifier, as `lutjax.load` and `lutjax.convert` return them.
       name: by which requests name the model.
       limits: of what is taken.
 
@@ -58,11 +58,11 @@ def application(model: Any, name: str = "lutjax", limits: Limits | None = None) 
     server: _Server
     if isinstance(model, Decoder):
         server = _TextServer(model, name, limits)
-    elif isinstance(model, LogicClassifier | LogicTreeNet) and getattr(model, "record", None) is not None:
+    elif isinstance(model, LogicClassifier | LogicTreeNet):
         server = _ClassServer(predictions.of_model(model), name, limits)
     else:
         raise ValueError(
-            f"a {type(model).__name__} is not served: text models are, and classifiers that lutjax.load has read with the record of their run."
+            f"application: model is a {type(model).__name__}; only text models and classifiers are served."
         )
     return server.application()
 

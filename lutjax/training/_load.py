@@ -1,6 +1,5 @@
 """Reading the model of a run or of a bundle, of whatever kind."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 from lutjax._arguments import shown
 from lutjax._extras import needed_by
 from lutjax.bundles._layout import is_bundle
-
-_READERS = {"lm": "lm_runs", "digits": "classifier", "classify": "classifier", "ca": "automaton"}
-"""The module that reads the models of each kind of run."""
 
 
 def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
@@ -60,18 +56,6 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
             return loading.load(path, into)
         if into is not None:
             raise TypeError(f"load: into is given, but {path} holds no bundle; leave it out.")
-        from lutjax.training import checkpoints, runs
-        from lutjax.training.loaded import Loaded
+        from lutjax.training import model_folders
 
-        kind = runs.kind(path)
-        steps = checkpoints.steps(path / runs.FOLDER)
-
-        def passed_over(message: str) -> None:
-            steps.pop()
-            checkpoints.warn(message)
-
-        reader = importlib.import_module(f"lutjax.training.{_READERS[kind]}")
-        model, record = reader.load_model(path, on_damage=passed_over)
-    model.eval()
-    model.record = Loaded(kind, path, steps[-1], record, runs.results(path))
-    return model
+        return model_folders.read(path).model

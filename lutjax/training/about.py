@@ -1,13 +1,14 @@
-"""Facts about a run, of whatever kind, as its latest checkpoint tells them."""
+"""Facts about a run of any kind, from its latest checkpoint, or about a bundle, from its ``config.json``."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lutjax.bundles._layout import is_bundle
 from lutjax.files import _json
 from lutjax.files._json import Fields
 from lutjax.files._messages import in_a_line, printable
-from lutjax.training import checkpoints, runs
+from lutjax.training import checkpoints, model_folders, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
 
@@ -19,15 +20,19 @@ _OWN = ("kind", "lutjax", "versions", "model", "training", "options", "history",
 
 
 def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> dict[str, Any]:
-    """Return what the latest checkpoint that is whole says of a run, as JSON can hold it: its record, and the steps done.
+    """Return facts about a run or a bundle, as JSON can hold them: the record of the run and the steps done, and of a bundle its tensors.
 
     Args:
+      folder: of the run, whose latest undamaged checkpoint is read, or of the bundle.
       on_damage: is told of damaged checkpoints that were passed over, see `lutjax.training.runs.read`, and of each other file of the run that
         is not as the run wrote it.
 
     Raises:
       CheckpointError: there is no run, or its record has not the fields of one.
+      BundleError: the bundle is damaged, or holds another model.
     """
+    if is_bundle(folder):
+        return _of_bundle(folder)
     kind = runs.kind(folder)
     step, meta = checkpoints.read_meta(folder / runs.FOLDER, on_damage=on_damage)
     try:
@@ -49,6 +54,27 @@ def facts(folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) 
     }
 
 
+def _of_bundle(folder: Path) -> dict[str, Any]:
+    from lutjax.bundles import _records  # needs the extra bundles
+    from lutjax.bundles._reading import read_config
+
+    kind, config = model_folders.kind_of(folder), read_config(folder)
+    found: dict[str, Any] = {"folder": str(folder.absolute()), "kind": kind}
+    if config.run is not None:
+        loaded = _records.from_dict(folder, config.run)  # checks the fields
+        found |= {**config.run["record"], "steps_done": loaded.steps, "results": list(loaded.results)}
+    return {
+        **found,
+        "model": config.model,
+        "bundle": {
+            "model": config.architecture,
+            "tensors": len(config.tensors),
+            "values": config.n_values,
+            "bytes": config.n_bytes,
+        },
+    }
+
+
 def _check(meta: Mapping[str, Any]) -> None:
     """Raise an error if a record has not the fields that `lines` reads; others may be whatever a version writes."""
     fields = Fields("the record")
@@ -67,16 +93,24 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
+    command, bundle = runs.COMMANDS[found["kind"]], found.get("bundle")
+    if bundle is None:
+        versions = {"lutjax": found.get("lutjax", "?"), **found.get("versions", {})}
+        said = [f"{found['folder']}: a run of {command}", f"versions: {_fields(versions)}"]
+    else:
+        source = f"a run of {command}" if "training" in found else "a model without a run"
+        said = [
+            f"{found['folder']}: a bundle of {source}",
+            f"holds: a {bundle['model']} of {bundle['values']:,} values in {bundle['tensors']} tensors, {bundle['bytes']:,} bytes",
+        ]
+    if "training" not in found:
+        return [*said, f"model: {_fields(found['model'])}"]
     training, history = found["training"], found["history"]
-    command = runs.COMMANDS[found["kind"]]
-    why = found["finished"]
-    state = f"finished, as {why}" if why else "not finished: go on with --resume"
-    versions = {"lutjax": found.get("lutjax", "?"), **found.get("versions", {})}
-    said = [
-        f"{found['folder']}: a run of {command}",
-        f"versions: {_fields(versions)}",
-        f"steps: {found['steps_done']} of {training['steps']}; {state}",
-    ]
+    steps = f"steps: {found['steps_done']} of {training['steps']}"
+    if bundle is None:
+        why = found["finished"]
+        steps += f"; finished, as {why}" if why else "; not finished: go on with --resume"
+    said.append(steps)
     for name in _SOURCES:
         if isinstance(found.get(name), Mapping):
             said.append(f"data: {_source(found[name])}")

@@ -22,13 +22,13 @@ from lutjax.training.classifier import (
     expected_gates,
     image_shape,
 )
-from lutjax.training.datasets.columns import Table
+from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.errors import CheckpointError
 from lutjax.training.experiments import Configs, Experiment, Intervals, Part, Show
 from lutjax.training.models import State
 from lutjax.training.raw import Form
 from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
-from lutjax.training.samples import SamplesError
+from lutjax.training.samples import Samples, SamplesError
 
 MOST_BITS = 20_000_000
 """Bits of a training part to which baselines are fitted without being asked for."""
@@ -384,7 +384,7 @@ class Classifier(Experiment):
             truth=[np.asarray(truth) for truth in packed.truth],
             wires=[np.asarray(wires) for wires in packed.wires],
             trees=trees,
-            bits=self.bit_names(thresholds),
+            bits=bit_names(record.model, self.test, thresholds, self.encoding),
         )
         counts = self._counts(model)
         report = dataclasses.replace(
@@ -484,17 +484,6 @@ class Classifier(Experiment):
             f"{100 * float(kept.accuracy):.1f} %."
         ]
 
-    def bit_names(self, thresholds: np.ndarray | None) -> list[str]:
-        """Return names of the bits that the network reads, for its thresholds."""
-        model = self.record.model
-        of_trees = isinstance(model, LogicTreeNetConfig)
-        maps = EDGES if isinstance(model, LogicTreeNetConfig) and model.edges else ()
-        return reports.bit_names(self.test, thresholds, self.encoding, channels_first=of_trees, maps=maps)
-
-    def number_names(self) -> list[str]:
-        """Return names of the numbers of a sample: features of a table, or places in an array."""
-        return reports.bit_names(self.test, None, self.encoding)
-
     def _circuit(self, counts: Mapping[str, int | None]) -> str:
         n_gates, simplified = counts["at all places"], counts["simplified"]
         if simplified is None:
@@ -518,6 +507,25 @@ class Classifier(Experiment):
     def _write_encoding(self, state: State, path: Path) -> None:
         assert self.encoding is not None
         path.write_text(self.encoding.to_json())
+
+
+def bit_names(
+    config: LogicClassifierConfig | LogicTreeNetConfig,
+    part: Samples | Form,
+    thresholds: np.ndarray | None,
+    encoding: Encoding | None,
+) -> list[str]:
+    """Return names of the bits that a classifier reads.
+
+    Args:
+      config: of the classifier.
+      part: samples, or the form of samples.
+      thresholds: of the classifier; None where samples are bits.
+      encoding: of the columns of a table; None for arrays.
+    """
+    of_trees = isinstance(config, LogicTreeNetConfig)
+    maps = EDGES if isinstance(config, LogicTreeNetConfig) and config.edges else ()
+    return reports.bit_names(part, thresholds, encoding, channels_first=of_trees, maps=maps)
 
 
 def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:

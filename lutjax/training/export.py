@@ -1,4 +1,4 @@
-"""Circuits of trained runs, with samples of the run and the answers that its packed model in JAX gives them."""
+"""Circuits of trained models, of runs and of bundles, with samples and the answers of the packed model in JAX."""
 
 import dataclasses
 import re
@@ -14,16 +14,20 @@ from jaxtyping import Shaped
 
 import lutjax
 from lutjax import circuits
+from lutjax.bundles._layout import is_bundle
+from lutjax.bundles.errors import BundleError
 from lutjax.circuits import deployment, mcu, proofs
 from lutjax.circuits._resynthesis import MOST_INPUTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import Vectors
-from lutjax.circuits.ports import Format
+from lutjax.circuits.ports import Format, Port
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
-from lutjax.training import automaton, checkpoints, classifier, lm_runs, runs
-from lutjax.training.classifier_runs import Classifier
+from lutjax.training import automaton, checkpoints, classifier, model_folders, predictions, reports, runs
+from lutjax.training.classifier_runs import Classifier, bit_names
 from lutjax.training.errors import CheckpointError, RunError
+from lutjax.training.model_folders import ModelFolder
+from lutjax.training.raw import Form
 from lutjax.training.samples import Samples, SamplesError
 
 MOST_VECTORS = 1000
@@ -118,10 +122,10 @@ def export(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> list[str]:
-    """Write the model of a run as an export, and return lines about it.
+    """Write the model of a run or of a bundle as an export, and return lines about it.
 
     Args:
-      folder: of the run.
+      folder: of the run or of the bundle.
       target: folder to write; an earlier export there is replaced.
       wanted: what to write.
       progress: is told what is done next.
@@ -131,7 +135,7 @@ def export(
       RunError: there is no such run, it cannot be exported exactly, or the target holds something else than an export.
     """
     replaced = deployment.check_place(target)
-    make = _language_model if runs.kind(folder) == "lm" else _circuit
+    make = _language_model if model_folders.kind_of(folder) == "lm" else _circuit
     files, manifest, lines, report = make(folder, wanted, progress, on_damage)
     deployment.write(target, files, manifest)
     if report is not None:
@@ -150,7 +154,7 @@ def _circuit(
 ) -> _Made:
     if wanted.integers:
         raise RunError(
-            f"{folder} is a run of {runs.COMMANDS[runs.kind(folder)]}, whose circuit has gates and no tables of numbers; leave --integers out."
+            f"{folder} holds a model of {runs.COMMANDS[model_folders.kind_of(folder)]}, whose circuit has gates and no tables of numbers; leave --integers out."
         )
     progress("making the circuit")
     source = source_of(
@@ -192,18 +196,16 @@ def _language_model(
 
     if wanted.formats not in ((), ("c",)):
         raise RunError(
-            f"{folder} is a run of train lm, whose model adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
+            f"{folder} holds a language model, which adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
         )
     for option in ("inputs", "outputs", "lut", "name", "registers", "optimise", "target"):
         if getattr(wanted, option):
-            raise RunError(f"{folder} is a run of train lm, which has no option --{option}; leave it out.")
+            raise RunError(f"{folder} holds a language model, which has no option --{option}; leave it out.")
     tables = wanted.integers or "int16"
     program = integers.program_of(folder, tables=tables, progress=progress, on_damage=on_damage)
     files = {name: ("c", content) for name, content in program.files.items()}
-    step, _ = runs.read(folder, lm_runs.Record, on_damage=on_damage)
-    manifest = deployment.manifest_of(
-        "language model", files, {"facts": program.facts}, _facts(folder, "lm", step)
-    )
+    facts = {"facts": program.facts}
+    manifest = deployment.manifest_of("language model", files, facts, _facts(folder, "lm", program.steps))
     return files, manifest, [*program.remarks, *deployment.sizes(files)], None
 
 
@@ -264,13 +266,13 @@ def _searched(circuit: Circuit, goal: str) -> Circuit:
 
 
 def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Oracle:
-    """Return the model of the run that a manifest names.
+    """Return the model of the run or of the bundle that a manifest names.
 
     Args:
-      folder: of the run, where it is elsewhere now.
+      folder: of the run or of the bundle, where it is elsewhere now.
 
     Raises:
-      SkippedError: the run is not there, has gone on since, or cannot be asked.
+      SkippedError: the folder is missing, has changed since the export, or its model or samples cannot be read.
       FailedError: the manifest does not say how it was exported.
     """
     run = manifest["run"]
@@ -278,15 +280,21 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
         raise proofs.SkippedError("the export was made without a run")
     place = folder or Path(run["folder"])
     if not place.exists():
-        raise proofs.SkippedError(f"the run is not in {place}; name its folder by --run")
+        raise proofs.SkippedError(f"the model is not in {place}; name its folder by --run")
     try:
-        if runs.kind(place) != run["kind"] or checkpoints.peek(place / runs.FOLDER)[2] != run["digest"]:
-            raise proofs.SkippedError(f"the latest checkpoint of {place} is not that of step {run['step']}")
+        same = model_folders.kind_of(place) == run["kind"] and model_folders.digest_of(place) == run["digest"]
+        if not same:
+            held = (
+                "holds another model than the exported one"
+                if is_bundle(place)
+                else f"has another latest checkpoint than that of step {run['step']}"
+            )
+            raise proofs.SkippedError(f"{place} {held}")
         source = source_of(place, **_choices(manifest), on_damage=lambda text: None)
-    except (CheckpointError, SamplesError) as error:
-        raise proofs.SkippedError(f"the run in {place} cannot be asked: {error}") from error
+    except (BundleError, CheckpointError, SamplesError) as error:
+        raise proofs.SkippedError(f"the model in {place} cannot be read: {error}") from error
     except RunError as error:
-        raise proofs.FailedError(f"the run has no such export: {error}") from error
+        raise proofs.FailedError(f"the model has no such export: {error}") from error
     return proofs.Oracle([source.samples], lambda x: [source.answer(x)])
 
 
@@ -314,24 +322,27 @@ def source_of(
     lut: int | None = None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Source:
-    """Return the circuit of the latest checkpoint in the folder of a run of ``train classify`` or ``train ca``.
+    """Return the circuit of the model of a run of ``train classify`` or ``train ca``, or of a bundle.
+
+    A bundle without data of its own gets random samples from a fixed seed.
 
     Args:
-      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: the bits of samples that are bits, and ``"uint8"`` where the
-        samples of the run are whole numbers from 0 to 255.
+      folder: of the run, of which the latest checkpoint is read, or of the bundle.
+      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: ``"uint8"`` where samples are whole numbers from 0 to 255;
+        ``"bits"`` where samples are bits, or where there are none.
       lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: it is a run of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
+      RunError: the model is of another kind; the circuit would not be exact; or the samples do not fit `inputs`.
+      BundleError: the bundle is damaged.
     """
-    kind = runs.kind(folder)
+    kind = model_folders.kind_of(folder)
     tables = {} if lut is None else {"lut": lut}
-    if runs.COMMANDS[kind] == runs.COMMANDS[classifier.Record.kind]:
-        return _of_classifier(folder, inputs, outputs, tables, on_damage)
-    if kind == "ca":
-        return _of_automaton(folder, inputs, outputs, tables, on_damage)
-    raise RunError(f"{folder} is a run of {runs.COMMANDS[kind]}, whose model is not a circuit of bits.")
+    if kind == "lm":
+        raise RunError(f"{folder} holds a language model, which is not a circuit of bits.")
+    make = _of_automaton if kind == "ca" else _of_classifier
+    return make(model_folders.read(folder, on_damage=on_damage), inputs, outputs, tables)
 
 
 def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
@@ -339,89 +350,131 @@ def _facts(folder: Path, kind: str, step: int) -> dict[str, Any]:
         "kind": kind,
         "folder": str(folder.absolute()),
         "step": step,
-        "digest": checkpoints.peek(folder / runs.FOLDER)[2],
+        "digest": model_folders.digest_of(folder),
     }
 
 
 def _of_classifier(
-    folder: Path,
-    inputs: str | None,
-    outputs: str | None,
-    tables: Mapping[str, int],
-    on_damage: Callable[[str], None],
+    found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
-    step, record = runs.read(folder, classifier.Record, on_damage=on_damage)
-    _refuse_large(folder, record.model)
-    model, _ = classifier.load_model(folder, on_damage=on_damage)
-    try:
-        experiment = Classifier.of(record)
-    except SamplesError as error:
-        raise CheckpointError(f"the data of {folder} cannot be used: {error}") from error
-    test, packed = experiment.test, model.packed()
+    folder, model = found.folder, found.model
+    _refuse_large(folder, model.config)
+    test = _test_part(found)
+    form, packed = predictions.form_of(model), model.packed()
+    remarks: tuple[str, ...] = ()
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
-        inputs = _format_of(test) if of_numbers else "bits"
-    about = _names(experiment, inputs, packed)
+        inputs = _format_of(test) if of_numbers and test is not None else "bits"
+        if of_numbers and test is None:
+            remarks = (
+                "the circuit reads bits: each is whether a number is above a threshold. --inputs, such as uint8 or fixed12.4, reads the numbers "
+                "and puts the comparisons into the circuit",
+            )
+    about = _names(model.config, form, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
-    x, remarks = _samples(test, inputs, packed)
-    regression = experiment.record.form.regression
-    given = outputs or ("votes" if regression else "class")
+    if test is None:
+        x = random_samples(packed, circuit.inputs[0], inputs)
+        remarks = (
+            f"the bundle holds no samples: {deployment.VECTORS} has {len(x):,} random inputs with the model's answers",
+            *remarks,
+        )
+    else:
+        x, remarks = _samples(test, inputs, packed)
+    given = outputs or ("votes" if form.regression else "class")
 
     def answer(numbers: Numbers) -> Numbers:
         return _answers(packed, numbers, bits=inputs == "bits", outputs=given)
 
     return Source(
-        name=name_of(folder, record),
+        name=name_of(folder, None if found.record is None else found.record.record),
         circuit=circuit,
         samples=x,
-        samples_name=f"the test part of {test.name}",
+        samples_name=RANDOM if test is None else f"the test part of {test.name}",
         answer=answer,
-        run=_facts(folder, record.own_kind(), step),
+        run=_facts(folder, found.kind, found.steps),
         page=_page(folder, model, test, x, inputs, circuit, about),
-        remarks=(*remarks, _counts(circuit)),
-        extras=_columns(experiment),
+        remarks=remarks,
+        extras=_columns(form),
         layers=lambda: circuit_of(folder, model, inputs="bits", outputs="bits"),
     )
 
 
-def _counts(circuit: Circuit) -> str:
-    """Return a line that says what the gates of a classifier's circuit do."""
-    ends = "count the bits" if circuit.about.get("kind") == "regression" else "count votes or find the class"
-    n_layers = sum(len(gates) for name, gates in circuit.part_ranges.items() if name.startswith("layer"))
-    return f"{n_layers:,} gates are what remains of the trained layers; the other {len(circuit) - n_layers:,} compare numbers with thresholds, {ends}."
+def _test_part(found: ModelFolder) -> Samples | None:
+    """Return the test part of the run of a classifier; None where the folder names no samples.
+
+    Raises:
+      CheckpointError: the samples cannot be used.
+    """
+    if found.record is None or not found.has_data:
+        return None
+    try:
+        return Classifier.of(found.record.record).test
+    except SamplesError as error:
+        raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
+
+
+RANDOM = "random inputs from seed 0, as the bundle holds no samples"
+"""Source of the samples of an export of a bundle."""
+
+
+def random_samples(packed: Packed, port: Port, inputs: str) -> Numbers:
+    """Return random samples from a fixed seed: bits, or numbers in the range of the thresholds of each input.
+
+    Args:
+      packed: the classifier.
+      port: input port of its circuit.
+      inputs: format of the port, or ``"bits"``.
+    """
+    generator = np.random.default_rng(0)
+    shape = (MOST_VECTORS, port.count)
+    if inputs == "bits" or packed.thresholds is None:
+        return generator.integers(0, 2, shape, dtype=np.uint8)
+    thresholds = np.asarray(packed.thresholds, np.float64)
+    thresholds = np.where(np.isfinite(thresholds), thresholds, 0)
+    # Numbers of images come pixel by pixel, and their thresholds are those of channels.
+    of_input = np.arange(port.count) % len(thresholds)
+    least, largest = thresholds.min(1)[of_input], thresholds.max(1)[of_input]
+    unit = 2.0**-port.format.fraction
+    margin = np.maximum((largest - least) / thresholds.shape[1], unit)
+    x = generator.uniform(least - margin, largest + margin, shape)
+    return np.clip(np.round(x / unit) * unit, *port.format.range)
 
 
 MOST_NAMES = 4096
 """Numbers of a sample whose names an export states, at most."""
 
 
-def _names(experiment: Classifier, inputs: str, packed: Packed) -> dict[str, Any]:
+def _names(config: classifier.Config, form: Form, inputs: str, packed: Packed) -> dict[str, Any]:
     """Return what the circuit of a classifier states about itself: names of classes and of inputs, and the size of images."""
-    test = experiment.test
-    form = experiment.record.form
     about: dict[str, Any] = {} if form.regression else {"classes": list(form.classes)}
-    if len(test.shape) == 2:
-        return {**about, "image": list(test.shape)}
+    if _is_image(form.shape):
+        return {**about, "image": list(form.shape[:2])}
     if inputs == "bits":
-        names = experiment.bit_names(None if packed.thresholds is None else np.asarray(packed.thresholds))
+        thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
+        names = bit_names(config, form, thresholds, form.encoding)
     else:
-        names = experiment.number_names()
+        names = reports.bit_names(form, None, form.encoding)
     return {**about, "image": None, **({"input_names": names} if len(names) <= MOST_NAMES else {})}
 
 
-def _columns(experiment: Classifier) -> dict[str, bytes]:
-    """Return the file that says how the inputs are made of the rows of a table, where they are."""
-    return {} if experiment.encoding is None else {COLUMNS: experiment.encoding.to_json().encode()}
+def _is_image(shape: tuple[int, ...]) -> bool:
+    """Return whether samples of a shape are images of one channel."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)
+
+
+def _columns(form: Form) -> dict[str, bytes]:
+    """Return the file that says how the inputs are made of the rows of a table, where samples are rows."""
+    return {} if form.encoding is None else {COLUMNS: form.encoding.to_json().encode()}
 
 
 COLUMNS = "columns.json"
 """Name of the encoding of columns, in a run and in its export."""
 
 
-def name_of(folder: Path, record: classifier.Record) -> str:
-    """Return a name for the files of a classifier: that of its run's folder or, where nobody named that, of its data."""
+def name_of(folder: Path, record: classifier.Record | None = None) -> str:
+    """Return a name for the files of a classifier: that of its folder or, where the command has named the folder, of its data."""
     chosen = folder.absolute().name
-    if chosen == record.kind:  # the folder of the command
+    if record is not None and chosen == record.kind:  # the folder of the command
         path = record.samples.path
         chosen = record.own_kind() if path is None else Path(Path(path).name.removesuffix(".gz")).stem
     letters = unicodedata.normalize("NFKD", chosen)  # an é as an e, and its accent
@@ -449,12 +502,20 @@ def _refuse_large(folder: Path, config: classifier.Config) -> None:
 
 
 def _page(
-    folder: Path, model: Any, test: Samples, x: Numbers, inputs: str, circuit: Circuit, about: dict[str, Any]
+    folder: Path,
+    model: Any,
+    test: Samples | None,
+    x: Numbers,
+    inputs: str,
+    circuit: Circuit,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what the page of a classifier shows: images to click, and the votes for every class."""
-    if inputs == "bits" or len(test.shape) != 2:
+    if inputs == "bits" or about["image"] is None:
         return {}
     votes = circuit_of(folder, model, inputs=inputs, outputs="votes", about=about)
+    if test is None:
+        return {"circuit": votes}
     firsts = [int(np.flatnonzero(test.y == label)[0]) for label in np.unique(test.y)]
     return {
         "circuit": votes,
@@ -534,14 +595,10 @@ def _answers(packed: Packed, x: Numbers, *, bits: bool, outputs: str) -> np.ndar
 
 
 def _of_automaton(
-    folder: Path,
-    inputs: str | None,
-    outputs: str | None,
-    tables: Mapping[str, int],
-    on_damage: Callable[[str], None],
+    found: ModelFolder, inputs: str | None, outputs: str | None, tables: Mapping[str, int]
 ) -> Source:
-    step, record = runs.read(folder, automaton.Record, on_damage=on_damage)
-    model, _ = automaton.load_model(folder, on_damage=on_damage)
+    folder, model = found.folder, found.model
+    record = None if found.record is None else found.record.record
     channels = model.config.channels
     circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, **tables)
     n_bits = 9 * channels
@@ -556,13 +613,13 @@ def _of_automaton(
         return _next(model, numbers)
 
     remarks: tuple[str, ...] = ()
-    if record.target is None and channels == 1:
+    if channels == 1 and (record is None or record.target is None):
         wrong = int((answer(x) != proofs.life(x)).sum())
-        if wrong:
+        if wrong and record is not None:
             remarks = (
                 f"the automaton is not the Game of Life: {wrong} of {len(x)} neighbourhoods are wrong.",
             )
-        else:
+        elif not wrong:
             circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})
     return Source(
         name="automaton",
@@ -570,8 +627,8 @@ def _of_automaton(
         samples=x,
         samples_name=name,
         answer=answer,
-        run=_facts(folder, "ca", step),
-        page=automaton.grid(record),
+        run=_facts(folder, "ca", found.steps),
+        page={} if record is None else automaton.grid(record),
         remarks=remarks,
     )
 

@@ -17,9 +17,10 @@ from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.models._decoder import fed
-from lutjax.training import checkpoints, lm_runs, models, runs
+from lutjax.training import checkpoints, lm_runs, model_folders, models, runs
 from lutjax.training.errors import CheckpointError, RunError
 from lutjax.training.lm import Evaluation, LanguageModel, ModelConfig, structure_of
+from lutjax.training.model_folders import ModelFolder
 from lutjax.training.text import TextError
 
 with needed_by(__name__):
@@ -216,7 +217,7 @@ def rounded_model(folder: Path, model: LanguageModel, *, tables: str) -> Rounded
 def _check_kind(folder: Path, config: ModelConfig) -> None:
     if not isinstance(config, LUTTransformerConfig):
         raise RunError(
-            f"{folder} is a run of the model gpt, whose softmax attention computes with floats: no program of integers writes the "
+            f"{folder} holds a model gpt, whose softmax attention computes with floats: no program of integers writes the "
             "same bytes. Train a model of tables alone by lutjax train lm --model lut."
         )
 
@@ -229,11 +230,13 @@ class Program:
       files: contents by names: C99 sources, a Makefile, texts to compare with, and perhaps the tables.
       facts: numbers of the model, all of JSON.
       remarks: lines for whoever exports.
+      steps: training steps of the model; 0 where no run is known.
     """
 
     files: dict[str, bytes]
     facts: dict[str, Any]
     remarks: tuple[str, ...]
+    steps: int
 
 
 def program_of(
@@ -244,26 +247,27 @@ def program_of(
     progress: Callable[[str], None] = lambda text: None,
     on_damage: Callable[[str], None] = checkpoints.warn,
 ) -> Program:
-    """Return the program of the latest checkpoint in the folder of a run of ``train lm --model lut``.
+    """Return the program of a language model of look-up tables, of a run of ``train lm --model lut`` or of a bundle.
 
     Args:
+      folder: of the run, of which the latest checkpoint is read, or of the bundle.
       tables: dtype of the tables, ``"int16"`` or ``"int8"``.
-      text_path: the text of the run, whose test part tells what rounding costs. Default: where it was when the run was
-        started; nothing is tested where it is there no more.
+      text_path: the text of the run, whose test part measures the cost of rounding. Default: the path at the start of the run;
+        nothing is tested without a text, such as for a bundle.
       progress: is told what is done next.
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
-      RunError: it is a run of another kind, or its model has no form of integers.
+      RunError: the folder holds a model of another kind, or one without an integer form.
     """
-    found = runs.kind(folder)
-    if found != "lm":
+    kind = model_folders.kind_of(folder)
+    if kind != "lm":
         raise RunError(
-            f"{folder} is a run of {runs.COMMANDS[found]}; a program that writes text is made of a run of train lm."
+            f"{folder} holds a model of {runs.COMMANDS[kind]}; a program that writes text needs a language model of train lm."
         )
-    step, record = runs.read(folder, lm_runs.Record, on_damage=on_damage)
-    _check_kind(folder, record.model)
-    model = lm_runs.language_model(folder, step, record)
+    found = model_folders.read(folder, on_damage=on_damage)
+    model = found.model
+    _check_kind(folder, model.config)
     assert isinstance(model, LUTTransformer)
     progress(f"rounding to {tables}")
     rounded = rounded_model(folder, model, tables=tables)
@@ -271,9 +275,9 @@ def program_of(
         files = rounded.integer.to_c()
     except ValueError as error:
         raise RunError(f"{folder} cannot be exported: {error}") from error
-    losses, remark = _losses(model, rounded, record, text_path, progress)
+    losses, remark = _losses(found, rounded, text_path, progress)
     progress("generating texts in JAX")
-    files[TEXTS] = language_model.texts_to_json(_texts(rounded, record.model.context)).encode("ascii")
+    files[TEXTS] = language_model.texts_to_json(_texts(rounded, model.config.context)).encode("ascii")
     integer = rounded.integer
     facts = {
         "tables": integer.dtype.name,
@@ -281,12 +285,12 @@ def program_of(
         "table_bytes": integer.n_values * integer.dtype.itemsize,
         "fraction": integer.fraction,
         "logit_fraction": integer.unembed.fraction,
-        "context": record.model.context,
+        "context": model.config.context,
         **losses,
     }
     size = f"{integer.n_values:,} entries of tables of {integer.dtype}, {facts['table_bytes']:,} bytes"
     where = ", in tables.bin" if language_model.TABLES_FILE in files else ", in the program"
-    return Program(files, facts, (remark, size + where))
+    return Program(files, facts, (remark, size + where), found.steps)
 
 
 def export_language_model(
@@ -320,24 +324,23 @@ def export_language_model(
 
 
 def _losses(
-    model: LUTTransformer,
+    found: ModelFolder,
     rounded: Rounded,
-    record: lm_runs.Record,
     text_path: Path | None,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, float], str]:
     """Return the losses before and after rounding on windows of the test part, and a line about them."""
+    if found.record is None or not (found.has_data or text_path):
+        return {}, "the loss is not tested: a bundle holds no text"
+    config = found.model.config
     try:
-        test = lm_runs.LanguageModel.of(record, text_path).text.test
+        test = lm_runs.LanguageModel.of(found.record.record, text_path).text.test
     except (TextError, CheckpointError) as error:
         return {}, f"the loss is not tested: {error}"
     losses = []
-    for what, one, config in (
-        ("the trained model", model, record.model),
-        ("the model of integers", rounded.model, rounded.model.config),
-    ):
+    for what, one in (("the trained model", found.model), ("the model of integers", rounded.model)):
         progress(f"testing {what}")
-        evaluate = Evaluation(structure_of(config), record.model.context)
+        evaluate = Evaluation(structure_of(one.config), config.context)
         losses.append(evaluate(*models.arrays(one), test, max_windows=lm_runs.EVALUATION_WINDOWS))
     before, after = losses
     line = f"test loss: {before:.4f} nats per byte before rounding, {after:.4f} after ({after - before:+.4f})"

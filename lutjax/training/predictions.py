@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int
 
-from lutjax.models import PackedClassifier, PackedTreeNet
+from lutjax.models import LogicClassifierConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import number_of
-from lutjax.training import checkpoints, classifier, runs
+from lutjax.training import checkpoints, classifier, model_folders, runs
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
@@ -101,7 +101,7 @@ class TrainedRun:
     Attributes:
       packed: the network, which runs 32 samples a word.
       form: of its samples.
-      steps: that were done.
+      steps: that were done; 0 where no run is known.
 
     Example:
       >>> from lutjax.training import predictions
@@ -148,34 +148,47 @@ class TrainedRun:
 def load(
     folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> TrainedRun:
-    """Return the run in a folder, ready to predict.
+    """Return the classifier in a folder, ready to predict.
 
     Args:
-      folder: what ``lutjax train classify`` got as ``--out``.
+      folder: a run of ``lutjax train classify``, or a bundle of a classifier (``lutjax save``, ``lutjax import``).
       on_damage: see `lutjax.training.runs.read`.
 
     Raises:
       CheckpointError: there is no such run, or an earlier version has written it and not said what its columns are.
+      BundleError: the bundle is damaged.
     """
-    path = Path(folder)
-    step, record = runs.read(path, classifier.Record, on_damage=on_damage)
-    model, _ = classifier.load_model(path, on_damage=on_damage)
-    form = record.form if record.form.shape else _form_of_old(path, record)
-    return TrainedRun(model.packed(), form, step)
+    found = model_folders.read(Path(folder), classifier.Record.kind, on_damage=on_damage)
+    return of_model(found.model)
 
 
 def of_model(model: Any) -> TrainedRun:
-    """Return the run of a classifier that `lutjax.load` returned, ready to predict.
+    """Return a classifier, of `lutjax.load` or `lutjax.convert`, ready to predict.
 
     Raises:
-      CheckpointError: its record does not say what its samples are.
+      CheckpointError: the record of its run does not say what its samples are.
     """
-    record = model.record
-    if not record.form.shape:
-        raise CheckpointError(
-            f"the record in {record.folder} does not say what its samples are; train it again."
-        )
-    return TrainedRun(model.packed(), record.form, record.steps)
+    record = getattr(model, "record", None)
+    return TrainedRun(model.packed(), form_of(model), 0 if record is None else record.steps)
+
+
+def form_of(model: Any) -> Form:
+    """Return the form of the samples of a classifier: that of its run or, without a run, an array of its inputs and classes named by their numbers.
+
+    Raises:
+      CheckpointError: as `of_model`.
+    """
+    record = getattr(model, "record", None)
+    if record is None:
+        return _form_of_arrays(model.config)
+    form: Form = record.form
+    return form if form.shape else _form_of_old(record.folder, record.record)
+
+
+def _form_of_arrays(config: classifier.Config) -> Form:
+    regression = isinstance(config, LogicClassifierConfig) and config.regression
+    names = () if regression else tuple(map(str, range(config.n_classes)))
+    return Form(classifier.shape_of(config), names, regression=regression)
 
 
 def _form_of_old(folder: Path, record: classifier.Record) -> Form:
@@ -193,4 +206,4 @@ def _form_of_old(folder: Path, record: classifier.Record) -> Form:
             f"{folder} was trained on a table by an earlier version, and has no columns.json: finish it by "
             f"{runs.resumption(record.kind, folder)}"
         )
-    return Form(classifier.shape_of(model), names)
+    return _form_of_arrays(model)

@@ -12,6 +12,7 @@ from lutjax import wiring
 from lutjax.layers._logic_images import LogicConvSpec
 from lutjax.tables._usage import Usage
 from lutjax.training.datasets.columns import Encoding
+from lutjax.training.raw import Form
 from lutjax.training.samples import Samples
 
 KINDS = {
@@ -368,7 +369,7 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
 
 
 def bit_names(
-    part: Samples,
+    part: Samples | Form,
     thresholds: Shaped[np.ndarray, "features thresholds"] | None,
     encoding: Encoding | None,
     *,
@@ -378,6 +379,9 @@ def bit_names(
     """Return names of the bits that a network reads: pixels by row and column, columns of a table by name.
 
     Args:
+      part: samples, or the form of samples.
+      thresholds: of each input, which is a number; None for bits.
+      encoding: of the columns of a table; None for arrays.
       channels_first: whether thresholds are those of channels, and bits lie in the order channel, threshold, row, column.
       maps: names of the maps that follow the channels, each with as many.
     """

@@ -332,8 +332,7 @@ def check(folder: Path) -> None:
         raise CheckpointError(f"{folder} is a file; give the folder of a run.")
     if is_bundle(folder):
         raise CheckpointError(
-            f"{folder} is a bundle, which lutjax.load reads, and lutjax generate, predict, save, serve and export --format jax: this takes the "
-            "folder of a run."
+            f"{folder} is a bundle, which holds a model and neither its optimizer nor its data; this command needs the folder of the run."
         )
     for outer in folder.absolute().parents:
         if exists(outer):
@@ -423,6 +422,18 @@ def resumption(kind: str, folder: Path) -> str:
     return f"lutjax {COMMANDS[kind]} --resume --out {shlex.quote(str(folder))}"
 
 
+def use(kind: str, folder: Path) -> str:
+    """Return the command that uses the model of a run, without the name of the program, as a shell takes it.
+
+    Example:
+      >>> from pathlib import Path
+      >>> from lutjax.training.runs import use
+      >>> use("digits", Path("my runs"))
+      "predict 'my runs' FILE"
+    """
+    return USES[COMMANDS[kind]].format(shlex.quote(str(folder)))
+
+
 def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
 
@@ -434,8 +445,11 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     """
     found = kind(folder)
     if COMMANDS[found] != COMMANDS[wanted]:
-        use = f"use it by lutjax {USES[COMMANDS[found]].format(shlex.quote(str(folder)))}"
-        advice = f"go on with it by {resumption(found, folder)}" if trains else use
+        advice = (
+            f"go on with it by {resumption(found, folder)}"
+            if trains
+            else f"use it by lutjax {use(found, folder)}"
+        )
         raise CheckpointError(f"{folder} is a run of {COMMANDS[found]}, not of {COMMANDS[wanted]}: {advice}")
     return found
 

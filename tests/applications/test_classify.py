@@ -967,7 +967,7 @@ def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result]
         (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: go on with it by lutjax train classify"),
         (["quantise", out], "is a run of train classify; quantise takes"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
-        (["export", out, "--integers=int8"], "is a run of train classify, whose circuit has gates"),
+        (["export", out, "--integers=int8"], "holds a model of train classify, whose circuit has gates"),
     ):  # fmt: skip
         result = command(*words)
         assert result.exit_code == 1
