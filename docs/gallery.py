@@ -71,7 +71,7 @@ def digits() -> str:
         state, _ = run.advance(state, first, 500)
     share = run.accuracy(state, parts.test, hard=True)
     model = run.structure.model(state.params, state.others)
-    circuit = model.circuit(inputs="uint5", outputs="votes")
+    circuit = model.circuit(inputs="uint5", outputs="votes", about={"image": [8, 8]})
     print(f"digits: {share:.1%} of the test part, {circuit}")
     return shown("digits", circuit)
 

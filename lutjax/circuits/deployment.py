@@ -266,7 +266,9 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
     "alkaid": lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
     "c": _c,
-    "html": lambda r: {f"{r.options.name}.html": page.write(**{"circuit": r.circuit, **r.page})},
+    "html": lambda r: {
+        f"{r.options.name}.html": page.write(**{"circuit": r.circuit, "exported": r.circuit, **r.page})
+    },
     "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
 """For each format the function that returns its files by their names."""
@@ -353,11 +355,9 @@ def facts_of(request: Request) -> dict[str, Any]:
 def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[str]:
     """Return lines about a circuit and its files."""
     stats = statistics.of(circuit, lut6=False)
-    most = sorted(stats.parts, key=lambda part: -part.gates)[:8]
-    parts = ", ".join(f"{part.name} {part.gates:,}" for part in stats.parts if part in most)
     return [
-        f"{stats.gates:,} gates in {stats.levels} levels ({parts}); {stats.ands:,} AND nodes, "
-        f"or {len(ands.operations(circuit)[0]):,} operations on two bits",
+        f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; as {stats.ands:,} AND nodes or "
+        f"{len(ands.operations(circuit)[0]):,} operations on two bits",
         *sizes(files),
     ]
 

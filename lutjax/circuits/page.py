@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import html
 import json
-import math
 import re
 import subprocess
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits import _templates, truth
+from lutjax.circuits import _templates, statistics, truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
@@ -38,12 +37,13 @@ def write(
     start: str | Bool[np.ndarray, "height width channels"] | None = None,
     shown: int | None = None,
     update_rate: float | int | None = None,
+    exported: Circuit | None = None,
 ) -> str:
     """Return a page that runs the circuit in a browser, without a network or any other file.
 
     A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
     are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
-    then ``n_classes``, ``classes``, ``input_names`` and ``image`` (height and width; by default a square, and none where it is None), or ``channels`` and ``periodic``. A
+    then ``n_classes``, ``classes``, ``input_names`` and ``image`` (height and width; without them inputs are no images), or ``channels`` and ``periodic``. A
     classifier of images has one input port, with a number for each pixel.
 
     A classifier shows the votes of a port of as many numbers as there are classes, and the class of a port of one
@@ -61,6 +61,7 @@ def write(
         `Circuit.about`, or sparse.
       shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
       update_rate: probability with which a cell of an automaton takes its new state in a step. Default: 1.
+      exported: circuit of the other files of an export, whose gates the page counts beside its own. Default: `circuit`.
 
     Raises:
       ValueError: an argument does not fit the circuit, or its kind.
@@ -89,7 +90,7 @@ def write(
             owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
             raise ValueError(
                 f"page.write: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
-                f"Leave {name} out, or give the circuit an `about` that says what it is."
+                f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
             )
     data: dict[str, Any] = {
         "kind": kind,
@@ -110,8 +111,8 @@ def write(
     }
     text = {
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
-        "lead": _lead(kind, circuit, data.get("update_rate", 1)),
-        "gates": _gates(kind, circuit),
+        "lead": _lead(kind, circuit, data.get("update_rate", 1), exported or circuit),
+        "gates": _gates(kind, circuit, exported or circuit),
         # Inside of a script element only "<" could end it or begin a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "body": _templates.text(f"{kind}.html").strip(),
@@ -292,13 +293,10 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
     count = circuit.inputs[0].count
     if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
         return None
-    if "image" in circuit.about:
-        if circuit.about["image"] is None:
-            return None
-        height, width = circuit.about["image"]
-        return (height, width) if height * width == count else None
-    side = math.isqrt(count)
-    return (side, side) if side > 1 and side * side == count else None
+    if circuit.about.get("image") is None:  # as many columns of a table may be a square, too
+        return None
+    height, width = circuit.about["image"]
+    return (height, width) if height * width == count else None
 
 
 def _kind(circuit: Circuit) -> str:
@@ -419,8 +417,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _lead(kind: str, circuit: Circuit, update_rate: float | int) -> str:
-    gates = f"A circuit of {_count(len(circuit), 'gate')}"
+def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circuit) -> str:
+    gates = f"A circuit of {_count(len(exported), 'gate')}"
     if kind == "classifier":
         n_classes = circuit.about.get("n_classes")
         classes = f"which of {n_classes} classes" if n_classes else "which class"
@@ -449,11 +447,21 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int) -> str:
     )
 
 
-def _gates(kind: str, circuit: Circuit) -> str:
+def _of_export(circuit: Circuit, exported: Circuit) -> str:
+    """Return a sentence about an exported circuit with other gates than those of the page."""
+    counts, others = statistics.gate_counts(circuit), statistics.gate_counts(exported)
+    if counts == others:
+        return ""
+    left_out = [name for name in others if name not in counts] if "votes" in counts else []
+    itself = "; the page computes argmax itself" if left_out == ["argmax"] else ""
+    return f" The exported circuit has {statistics.gates_in_words(exported)}{itself}."
+
+
+def _gates(kind: str, circuit: Circuit, exported: Circuit) -> str:
     widest = max((len(fanin) for fanin in circuit.fanins), default=0)
     of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")
     return (
-        f"The circuit has {_count(len(circuit), 'gate')}. A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
+        f"The circuit has {statistics.gates_in_words(circuit)}.{_of_export(circuit, exported)} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
         f"table, and answers with one bit; the longest path from an input to an output passes {_count(circuit.depth, 'gate')}. "
         f"Each dot is a gate, and is filled if its answer is 1{of}."
     )

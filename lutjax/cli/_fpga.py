@@ -105,6 +105,11 @@ def fpga(
             raise click.ClickException(str(error)) from error
     target.write_text(found.to_json())
     click.echo(str(found))
+    if not given.exported:
+        lut = reporting.FAMILIES[family].lut
+        click.echo(
+            f"gates are tables of up to {lut} inputs, as lutjax export --lut {lut} writes them; an export without --lut has other gates"
+        )
     click.echo(f"written to {target}")
     if layout is not None and found.total.unplaced:
         click.echo(f"no layout is written: {found.total.unplaced}", err=True)
@@ -143,6 +148,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
 class _Given(NamedTuple):
     """Circuit in a folder: of an export, or of a run or a bundle, for which it is made of look-up tables."""
 
+    exported: bool
     name: str
     circuit: Any  # a Circuit, which is not imported for --help
     registers: int  # levels of gates between two of them
@@ -159,7 +165,7 @@ def _read(folder: Path, lut: int) -> _Given:
         if not folder.is_dir():
             raise FolderError(f"{folder} is no folder; give an export of `lutjax export`, a run or a bundle.")
         source = exporting.source_of(folder, lut=lut)
-        return _Given(source.name, source.circuit, 0, source.vectors)
+        return _Given(False, source.name, source.circuit, 0, source.vectors)
     manifest = deployment.read_manifest(folder)
     if manifest["kind"] != "circuit":
         raise FolderError(
@@ -178,4 +184,4 @@ def _read(folder: Path, lut: int) -> _Given:
         except (OSError, ValueError) as error:
             raise FolderError(f"{samples} cannot be read: {error}") from error
 
-    return _Given(manifest["name"], circuit, manifest["registers"], vectors)
+    return _Given(True, manifest["name"], circuit, manifest["registers"], vectors)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from lutjax.cli import _run
 from lutjax.cli._export import progress
+from lutjax.files.errors import FolderError
 
 
 @click.command()
@@ -28,12 +30,17 @@ def verify(folder: Path, run: Path | None) -> None:
     gcc, Verilog in Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The last line counts every file of
     DIR: proved, failed, compared with its digest alone, or not proved as a tool is missing. The status is 1 if a proof fails.
     """
+    from lutjax.bundles._layout import is_bundle
     from lutjax.circuits import deployment, proofs
-    from lutjax.training import export as exporting
+    from lutjax.training import export as exporting, runs
 
-    inner = folder / exporting.FOLDER
-    if not (folder / deployment.MANIFEST).exists() and (inner / deployment.MANIFEST).exists():
-        folder = inner
+    if not (folder / deployment.MANIFEST).exists():
+        if (folder / exporting.FOLDER / deployment.MANIFEST).exists():
+            folder = folder / exporting.FOLDER
+        elif is_bundle(folder) or runs.exists(folder):
+            raise FolderError(
+                f"{folder} holds a model without an export; write one first: {_run.command('export', str(folder))}"
+            )
 
     @contextmanager
     def doing(name: str) -> Iterator[None]:

@@ -54,7 +54,7 @@ class LogicClassifierConfig(Config):
         `lutjax.layers.nnx.LogicGates`; or windows of an image, see `lutjax.wiring.Windows`. Several with commas are those of the first
         layers, and the last of them is that of all further layers, such as windows,balanced.
       candidates: for each input of a gate where wiring is top-k or learnable.
-      image_shape: height, width and perhaps channels of a sample, for windows.
+      image_shape: height, width and perhaps channels of a sample that is an image, for windows and for pages of circuits.
       window: height and width of windows.
       learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
       threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See

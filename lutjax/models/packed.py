@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -133,6 +134,9 @@ class PackedClassifier(Packed, WithCircuit):
             self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
         )
         outputs, facts = outputs_of(self.config, outputs)
+        shape = self.config.image_shape
+        if shape and math.prod(shape) == self.config.in_features:
+            facts["image"] = list(shape[:2])
         return of_layers(stages, builder, inputs=inputs, outputs=outputs, about={**facts, **about})
 
 

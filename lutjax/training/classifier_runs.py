@@ -490,7 +490,10 @@ class Classifier(Experiment):
             return f"Circuit: {n_gates:,} gates, too many to simplify here."
         trees = ", those of trees at each place," if isinstance(self.record.model, LogicTreeNetConfig) else ""
         ends = "that count the bits" if self.run.regression else "that count the votes and find the class"
-        return f"Circuit: {simplified:,} of {n_gates:,} gates{trees} survive simplification; an export adds those {ends}."
+        return (
+            f"Circuit: {simplified:,} of {n_gates:,} gates of the layers{trees} survive simplification from bits to bits; an export adds those that "
+            f"compare numbers with thresholds and those {ends}."
+        )
 
     def _draw(self, state: State, path: Path) -> None:
         from lutjax.training.pictures import plot_confusion

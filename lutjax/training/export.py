@@ -284,12 +284,11 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
     try:
         same = model_folders.kind_of(place) == run["kind"] and model_folders.digest_of(place) == run["digest"]
         if not same:
-            held = (
-                "holds another model than the exported one"
+            raise proofs.SkippedError(
+                f"the bundle {place} holds another model than the exported one"
                 if is_bundle(place)
-                else f"has another latest checkpoint than that of step {run['step']}"
+                else f"the latest checkpoint of {place} is not that of step {run['step']}"
             )
-            raise proofs.SkippedError(f"{place} {held}")
         source = source_of(place, **_choices(manifest), on_damage=lambda text: None)
     except (BundleError, CheckpointError, SamplesError) as error:
         raise proofs.SkippedError(f"the model in {place} cannot be read: {error}") from error

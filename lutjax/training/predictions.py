@@ -194,7 +194,6 @@ def _form_of_arrays(config: classifier.Config) -> Form:
 def _form_of_old(folder: Path, record: classifier.Record) -> Form:
     """Return the form of the samples of a run of an earlier version, whose record has none."""
     model, columns = record.model, folder / "columns.json"
-    names = tuple(map(str, range(model.n_classes)))
     if columns.is_file():
         try:
             encoding = Encoding.from_json(columns.read_bytes())

@@ -311,7 +311,7 @@ def test_a_failed_proof_is_the_status_of_the_command(folders: dict[str, Path], t
 
 def test_proofs_without_the_run_are_skipped(folders: dict[str, Path], tmp_path: Path) -> None:
     manifest = deployment.read_manifest(folders["automaton"])
-    with pytest.raises(proofs.SkippedError, match="the run is not in"):
+    with pytest.raises(proofs.SkippedError, match="the model is not in"):
         exporting.oracle({**manifest, "run": {**manifest["run"], "folder": str(tmp_path / "moved")}})
     with pytest.raises(proofs.SkippedError, match="is not that of step 1"):
         exporting.oracle({**manifest, "run": {**manifest["run"], "digest": "0"}})

@@ -10,10 +10,12 @@ import browser as browsers
 import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
+from flax import nnx
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Format, Port
 from lutjax.circuits.page import evaluate_in_node
+from lutjax.models import LogicClassifier, LogicClassifierConfig
 
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
 
@@ -132,7 +134,7 @@ def test_examples_are_numbers_of_the_format():
         {"x": (4, Format(4, 2, True))},
         20,
         ports={"y": (1, Format(2))},
-        about={"kind": "classifier", "n_classes": 4},
+        about={"kind": "classifier", "n_classes": 4, "image": [2, 2]},
     )
     data = data_of(
         circuits.page.write(circuit, examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5)
@@ -495,11 +497,14 @@ def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
     assert milliseconds < 2000
 
 
-def test_a_square_number_of_inputs_is_no_image_where_the_circuit_says_so() -> None:
-    about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"], "image": None}
+def test_only_stated_images_are_images() -> None:
+    """A square number of inputs may be the columns of a table."""
+    about = {"kind": "classifier", "n_classes": 2, "classes": ["low", "<b>"]}
     circuit = random_circuit(0, {"x": (9, Format())}, 5, ports={"y": (1, Format())}, about=about)
+    for image, kind in ({}, "network"), ({"image": None}, "network"), ({"image": [3, 3]}, "classifier"):
+        stated = dataclasses.replace(circuit, about={**about, **image})
+        assert data_of(circuits.page.write(stated))["kind"] == kind
     data = data_of(circuits.page.write(circuit))
-    assert data["kind"] == "network"
     assert data["about"]["classes"] == ["low", "<b>"]
     assert "tells 2 classes apart: low, &lt;b&gt;." in circuits.page.write(circuit)
     named = {"input_names": [f"bit {k}" for k in range(9)]}
@@ -516,3 +521,18 @@ def test_a_square_number_of_inputs_is_no_image_where_the_circuit_says_so() -> No
     ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(circuit, about={**about, **wrong})
+
+
+def test_the_page_counts_the_gates_of_the_export() -> None:
+    config = LogicClassifierConfig(in_features=4, n_classes=3, layers=(12, 12), n_thresholds=2)
+    model = LogicClassifier(config, thresholds=np.tile([[0.5, 1.5]], (4, 1)), rngs=nnx.Rngs(0))
+    votes, whole = (model.circuit(inputs="uint2", outputs=outputs) for outputs in ("votes", "class"))
+    counts = circuits.statistics.gate_counts(whole)
+    assert list(counts) == ["encoder", "layers", "votes", "argmax"]
+    assert sum(counts.values()) == len(whole) == len(votes) + counts["argmax"] > len(votes)
+    text = circuits.page.write(votes, exported=whole)
+    assert f"A circuit of {len(whole)} gates" in text
+    inside = f"The circuit has {circuits.statistics.gates_in_words(votes)}. The exported circuit has {circuits.statistics.gates_in_words(whole)}"
+    assert f"{inside}; the page computes argmax itself. A gate" in text
+    assert f"{len(whole)} gates (encoder {counts['encoder']}, layers" in text
+    assert "exported circuit" not in circuits.page.write(whole, exported=whole)
