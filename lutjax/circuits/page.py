@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped, UInt32
 
-from lutjax.circuits import _templates, statistics, truth
+from lutjax.circuits import _templates, truth
 from lutjax.circuits._about import STARTS
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, gate_counts, gates_in_words
 from lutjax.circuits.ports import Format, Port
 from lutjax.files import _json
 from lutjax.files._json import Fields
@@ -449,19 +449,19 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
 
 def _of_export(circuit: Circuit, exported: Circuit) -> str:
     """Return a sentence about an exported circuit with other gates than those of the page."""
-    counts, others = statistics.gate_counts(circuit), statistics.gate_counts(exported)
+    counts, others = gate_counts(circuit), gate_counts(exported)
     if counts == others:
         return ""
     left_out = [name for name in others if name not in counts] if "votes" in counts else []
     itself = "; the page computes argmax itself" if left_out == ["argmax"] else ""
-    return f" The exported circuit has {statistics.gates_in_words(exported)}{itself}."
+    return f" The exported circuit has {gates_in_words(exported)}{itself}."
 
 
 def _gates(kind: str, circuit: Circuit, exported: Circuit) -> str:
     widest = max((len(fanin) for fanin in circuit.fanins), default=0)
     of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")
     return (
-        f"The circuit has {statistics.gates_in_words(circuit)}.{_of_export(circuit, exported)} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
+        f"The circuit has {gates_in_words(circuit)}.{_of_export(circuit, exported)} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
         f"table, and answers with one bit; the longest path from an input to an output passes {_count(circuit.depth, 'gate')}. "
         f"Each dot is a gate, and is filled if its answer is 1{of}."
     )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from lutjax.circuits import abc, ands
-from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.circuit import Circuit, gate_counts as gate_counts, gates_in_words as gates_in_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,42 +107,6 @@ def of(circuit: Circuit, *, lut6: bool = True) -> Stats:
         ),
         classes=_classes(circuit),
     )
-
-
-def gate_counts(circuit: Circuit) -> dict[str, int]:
-    """Return how many gates compute each part of a circuit; the counts add up to all its gates.
-
-    The report, page and board files of an export take their numbers of gates from here.
-
-    Args:
-      circuit: any.
-
-    Returns:
-      Gates by part, in the order of the circuit: ``"encoder"``, ``"layers"`` (all layers together), ``"votes"``, ``"argmax"``, or other names.
-
-    Example:
-      >>> from flax import nnx
-      >>> from lutjax.circuits import statistics
-      >>> from lutjax.models import LogicClassifier, LogicClassifierConfig
-      >>> config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(8, 8), n_thresholds=0)
-      >>> circuit = LogicClassifier(config, rngs=nnx.Rngs(0)).circuit()
-      >>> counts = statistics.gate_counts(circuit)
-      >>> list(counts), sum(counts.values()) == len(circuit)
-      (['layers', 'votes', 'argmax'], True)
-    """
-    found: dict[str, int] = {}
-    for name, count in circuit.parts:
-        name = "layers" if name.startswith("layer ") else name
-        found[name] = found.get(name, 0) + count
-    return found
-
-
-def gates_in_words(circuit: Circuit) -> str:
-    """Return the number of gates of a circuit and of its parts in words, such as ``"9 gates (layers 4, votes 5)"``."""
-    counts = gate_counts(circuit)
-    total = f"{len(circuit):,} gate{'' if len(circuit) == 1 else 's'}"
-    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return f"{total} ({parts})" if len(counts) > 1 else total
 
 
 def _lut6(circuit: Circuit) -> int | None:

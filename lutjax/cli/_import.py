@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from lutjax.cli import _run
 from lutjax.cli._flags import Finite, IntegerOrIntegers, Integers, flag_of
 from lutjax.models._fields import MOST, MOST_INT
 
@@ -85,8 +86,8 @@ _IS_FOR = {
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     """Convert the network in FILE, which another package trained, to a bundle in DIR.
 
-    FILE is a .safetensors file of a state dict, or a .pt or .pth file of one, which PyTorch's loader of weights alone reads. lutjax.load reads DIR, and so do `export` with --format jax and whoever has
-    no lutjax. lutjax.convert does the same in Python.
+    FILE is a .safetensors file of a state dict, or a .pt or .pth file of one, which PyTorch's loader of weights alone reads. `export`, `verify`, `fpga`, `info`, `serve`, `save`, and `predict` or
+    `generate` take DIR as the folder of a run, and lutjax.load reads it. lutjax.convert does the same in Python.
     """
     import lutjax
     from lutjax.convert._packages import PACKAGES
@@ -107,7 +108,9 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     given = {names.get(name, name): value for name, value in given.items()}
     model = PACKAGES[package](lutjax.convert.read(file), **given)
     lutjax.save(model, folder)
-    click.echo(f"{_described(model)} are written to {folder}: lutjax.load reads it.")
+    click.echo(
+        f"{_described(model)} are written to {folder}. Export it by:\n  {_run.command('export', str(folder))}"
+    )
 
 
 def _described(model: Any) -> str:

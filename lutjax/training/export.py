@@ -372,12 +372,13 @@ def _of_classifier(
     about = _names(model.config, form, inputs, packed)
     circuit = circuit_of(folder, model, inputs=inputs, outputs=outputs, about=about, **tables)
     if test is None:
-        x = random_samples(packed, circuit.inputs[0], inputs)
+        x, source = made_samples(packed, circuit.inputs[0], inputs)
         remarks = (
-            f"the bundle holds no samples: {deployment.VECTORS} has {len(x):,} random inputs with the model's answers",
+            f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(x):,}, with the answers of the model",
             *remarks,
         )
     else:
+        source = f"the test part of {test.name}"
         x, remarks = _samples(test, inputs, packed)
     given = outputs or ("votes" if form.regression else "class")
 
@@ -388,7 +389,7 @@ def _of_classifier(
         name=name_of(folder, None if found.record is None else found.record.record),
         circuit=circuit,
         samples=x,
-        samples_name=RANDOM if test is None else f"the test part of {test.name}",
+        samples_name=source,
         answer=answer,
         run=_facts(folder, found.kind, found.steps),
         page=_page(folder, model, test, x, inputs, circuit, about),
@@ -412,12 +413,17 @@ def _test_part(found: ModelFolder) -> Samples | None:
         raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
 
 
-RANDOM = "random inputs from seed 0, as the bundle holds no samples"
-"""Source of the samples of an export of a bundle."""
+RANDOM = "random inputs from seed 0"
+"""Source of the samples of an export without data."""
+
+_ALL_INPUTS = 9
+"""Input bits up to which the samples of an export without data are all inputs."""
 
 
-def random_samples(packed: Packed, port: Port, inputs: str) -> Numbers:
-    """Return random samples from a fixed seed: bits, or numbers in the range of the thresholds of each input.
+def made_samples(packed: Packed, port: Port, inputs: str) -> tuple[Numbers, str]:
+    """Return samples for an export without data, and their source in words.
+
+    They are all inputs of few bits, random bits, or random numbers in the range of the thresholds of each input.
 
     Args:
       packed: the classifier.
@@ -427,7 +433,9 @@ def random_samples(packed: Packed, port: Port, inputs: str) -> Numbers:
     generator = np.random.default_rng(0)
     shape = (MOST_VECTORS, port.count)
     if inputs == "bits" or packed.thresholds is None:
-        return generator.integers(0, 2, shape, dtype=np.uint8)
+        if port.count <= _ALL_INPUTS:
+            return _all_bits(port.count), "all inputs"
+        return generator.integers(0, 2, shape, dtype=np.uint8), RANDOM
     thresholds = np.asarray(packed.thresholds, np.float64)
     thresholds = np.where(np.isfinite(thresholds), thresholds, 0)
     # Numbers of images come pixel by pixel, and their thresholds are those of channels.
@@ -436,7 +444,11 @@ def random_samples(packed: Packed, port: Port, inputs: str) -> Numbers:
     unit = 2.0**-port.format.fraction
     margin = np.maximum((largest - least) / thresholds.shape[1], unit)
     x = generator.uniform(least - margin, largest + margin, shape)
-    return np.clip(np.round(x / unit) * unit, *port.format.range)
+    return np.clip(np.round(x / unit) * unit, *port.format.range), RANDOM
+
+
+def _all_bits(n: int) -> Numbers:
+    return (np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(np.uint8)
 
 
 MOST_NAMES = 4096
@@ -601,8 +613,8 @@ def _of_automaton(
     channels = model.config.channels
     circuit = circuit_of(folder, model, inputs=inputs or "bits", outputs=outputs, **tables)
     n_bits = 9 * channels
-    if n_bits <= 9:
-        x = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
+    if n_bits <= _ALL_INPUTS:
+        x = _all_bits(n_bits)
         name = "all neighbourhoods"
     else:
         x = np.random.default_rng(0).integers(0, 2, (MOST_VECTORS, n_bits), dtype=np.uint8)

@@ -463,10 +463,11 @@ def test_commands(tmp_path: Path) -> None:
     assert output("generate", tmp_path / "saved", *words) == output("generate", tmp_path / "run", *words)
     found = command("predict", tmp_path / "saved", __file__)
     assert found.exit_code == 1
-    assert "holds a run of train lm; this command takes a run of train classify" in found.output
-    found = command("info", tmp_path / "saved")
+    assert "is a bundle of a language model; this command takes a classifier" in found.output
+    assert "a bundle of a run of train lm" in output("info", tmp_path / "saved")
+    found = command("quantise", tmp_path / "saved")
     assert found.exit_code == 1
-    assert "is a bundle, which lutjax.load reads" in found.output
+    assert "is a bundle, which holds a model and neither its optimizer nor its data" in found.output
     found = command("save", tmp_path / "no", tmp_path / "saved")
     assert found.exit_code == 2
     assert "does not exist" in found.output

@@ -859,7 +859,8 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     gates = report["gates"]
     assert gates["trained"] == gates["at all places"] == 48
     assert (
-        f"Circuit: {gates['simplified']} of 48 gates survive simplification; an export adds" in result.output
+        f"Circuit: {gates['simplified']} of 48 gates of the layers survive simplification from bits to bits; an export adds"
+        in result.output
     )
     assert (
         "columns: size numbers (32 bits), some missing; kind 2 categories; noise numbers (4 bits)"

@@ -141,6 +141,38 @@ def test_numbers_of_bundles(kind: str, tmp_path: Path) -> None:
     assert " 0 failed" in output("verify", folder)
 
 
+def test_a_bundle_of_few_bits_has_all_inputs(tmp_path: Path) -> None:
+    config = LogicClassifierConfig(in_features=5, n_classes=2, layers=(12,), n_thresholds=0)
+    lutjax.save(LogicClassifier(config, rngs=nnx.Rngs(0)), tmp_path)
+    source = exporting.source_of(tmp_path)
+    assert (source.samples_name, len(np.unique(source.samples, axis=0))) == ("all inputs", 32)
+
+
+def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
+    wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
+    save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
+    output(
+        "import",
+        "--from",
+        "torchlogix",
+        tmp_path / "model.safetensors",
+        tmp_path / "model",
+        "--classes",
+        2,
+    )
+    said = output("export", tmp_path / "model", "--format", "verilog,c") + output(
+        "verify", tmp_path / "model"
+    )
+    shown = next(
+        block for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if "the bundle holds" in block
+    )
+    lines = {re.sub(r" +[\d.]+ s$", "", line) for line in said.splitlines()}
+    for line in shown.splitlines()[:3]:  # the others need tools
+        assert re.sub(r" +[\d.]+ s$", "", line) in lines
+
+
 def test_serving(tmp_path: Path) -> None:
     serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
     client = pytest.importorskip("starlette.testclient", reason="starlette's test client is not installed")
