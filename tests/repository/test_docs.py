@@ -204,7 +204,7 @@ def test_what_has_a_factored_gradient_is_what_the_page_lists():
     ops, compositions = (
         re.findall(r"`(\w+)`", listed)
         for listed in re.search(
-            r"ops with update -->(.*?)<!-- end -->(.*?), which are made of them", page
+            r"ops with update -->(.*?)<!-- end -->(.*?), which are built from these ops", page
         ).groups()
     )
     key = jax.random.key(0)

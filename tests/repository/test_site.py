@@ -83,7 +83,7 @@ def links_of(page, made):
         pytest.param(
             "reference/api/ops-tables", ".. autofunction:: lutjax.lookup", id="the reference of an op"
         ),
-        pytest.param("training-large-tables", "What has no factored gradient", id="an error"),
+        pytest.param("training-large-tables", "When sparse gradients are unavailable", id="an error"),
         pytest.param("bundles", "lutjax save", id="a model for others"),
         pytest.param("serving", "lutjax serve", id="answers over HTTP"),
         pytest.param("convert", "lutjax import", id="a network of another package"),
