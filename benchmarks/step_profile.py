@@ -1,4 +1,4 @@
-"""Where a GPT's training step spends its time on a GPU: `python benchmarks/step_profile.py --preset small --set features=1024`.
+"""Profile of a GPT training step on a GPU: `python benchmarks/step_profile.py --preset small --set features=1024`.
 
 Prints for each feed-forward layer the seconds before the first step (structure, initial parameters, compilation), milliseconds per step, and the time and number of launches of
 every group of kernels in a profile. `--hlo FOLDER` writes the compiled programs. Inputs are random bytes.
