@@ -1,10 +1,10 @@
-"""Sentences of the README and the pages that list ops, made from the catalogue of kernels.
+"""Generate sentences of pages from the catalogue of kernels.
 
-A page has them between two comments, ``<!-- NAME -->`` and ``<!-- end -->``. After a change of the catalogue
+Each sentence stands between two comments, ``<!-- NAME -->`` and ``<!-- end -->``. After a change of the catalogue
 
     python docs/facts.py
 
-writes them into all pages.
+updates all pages.
 """
 
 import re
@@ -14,12 +14,8 @@ from pathlib import Path
 from lutjax.dispatch.catalogue import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "choose").glob("*.md")),
-    *sorted((ROOT / "docs" / "appendix").glob("*.md")),
-)
+FOLDERS = (".", "start", "choose", "reference", "appendix")
+PAGES = tuple(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md")))
 
 
 def listed(ops: Iterable[str]) -> str:
@@ -45,8 +41,8 @@ def facts() -> dict[str, str]:
     with_update = listed(op for op, row in KERNELS.items() if "update" in row.get(XLA, ()))
     without_native = listed(op for op, row in KERNELS.items() if NATIVE not in row)
     return {
-        "platforms": f"On NVIDIA GPUs all but {without_triton} also have Triton kernels; on CPUs `lutjax[cpu]` has native ones of all but "
-        f"{without_native}.",
+        "platforms": f"All ops except {without_triton} also have Triton kernels for NVIDIA GPUs, and all except {without_native} have native "
+        "CPU kernels in `./native`.",
         "no triton": f"{without_triton} have no Triton kernel: on GPUs XLA compiles them.",
         "ops without triton": without_triton,
         "ops without tensorcores": without_tensorcore,
