@@ -1,4 +1,4 @@
-"""Settings of the documentation site; CONTRIBUTING.md has the command that builds it."""
+"""Settings of the documentation site; docs/dev/documentation.md has the build command."""
 
 import importlib.util
 import re

@@ -262,7 +262,7 @@ TOPICS: dict[str, Topic] = {
     "testing": Topic(
         "For authors of kernels",
         "The parity suite that kernels of anybody can run, and the arguments at which ops are tested "
-        "([adding an op](../../about/contributing.md)).",
+        "([adding an op](../../dev/adding-an-op.md)).",
         (
             (
                 "Checks",
@@ -414,17 +414,6 @@ def page_of(key: str) -> str:
     return "\n".join(lines)
 
 
-def glossary() -> str:
-    """Return the page of terms, of the table in CONTRIBUTING.md."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text[text.index("| term | meaning |") : text.index("## Habits")]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)[2:]
-    lines = ["# Glossary", "", "One term for one thing, in code, messages and pages.", "", "::::{glossary}"]
-    for terms, meaning in sorted(rows, key=lambda row: row[0].lower()):
-        lines += [*terms.split(", "), f"  {meaning[0].upper()}{meaning[1:]}.", ""]
-    return "\n".join([*lines, "::::", ""])
-
-
 def commands() -> str:
     """Return the page of the command line, of its own help."""
     import click
@@ -455,13 +444,13 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-GENERATED = (*TOPICS, "glossary", "command-line")
+GENERATED = (*TOPICS, "command-line")
 
 
 def write(folder: Path = FOLDER) -> None:
     """Write all pages that are made; a page that is as it was keeps its time, so that only others are built again."""
     folder.mkdir(exist_ok=True)
-    pages = {key: page_of(key) for key in TOPICS} | {"glossary": glossary(), "command-line": commands()}
+    pages = {key: page_of(key) for key in TOPICS} | {"command-line": commands()}
     for key, text in pages.items():
         path = folder / f"{key}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:

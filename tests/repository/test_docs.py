@@ -242,7 +242,7 @@ def headings(page):
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         text = re.sub(r"`[^`]*`", "", page.read_text())  # code may look like a link
         for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
             target = page.parent / name if name else page

@@ -140,24 +140,12 @@ def test_every_op_has_equations(topics):
         "readers",
         "Detection",
     }
-    ops = {
-        name
-        for name in lutjax.__all__
-        if f"`{name}(" in listed and callable(getattr(lutjax, name))
-    }
+    ops = {name for name in lutjax.__all__ if f"`{name}(" in listed and callable(getattr(lutjax, name))}
     assert ops - without - {"sample_anchors"} <= {name.removeprefix("lutjax.") for name in equations}
     text = (DOCS / "reference" / "equations.md").read_text(encoding="utf-8")
     defined = re.findall(r"^\$\$ \(([\w-]+)\)$", text, re.MULTILINE)
     assert len(set(defined)) == len(defined)
     assert {label for labels in equations.values() for label in labels} == set(defined)
-
-
-def test_the_glossary_is_that_of_contributing(topics):
-    page = topics.glossary()
-    assert "\nsurrogate derivative\n  The function of the margin" in page
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text[text.index("| --- | --- |\n", text.index("| term | meaning |")) : text.index("## Habits")]
-    assert page.count("\n  ") == table.count("\n| ") > 30
 
 
 def test_every_command_is_in_the_reference(topics):
@@ -248,8 +236,8 @@ def test_the_site_installs_what_its_reference_imports():
     assert set(done.stdout.split()) - kernels <= installed
     assert "lutjax[flax]" in extras["apps"]
     workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    install, build = re.search(r"    (pip install .*docs.*) && (sphinx-build .*)\n", contributing).groups()
+    guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
+    install, build = re.search(r"    (pip install .*docs.*) && (sphinx-build .*)\n", guide).groups()
     assert f"- run: {install}\n" in workflow
     assert f"- run: {build}\n" in workflow
     assert "extra_requirements: [docs]" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")

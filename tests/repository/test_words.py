@@ -1,4 +1,4 @@
-"""Docstrings begin with a verb or a noun phrase, and CONTRIBUTING.md names what there is."""
+"""Docstrings begin with a verb or a noun phrase, and the developer guides name existing modules."""
 
 import ast
 import re
@@ -74,11 +74,11 @@ def test_each_forbidden_word_is_refused():
     assert not refused('"""Whatever."""\n\n\nclass A:\n    """Offset, or Onefold."""')
 
 
-def test_contributing_names_every_room():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+def test_developer_guides_name_every_subpackage():
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "dev").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
     named = set(re.findall(r"`((?:lutjax|docs|tests|benchmarks)/[\w./]+)`", text.replace("<op>", "lookup")))
-    made = "lutjax/tuning/data/nvidia_h200.json"  # the example of a file that a command writes
-    assert not {name for name in named if name != made and not (ROOT / name).exists()}
+    assert not {name for name in named if not (ROOT / name).exists()}
     rooms = {path.parent for path in (ROOT / "lutjax").glob("*/__init__.py")}
     missing = {room.relative_to(ROOT).as_posix() for room in rooms} - {
         "/".join(name.split("/")[:2]) for name in named
@@ -87,8 +87,10 @@ def test_contributing_names_every_room():
 
 
 def test_the_glossary_has_each_term_once():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    glossary = text[text.index("| term | meaning |") : text.index("## Habits")]
-    terms = [t for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", glossary, re.M) for t in row.split(", ")]
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    entries = re.findall(r"^((?:\w[^\n]*\n)+)  (\w[^\n]*[.)])$", text, re.MULTILINE)
+    terms = [term for names, _ in entries for term in names.splitlines()]
     assert len(terms) > 40
-    assert len(set(terms)) == len(terms)
+    assert len(set(terms)) == len(terms) == len(re.findall(r"^\w", text, re.MULTILINE))
+    firsts = [names.splitlines()[0] for names, _ in entries]
+    assert firsts == sorted(firsts)
