@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lutjax.circuits import columns
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
 
@@ -37,6 +38,10 @@ def check(about: Mapping[str, Any], inputs: Ports, outputs: Ports, parts: Mappin
         _check_classifier(about, inputs, outputs)
     elif about.get("kind") == "automaton":
         _check_automaton(about, inputs, outputs)
+    try:
+        columns.of_circuit(about, inputs)
+    except ValueError as error:
+        raise ValueError(f"Circuit: by its about {error}") from None
     runs = about.get("vote_gates")
     if runs is not None and "votes" in parts:
         n_gates = len(parts["votes"])
@@ -121,6 +126,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "classes": (_is_list_of_texts, "a list of texts"),
     "input_names": (_is_list_of_texts, "a list of texts"),
+    "target": (lambda value: isinstance(value, str), "a text"),
     "channels": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
     "periodic": (lambda value: isinstance(value, bool), "true or false"),
     "start": (lambda value: value in STARTS, f"one of {', '.join(STARTS)}"),

@@ -11,8 +11,10 @@ import numpy as np
 
 from lutjax import wiring
 from lutjax.circuits import arithmetic
+from lutjax.circuits._rows import bits_of_rows
 from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.columns import Columns
 from lutjax.circuits.ports import Format, levels_of
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._spec import Spec
@@ -32,7 +34,7 @@ def of_layers(
     layers: Sequence[Any],
     builder: Builder,
     *,
-    inputs: str | Format,
+    inputs: str | Format | Columns,
     outputs: str | None,
     about: Mapping[str, Any],
     n_pixels: int = 1,
@@ -52,9 +54,20 @@ def of_layers(
     encoder = stages[0] if isinstance(stages[0], _Thermometer) else None
     votes = stages[-1] if isinstance(stages[-1], _Votes) else None
     between = stages[encoder is not None : len(stages) - (votes is not None)]
-    format, outputs = _format(inputs, encoder), _checked_outputs(outputs, votes)
+    rows = inputs if isinstance(inputs, Columns) else None
+    format = _format("bits" if isinstance(inputs, Columns) else inputs, encoder)
+    outputs = _checked_outputs(outputs, votes)
 
-    if encoder is None:
+    if rows is not None:
+        n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
+        if len(rows.bits) != n_bits:
+            raise ValueError(
+                f"circuits.of: inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
+            )
+        numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
+        builder.part("encoder")
+        bits = bits_of_rows(builder, rows, numbers)
+    elif encoder is None:
         bits = bits_of(builder.input("x", stages[0].n_inputs))
     elif format is None:
         bits = bits_of(builder.input("x", encoder.n_outputs))
@@ -69,8 +82,9 @@ def of_layers(
         builder.output("y", [[bit] for bit in bits], Format())
     else:
         _vote(builder, bits, votes.k, outputs)
-    unread = encoder if format is None else None
-    return builder.circuit({**_facts(unread, between, votes), **about})
+    unread = encoder if format is None and rows is None else None
+    described = {} if rows is None else {"columns": rows.facts()}
+    return builder.circuit({**_facts(unread, between, votes), **described, **about})
 
 
 def _facts(unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None") -> dict[str, Any]:

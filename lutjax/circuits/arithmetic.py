@@ -214,6 +214,22 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
     return above
 
 
+def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
+    """Return what `above_constant` does of a number in two's complement with k in its range; numbers of one sign share more gates."""
+    *low, sign = bits
+    if not low:
+        return above_constant(builder, bits, k, signed=True)
+    above = above_constant(builder, low, k if k >= 0 else k + (1 << len(low)))
+    return builder.gate([above, sign ^ 1], 0b1000 if k >= 0 else 0b1110)
+
+
+def equal_to_constant(builder: Builder, bits: Sequence[Literal], code: int) -> Literal:
+    """Return whether bits are those of a whole number of at least 0."""
+    if code >> len(bits):
+        return ZERO
+    return _tree(builder, [bit ^ (code >> k & 1) ^ 1 for k, bit in enumerate(bits)], any_of=False)
+
+
 def _above_by_gates(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
     """Return whether an unsigned number is greater than k, by small gates; the highest bits are shared between many k."""
     run = len(bits)

@@ -4,13 +4,14 @@ from typing import Any
 
 from lutjax import circuits
 from lutjax.circuits import Circuit, Format
+from lutjax.circuits.columns import Columns
 
 
 class WithCircuit:
     """Base of classifiers whose method ``_circuit`` says what their circuit is made of."""
 
     def circuit(
-        self, *, inputs: str | Format = "bits", outputs: str | None = None, **options: Any
+        self, *, inputs: str | Format | Columns = "bits", outputs: str | None = None, **options: Any
     ) -> Circuit:
         """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 

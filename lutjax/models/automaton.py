@@ -20,6 +20,7 @@ from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import bits_of, tables_of
+from lutjax.circuits.columns import Columns
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
@@ -207,7 +208,7 @@ class LogicCA(nnx.Module):
         return circuits.of(self, **options)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         """Return the rule of one cell, for `lutjax.circuits.of`."""
         config = self.config

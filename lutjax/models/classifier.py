@@ -16,6 +16,7 @@ from lutjax import wiring as wirings
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
+from lutjax.circuits.columns import Columns
 from lutjax.circuits.truth import MAX_INPUTS
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import LogicGatesSpec
@@ -293,7 +294,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         return pack(self)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         """Return the circuit of the layers, for `lutjax.circuits.of`."""
         encoder = [] if self.encoder is None else [self.encoder]

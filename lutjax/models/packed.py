@@ -15,6 +15,7 @@ import lutjax
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers, stages_of_tables
+from lutjax.circuits.columns import Columns
 from lutjax.dispatch import _meshes
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import of_shape
@@ -127,7 +128,7 @@ class PackedClassifier(Packed, WithCircuit):
         return through_layers(self, words)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         """Return the circuit of the tables, for `lutjax.circuits.of`."""
         stages = stages_of_tables(

@@ -17,6 +17,7 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
+from lutjax.circuits.columns import Columns
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
@@ -363,7 +364,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         )
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format, outputs: str | None, about: Mapping[str, Any]
+        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
     ) -> Circuit:
         """Return the circuit of the layers, for `lutjax.circuits.of`."""
         if inputs != "bits" and self.config.edges:

@@ -96,6 +96,7 @@ class Classifier(Experiment):
 
     def __init__(self, record: Record, parts: datasets.Parts):
         self.record, self.train, self.test, self.encoding = record, parts.train, parts.test, parts.encoding
+        self.test_rows = parts.test_rows
         self.remarks = (*parts.remarks, *self._doubts())
         thresholds = None if self.encoding is None else self.encoding.thresholds
         self.run = Run(record.model, record.training, self.train, thresholds)
@@ -189,7 +190,9 @@ class Classifier(Experiment):
             recipe=recipe,
             exclude=list(exclude or ()),
             encoding=encoding,
-            form=Form.of(parts.train, made.n_classes, parts.encoding, scaled=image_size is not None),
+            form=Form.of(
+                parts.train, made.n_classes, parts.encoding, scaled=image_size is not None, target=target
+            ),
         )
         return cls(record, parts)
 
@@ -248,7 +251,11 @@ class Classifier(Experiment):
             )
         parts = _parts(data, record.training)
         record.form = Form.of(
-            parts.train, record.model.n_classes, parts.encoding, scaled=image_size is not None
+            parts.train,
+            record.model.n_classes,
+            parts.encoding,
+            scaled=image_size is not None,
+            target=target or record.target,
         )
         return cls(record, parts)
 

@@ -34,6 +34,7 @@ class Form:
       least, largest: of the numbers of the training part.
       regression: whether labels are numbers that are learned as they are; there are no classes then.
       scaled: whether images of other sizes are scaled to the shape.
+      target: the column of labels of a table; None where there is none, or it is not known.
     """
 
     shape: tuple[int, ...] = ()
@@ -43,9 +44,18 @@ class Form:
     largest: float = 0.0
     regression: bool = False
     scaled: bool = False
+    target: str | None = None
 
     @classmethod
-    def of(cls, train: Samples, n_classes: int, encoding: Encoding | None, *, scaled: bool = False) -> "Form":
+    def of(
+        cls,
+        train: Samples,
+        n_classes: int,
+        encoding: Encoding | None,
+        *,
+        scaled: bool = False,
+        target: str | None = None,
+    ) -> "Form":
         """Return the form of the samples of a training part."""
         return cls(
             tuple(train.shape),
@@ -55,6 +65,7 @@ class Form:
             float(train.x.max()),
             train.regression,
             scaled,
+            target,
         )
 
     @classmethod

@@ -39,11 +39,12 @@ DOORS = {
 }
 # Rooms of circuits, from the ground up.
 ROOMS = {
-    "the netlist": ("truth", "_names", "ports", "_about", "_evaluation", "circuit"),
+    "the netlist": ("truth", "_names", "ports", "columns", "_about", "_evaluation", "circuit"),
     "simplification": (
         "ands",
         "builder",
         "arithmetic",
+        "_rows",
         "_joint_counts",
         "_operations",
         "_tabulation",

@@ -38,12 +38,14 @@ class Parts:
       train, test: the two parts; labels of both are below `n_classes` of either.
       encoding: of the columns of a table.
       remarks: lines that say how the data were read, and warnings.
+      test_rows: rows of the test part of a table, as they were read.
     """
 
     train: Samples
     test: Samples
     encoding: Encoding | None = None
     remarks: tuple[str, ...] = ()
+    test_rows: Table | None = None
 
     @property
     def n_classes(self) -> int:
@@ -121,7 +123,7 @@ class Data:
         assert isinstance(test, Table)
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         remarks = (*self.remarks, *columns.described(train, encoding))
-        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding, remarks)
+        return Parts(_encoded(train, encoding), _encoded(test, encoding), encoding, remarks, test)
 
 
 def is_table(path: Path) -> bool:

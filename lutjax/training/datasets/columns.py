@@ -333,6 +333,8 @@ class Number:
       numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
       centre, scale: a number that is a feature is ``(number - centre) / scale``, so that different ones differ in float32, too.
       decimal: what is between the whole part of a number and its fraction: a point or a comma.
+      digits: after the point that numbers of the training part have at most; None where they are not known, in runs of earlier versions.
+      least, largest: numbers of the training part, None where they are not known.
     """
 
     name: str
@@ -343,6 +345,9 @@ class Number:
     centre: float = 0.0
     scale: float = 1.0
     decimal: str = "."
+    digits: int | None = None
+    least: float | None = None
+    largest: float | None = None
 
     @property
     def features(self) -> list[str]:
@@ -353,6 +358,22 @@ class Number:
         if self.numbers:
             bits = [self.name] * len(bits)
         return [*bits, f"{self.name} missing"] if self.missing else bits
+
+    def parsed(self, cells: Cells) -> list[float | None]:
+        """Return cells as numbers, None where they are missing.
+
+        Raises:
+          SamplesError: a cell is no number.
+        """
+        absent = missing(cells)
+        numbers = _numbers(cells, absent, self.name, self.decimal).tolist()
+        return [None if none else number for number, none in zip(numbers, absent, strict=True)]
+
+    def written(self, values: Iterable[float | None]) -> Cells:
+        """Return numbers, and None where they are missing, as cells: what `parsed` reads."""
+        return strings(
+            "" if value is None else repr(float(value)).replace(".", self.decimal) for value in values
+        )
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Return the features of cells.
@@ -396,6 +417,16 @@ class Categories:
         """Names of the features."""
         bits = [f"{self.name} = {value}" for value in self.values]
         return [*bits, f"{self.name} missing"] if self.missing else bits
+
+    def parsed(self, cells: Cells) -> list[str | None]:
+        """Return cells as categories, None where they are missing."""
+        return [
+            None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)
+        ]
+
+    def written(self, values: Iterable[str | None]) -> Cells:
+        """Return categories, and None where they are missing, as cells: what `parsed` reads."""
+        return strings("" if value is None else value for value in values)
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
         """Return the features of cells."""
@@ -583,7 +614,13 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     decimal = found.get("decimal", ".")
     if decimal not in (".", ","):
         raise ValueError(f"{fields.where}: 'decimal' is {_json.shown(decimal)}; expected a point or a comma.")
-    return Number(name, fill, thresholds, missing, as_numbers, centre, scale, decimal)
+    digits = None if found.get("digits") is None else fields.field(found, "digits", int)
+    least, largest = (
+        None if found.get(key) is None else _finite(fields, found, key) for key in ("least", "largest")
+    )
+    return Number(
+        *(name, fill, thresholds, missing, as_numbers, centre, scale, decimal), digits, least, largest
+    )
 
 
 def _finite(fields: Fields, found: Any, name: str) -> float:
@@ -759,7 +796,29 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
     thresholds = tuple(_thresholds(numbers, bits).tolist()) if bits else None
     centre, scale = _units(numbers, name) if as_numbers else (0.0, 1.0)
     fill, has_missing = float(np.median(numbers)), bool(absent.any())
-    return Number(name, fill, thresholds, has_missing, centre=centre, scale=scale, decimal=decimal)
+    return Number(
+        *(name, fill, thresholds, has_missing),
+        centre=centre,
+        scale=scale,
+        decimal=decimal,
+        digits=_digits(numbers),
+        least=float(numbers.min()),
+        largest=float(numbers.max()),
+    )
+
+
+_MOST_DIGITS = 15
+"""Digits after the point that are looked for."""
+
+
+def _digits(numbers: Float[np.ndarray, " rows"]) -> int:
+    """Return how many digits after the point numbers have, at most `_MOST_DIGITS`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for digits in range(_MOST_DIGITS):
+            unit = 10.0**digits
+            if (np.round(numbers * unit) / unit == numbers).all():
+                return digits
+    return _MOST_DIGITS
 
 
 def _decimal(present: Cells) -> str:

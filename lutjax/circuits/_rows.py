@@ -1,0 +1,54 @@
+"""First bits of rows of a table, made by gates: numbers that are compared with thresholds, and codes of categories."""
+
+from collections.abc import Callable, Sequence
+
+from lutjax.circuits import arithmetic
+from lutjax.circuits.builder import ONE, ZERO, Builder, Literal
+from lutjax.circuits.columns import MISSING, Columns, Number
+
+
+def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]) -> list[Literal]:
+    """Return the first bits of rows, whose ports have these numbers."""
+
+    def compared(at: int, part: int) -> Literal:
+        column, number = rows.columns[at], numbers[at]
+        if part == MISSING:
+            in_two_complement = column.missing_code & ((1 << len(number)) - 1)
+            return arithmetic.equal_to_constant(builder, number, in_two_complement)
+        if not isinstance(column, Number):
+            return arithmetic.equal_to_constant(builder, number, part)
+        if column.format.signed:
+            return arithmetic.above_signed(builder, number, column.levels[part])
+        return arithmetic.above_constant(builder, number, column.levels[part])
+
+    return bits_of_comparisons(builder, rows, compared)
+
+
+def bits_of_comparisons(
+    builder: Builder, rows: Columns, compared: Callable[[int, int], Literal]
+) -> list[Literal]:
+    """Return the first bits of rows, made of comparisons of whole numbers.
+
+    Args:
+      compared: returns for a column and a part of it, see `Columns`, whether the port's whole number is above the level of the threshold, is the code of the
+        category, or is that of a missing cell. It is asked once for each that is needed.
+    """
+    known: dict[tuple[int, int], Literal] = {}
+
+    def read(at: int, part: int) -> Literal:
+        if (at, part) not in known:
+            known[at, part] = compared(at, part)
+        return known[at, part]
+
+    def bit(at: int, part: int) -> Literal:
+        if at < 0:
+            return ONE if part else ZERO
+        column, found = rows.columns[at], read(at, part)
+        if not isinstance(column, Number) or part == MISSING or not column.missing:
+            return found
+        filled = column.fill > column.thresholds[part]
+        if filled == (column.missing_code > column.levels[part]):  # the code compares as the fill does
+            return found
+        return builder.gate([found, read(at, MISSING) ^ (not filled)], 0b1110 if filled else 0b1000)
+
+    return [bit(at, part) for at, part in rows.bits]

@@ -1,0 +1,538 @@
+"""Columns of a table as inputs of a circuit: a port for each, its numbers or categories, and the first bits that are made of them.
+
+A port of numbers takes whole numbers of a stated unit, a port of categories takes their codes. The circuit compares them with thresholds and codes, so
+that a row enters as a user has it. The description is plain data: it travels in ``about["columns"]`` of the circuit.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from lutjax.circuits import _names
+from lutjax.circuits.ports import Format, Port
+from lutjax.files import _json
+from lutjax.files._json import Fields
+
+MOST_BITS = 53
+"""Bits of the widest port of numbers: those that float64 and JavaScript hold."""
+
+USUAL_BITS = 32
+"""Bits up to which a unit keeps all decimals of a column."""
+
+MOST_DECIMALS = 320
+"""Decimals of a unit, at most: those of the least float64."""
+
+MISSING = -1
+"""Part of a bit that tells whether a cell is missing; see `Columns`."""
+
+Value = float | str | None
+Bit = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """Column of numbers.
+
+    Attributes:
+      name: of the column.
+      port: name of its port.
+      format: of the port.
+      decimals: a port's number ``n`` stands for ``n / 10**decimals``.
+      thresholds: ascending; a number is compared with each of them in float64.
+      fill: the number that takes the place of a missing one in comparisons.
+      missing: whether a missing number has a code of its own, which a bit tells apart; else its code is that of `fill`.
+      least, largest: of the numbers that the model was trained on; None where they are not known.
+
+    Raises:
+      ValueError: the format cannot tell the thresholds apart, or has no room for the code of a missing number.
+
+    Example:
+      >>> from lutjax.circuits import Format
+      >>> from lutjax.circuits.columns import Number
+      >>> hours = Number("hours", "hours", Format.parse("int10"), 1, (7.5, 38.0), 38.0, True)
+      >>> [hours.code(x) for x in (7.5, 7.51, 40.0, None)], hours.value(76)
+      ([75, 76, 400, -512], 7.6)
+    """
+
+    name: str
+    port: str
+    format: Format
+    decimals: int
+    thresholds: tuple[float, ...]
+    fill: float
+    missing: bool
+    least: float | None = None
+    largest: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.format.bits > MOST_BITS:
+            raise ValueError(
+                f"column {_json.shown(self.name)}: its format is {self.format}; it has at most {MOST_BITS} bits."
+            )
+        first, last = self._range
+        levels = self.levels
+        apart = all(a < b for a, b in itertools.pairwise(levels))
+        if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
+            raise ValueError(
+                f"column {_json.shown(self.name)}: its format is {self.format} in units of {self.unit}, which does not tell the numbers on both sides of each "
+                "threshold apart; more bits, or more of them after the point, do."
+            )
+
+    @property
+    def _ratio(self) -> Fraction:
+        """The number that a whole number of 1 stands for."""
+        return Fraction(10) ** -self.decimals / 2**self.format.fraction
+
+    @property
+    def unit(self) -> str:
+        """The number that a port's number of 1 stands for, in words."""
+        return f"{_float(1, Fraction(10) ** -self.decimals):g}"
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        """The least and the largest whole number that is no code of a missing one."""
+        least, largest = whole_range(self.format)
+        return least + (self.missing and self.format.signed), largest - (
+            self.missing and not self.format.signed
+        )
+
+    @functools.cached_property
+    def levels(self) -> tuple[int, ...]:
+        """For each threshold the largest whole number that is not above it."""
+        return tuple(_level(threshold, self._ratio) for threshold in self.thresholds)
+
+    @property
+    def missing_code(self) -> int:
+        """Whole number of a missing number."""
+        if not self.missing:
+            return self._whole(self.fill)
+        least, largest = whole_range(self.format)
+        return least if self.format.signed else largest
+
+    @property
+    def canonical(self) -> tuple[int, ...]:
+        """For each number of thresholds that a number is above, from none on, one whole number of these."""
+        levels = self.levels
+        return (*levels, levels[-1] + 1) if levels else (self._range[0],)
+
+    def _whole(self, number: float) -> int:
+        """Return the whole number nearest to a number that is above the same thresholds."""
+        above = sum(threshold < number for threshold in self.thresholds)
+        first, last = self._range
+        levels = self.levels
+        low, high = (levels[above - 1] + 1 if above else first), (levels[above : above + 1] or (last,))[0]
+        return min(max(round(Fraction(number) / self._ratio), low), high)
+
+    def whole(self, value: Value) -> int:
+        """Return the whole number of a number, or of None where it is missing.
+
+        Raises:
+          ValueError: it is no finite number.
+        """
+        if value is None:
+            return self.missing_code
+        if isinstance(value, str) or not math.isfinite(value):
+            raise ValueError(
+                f"column {_json.shown(self.name)}: {value!r} is no finite number, or None where it is missing."
+            )
+        return self._whole(float(value))
+
+    def code(self, value: Value) -> int | float:
+        """Return the port's number of a number; see `whole`."""
+        whole = self.whole(value)
+        return whole / 2**self.format.fraction if self.format.fraction else whole
+
+    def value(self, code: float) -> Value:
+        """Return the number that a port's number stands for; None where it is missing."""
+        whole = int(math.ldexp(code, self.format.fraction)) if self.format.fraction else int(code)
+        if self.missing and whole == self.missing_code:
+            return None
+        return _float(whole, self._ratio)
+
+    def boundaries(self) -> list[int]:
+        """Return whole numbers on both sides of each threshold, the least and the largest of all, and that of a missing number."""
+        near = [k + side for k in self.levels for side in (0, 1)]
+        return sorted({*near, *self._range, self.missing_code})
+
+    def facts(self) -> dict[str, Any]:
+        """Return the description as JSON holds it, without the format."""
+        return {
+            **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
+            "kind": "number",
+            "thresholds": list(self.thresholds),
+            "codes": list(self.canonical),
+            "missing_code": self.missing_code,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+    """Column of categories: the code of each is its place among `values`.
+
+    Attributes:
+      name: of the column.
+      port: name of its port.
+      format: of the port.
+      values: the known categories.
+      missing: whether a missing cell has a code of its own; else it is one of no known category.
+
+    Raises:
+      ValueError: the format has too few codes, or is no unsigned whole number.
+
+    Example:
+      >>> from lutjax.circuits import Format
+      >>> from lutjax.circuits.columns import Category
+      >>> job = Category("job", "job", Format(2), ("clerk", "farmer"), True)
+      >>> [job.code(x) for x in ("clerk", "farmer", "pilot", None)]
+      [0, 1, 2, 3]
+    """
+
+    name: str
+    port: str
+    format: Format
+    values: tuple[str, ...]
+    missing: bool
+
+    def __post_init__(self) -> None:
+        if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
+            raise ValueError(
+                f"column {_json.shown(self.name)}: its format is {self.format}, which has not the codes 0 to {self.missing_code}."
+            )
+
+    @property
+    def other_code(self) -> int:
+        """Code of a category that is none of the known ones."""
+        return len(self.values)
+
+    @property
+    def missing_code(self) -> int:
+        """Code of a missing cell."""
+        return len(self.values) + self.missing
+
+    def whole(self, value: Value) -> int:
+        """Return the code of a category, or of None where it is missing.
+
+        Raises:
+          ValueError: it is no text.
+        """
+        if value is None:
+            return self.missing_code
+        if not isinstance(value, str):
+            raise ValueError(
+                f"column {_json.shown(self.name)}: {value!r} is no text, or None where it is missing."
+            )
+        return self.values.index(value) if value in self.values else self.other_code
+
+    def code(self, value: Value) -> int:
+        """Return the code of a category; see `whole`."""
+        return self.whole(value)
+
+    def value(self, code: float) -> Value:
+        """Return the category of a code: a text that is none of the known ones where there is none, and None where it is missing."""
+        if code < len(self.values):
+            return self.values[int(code)]
+        if self.missing and code == self.missing_code:
+            return None
+        return next(word for n in itertools.count() if (word := f"other {n}") not in self.values)
+
+    def boundaries(self) -> list[int]:
+        """Return all codes of different meanings."""
+        return list(range(self.missing_code + 1))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the description as JSON holds it, without the format."""
+        return {
+            **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
+            "kind": "category",
+            "values": list(self.values),
+            "missing_code": self.missing_code,
+        }
+
+
+Column = Number | Category
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Columns of a table, and the bits that a network reads of them.
+
+    Attributes:
+      columns: in the order of the ports.
+      bits: for each bit a column by its place, and a part of it: the place of a threshold that the number is above, or of the category that the cell is, or `MISSING`;
+        or -1 and a constant bit. Empty where only the columns are known.
+
+    Raises:
+      ValueError: two columns have one port, or bits are of parts that are not there.
+
+    Example:
+      >>> from lutjax.circuits import Format
+      >>> from lutjax.circuits.columns import Category, Columns, Number
+      >>> age = Number("age", "age", Format.parse("int8"), 0, (30.0, 50.0), 40.0, False)
+      >>> job = Category("job", "job", Format(2), ("clerk", "farmer"), True)
+      >>> table = Columns((age, job), ((0, 0), (0, 1), (1, 0), (1, 1), (1, -1)))
+      >>> {port: codes.tolist() for port, codes in table.encode([[30.5, "clerk"], [None, None]]).items()}
+      {'age': [[31], [40]], 'job': [[0], [3]]}
+    """
+
+    columns: tuple[Column, ...]
+    bits: tuple[Bit, ...] = ()
+
+    def __post_init__(self) -> None:
+        ports = [column.port.lower() for column in self.columns]
+        if len(set(ports)) < len(ports):
+            raise ValueError(f"columns have the ports {_json.shown(ports)}; expected a different one for each.")
+        for at, part in self.bits:
+            if at < 0 or at >= len(self.columns):
+                good = at == -1 and part in (0, 1)
+            else:
+                column = self.columns[at]
+                n = len(column.thresholds if isinstance(column, Number) else column.values)
+                good = 0 <= part < n or (part == MISSING and column.missing)
+            if not good:
+                raise ValueError(f"bits has {[at, part]}, which is no part of a column.")
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Ports of the columns."""
+        return tuple(Port(column.port, 1, column.format) for column in self.columns)
+
+    def encode(self, rows: Sequence[Sequence[Value]]) -> dict[str, Shaped[np.ndarray, "rows 1"]]:
+        """Return the port's numbers of rows: for each column a number, a text, or None where the cell is missing.
+
+        Raises:
+          ValueError: a row has another number of cells, or a cell of another kind.
+        """
+        for k, row in enumerate(rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {_json.listed([c.name for c in self.columns], 200)}."
+                )
+        return {
+            column.port: np.array([[column.code(row[i])] for row in rows]).reshape(len(rows), 1)
+            for i, column in enumerate(self.columns)
+        }
+
+    def decode(self, numbers: Sequence[Shaped[np.ndarray, "rows 1"]]) -> list[list[Value]]:
+        """Return rows that ports' numbers stand for."""
+        cells = [
+            [column.value(code) for code in np.asarray(codes).ravel().tolist()]
+            for column, codes in zip(self.columns, numbers, strict=True)
+        ]
+        return [list(row) for row in zip(*cells, strict=True)]
+
+    def boundaries(
+        self, samples: Sequence[Shaped[np.ndarray, "rows 1"]]
+    ) -> list[Int[np.ndarray, "others 1"] | Shaped[np.ndarray, "others 1"]]:
+        """Return samples in which one column has, in turn, each number next to a threshold, each category, and none."""
+        n = len(samples[0])
+        found: list[list[Any]] = [[] for _ in self.columns]
+        row = 0
+        for changed, column in enumerate(self.columns):
+            for whole in column.boundaries():
+                for i, codes in enumerate(samples):
+                    code = whole / 2**column.format.fraction if column.format.fraction else whole
+                    found[i].append(code if i == changed else codes[row % n, 0])
+                row += 1
+        return [np.asarray(codes).reshape(-1, 1) for codes in found]
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return what ``about["columns"]`` of a circuit says."""
+        return [column.facts() for column in self.columns]
+
+    @classmethod
+    def of(cls, facts: Any, ports: Sequence[Port]) -> "Columns":
+        """Return the columns that ``about["columns"]`` of a circuit with these input ports describes.
+
+        Raises:
+          ValueError: it does not describe these ports; the message names the field.
+        """
+        if not isinstance(facts, list | tuple) or len(facts) != len(ports):
+            raise ValueError(f"columns is {_json.shown(facts)}; expected a list of {len(ports)}, one for each input port.")
+        found = []
+        for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
+            fields = Fields(f"columns[{k}]")
+            column = _column(fields, one, port.format)
+            if (column.port, 1) != (port.name, port.count):
+                raise ValueError(
+                    f"{fields.where}: 'port' is {_json.shown(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
+                )
+            for name in ("codes", "missing_code"):
+                if (expected := column.facts().get(name)) != one.get(name):
+                    raise ValueError(
+                        f"{fields.where}: {name!r} is {_json.shown(one.get(name))}; expected {_json.shown(expected)}."
+                    )
+            found.append(column)
+        return cls(tuple(found))
+
+
+def of_circuit(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
+    """Return the columns of which a circuit with these facts and input ports takes rows; None where it takes none.
+
+    Raises:
+      ValueError: as `Columns.of`.
+    """
+    facts = about.get("columns")
+    return None if facts is None else Columns.of(facts, inputs)
+
+
+def _column(fields: Fields, found: Any, format: Format) -> Column:
+    """Return a column of facts."""
+    kind, name, port = (fields.field(found, key, str) for key in ("kind", "name", "port"))
+    missing = fields.field(found, "missing", bool)
+    if kind == "category":
+        values = fields.field(found, "values", list | tuple)  # type: ignore[arg-type]
+        if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
+            raise ValueError(f"{fields.where}: 'values' is {_json.shown(values)}; expected different texts.")
+        return Category(name, port, format, tuple(values), missing)
+    if kind != "number":
+        raise ValueError(f"{fields.where}: 'kind' is {_json.shown(kind)}; expected 'number' or 'category'.")
+    decimals = fields.field(found, "decimals", int)
+    given = fields.field(found, "thresholds", list | tuple)  # type: ignore[arg-type]
+    thresholds = [_finite(fields, "thresholds", one) for one in given]
+    if abs(decimals) > MOST_DECIMALS or any(a >= b for a, b in itertools.pairwise(thresholds)):
+        raise ValueError(
+            f"{fields.where}: 'thresholds' must ascend, and 'decimals', {decimals}, lie between {-MOST_DECIMALS} and {MOST_DECIMALS}."
+        )
+    fill = _finite(fields, "fill", found.get("fill"))
+    least, largest = (
+        None if found.get(key) is None else _finite(fields, key, found[key]) for key in ("least", "largest")
+    )
+    return Number(name, port, format, decimals, tuple(thresholds), fill, missing, least, largest)
+
+
+def _finite(fields: Fields, name: str, value: Any) -> float:
+    number = fields.number({name: value}, name)
+    if number is None or not math.isfinite(number):
+        raise ValueError(f"{fields.where}: {name!r} has {_json.shown(value)}; expected finite numbers.")
+    return number
+
+
+def whole_range(format: Format) -> tuple[int, int]:
+    """Return the least and the largest whole number of a format, before it is divided."""
+    least, largest = dataclasses.replace(format, fraction=0).range
+    return int(least), int(largest)
+
+
+def _float(whole: int, ratio: Fraction) -> float:
+    """Return a whole number of a unit as the nearest float64, which is how its decimals are read."""
+    try:
+        return whole * ratio.numerator / ratio.denominator  # of whole numbers of any size, and rounded once
+    except OverflowError:
+        return math.copysign(math.inf, whole)
+
+
+def _level(threshold: float, ratio: Fraction) -> int:
+    """Return the largest whole number of a unit that is not above a threshold, in float64."""
+    level = math.floor(Fraction(threshold) / ratio)
+    return level + (_float(level + 1, ratio) <= threshold)  # the decimals 0.3 are read as a float64 below 3/10
+
+
+# ------------------------------------------------------------------------------------- choices
+def number(
+    name: str,
+    port: str,
+    thresholds: Iterable[float],
+    fill: float,
+    missing: bool,
+    *,
+    decimals: int | None = None,
+    least: float | None = None,
+    largest: float | None = None,
+    format: Format | None = None,
+) -> Number:
+    """Return a column of numbers, in a format that tells the numbers on both sides of each threshold apart.
+
+    Args:
+      name, port, thresholds, fill, missing, least, largest: see `Number`; thresholds in any order, also repeated.
+      decimals: that the column's numbers have; by default those of the thresholds. Kept where at most `USUAL_BITS` bits hold the numbers then.
+      format: of the port, whose numbers then are those of the column; by default signed whole numbers of as few bits as there can be.
+
+    Raises:
+      ValueError: no format of at most `MOST_BITS` bits does, or the given one does not.
+
+    Example:
+      >>> from lutjax.circuits import columns
+      >>> hours = columns.number("hours", "hours", [7.5, 38.0], 38.0, True, least=0.0, largest=60.0)
+      >>> str(hours.format), hours.decimals
+      ('int11', 1)
+    """
+    ordered = tuple(sorted(set(thresholds)))
+    given = (name, port), (ordered, fill, missing, least, largest)
+    if format is not None:
+        return Number(*given[0], format, 0, *given[1])
+    numbers = [*ordered, fill, *(x for x in (least, largest) if x is not None)]
+    start = max(map(decimals_of, (*ordered, fill))) if decimals is None else decimals
+    while start > -MOST_DECIMALS and _bits(numbers, start) > USUAL_BITS:
+        start -= 1
+    for tried in range(start, MOST_DECIMALS):
+        bits = _bits(numbers, tried)
+        if bits > MOST_BITS:
+            break
+        try:
+            return Number(*given[0], Format(bits, signed=True), tried, *given[1])
+        except ValueError:
+            continue
+    raise ValueError(
+        f"column {_json.shown(name)}: its thresholds lie so unevenly that whole numbers of at most {MOST_BITS} bits do not tell the numbers between them apart."
+    )
+
+
+def category(name: str, port: str, values: Sequence[str], missing: bool) -> Category:
+    """Return a column of categories, in a format of as few bits as hold their codes.
+
+    Example:
+      >>> from lutjax.circuits import columns
+      >>> columns.category("job", "job", ["clerk", "farmer", "nurse"], False).format
+      Format(bits=2, fraction=0, signed=False)
+    """
+    return Category(name, port, Format(max(1, (len(values) + missing).bit_length())), tuple(values), missing)
+
+
+def _bits(numbers: Sequence[float], decimals: int) -> int:
+    """Return the bits of signed whole numbers that hold numbers of a unit, the one above each, and the code of a missing one."""
+    ratio = Fraction(10) ** -decimals
+    largest = max(abs(math.floor(Fraction(x) / ratio)) + 2 for x in numbers)
+    return largest.bit_length() + 1
+
+
+def decimals_of(number: float) -> int:
+    """Return how many digits after the point a number has, as float64 is written."""
+    mantissa, _, exponent = repr(float(number)).partition("e")
+    digits = mantissa.partition(".")[2].rstrip("0")
+    return max(0, len(digits) - int(exponent or 0))
+
+
+def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """Return a name of a port for each column: a word that Verilog, VHDL, C and C++ take, and none of those that are taken.
+
+    Example:
+      >>> from lutjax.circuits.columns import port_names
+      >>> port_names(["Größe (m)", "class", "y", "2nd", "size", "Size"], ["y"])
+      ['grosse_m', 'class_column', 'y_column', 'column_2nd', 'size', 'size_column']
+    """
+    used = {name.lower() for name in taken}
+    found = []
+    for place, name in enumerate(names, 1):
+        word = word_of(name) or f"column_{place}"
+        if word[0].isdigit():
+            word = f"column_{word}"
+        choices = itertools.chain((word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2)))
+        chosen = next(c for c in choices if c not in used and not _names.why_not(c) and not _names.why_not_function(c))
+        used.add(chosen)
+        found.append(chosen)
+    return found
+
+
+def word_of(text: str) -> str:
+    """Return a text as small letters, digits and single underscores; empty where it has none."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip("_")

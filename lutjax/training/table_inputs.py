@@ -1,0 +1,133 @@
+"""Inputs of circuits for rows of a table: the encoding of a run and the thresholds of its network, as columns that a circuit compares itself."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from lutjax.circuits import columns
+from lutjax.circuits.columns import MISSING, Bit, Column, Columns, Value
+from lutjax.circuits.ports import Format
+from lutjax.circuits.verilog import CONTROL
+from lutjax.training.datasets.columns import Cells, Encoding, Number, Table
+
+TAKEN = ("x", "y", *CONTROL)
+"""Names that no port of a column gets: those of other ports."""
+
+
+def columns_of(
+    encoding: Encoding,
+    thresholds: Shaped[np.ndarray, "features thresholds"] | None,
+    format: Format | None = None,
+) -> Columns:
+    """Return columns whose bits are those that the first layer of a network reads.
+
+    Args:
+      encoding: of the run.
+      thresholds: of the network, with which it compares features; None where its features are bits.
+      format: of the ports of numbers; by default whole numbers of a unit that suits each column.
+
+    Raises:
+      ValueError: no format tells all numbers apart that the network does, the given one does not, or features are numbers without thresholds.
+    """
+    ports = columns.port_names([column.name for column in encoding.columns], TAKEN)
+    made: list[Column] = []
+    bits: list[Bit] = []
+    feature = 0
+    for at, (column, port) in enumerate(zip(encoding.columns, ports, strict=True)):
+        n_features = len(column.features)
+        rows = None if thresholds is None else thresholds[feature : feature + n_features]
+        feature += n_features
+        if not isinstance(column, Number):
+            made.append(columns.category(column.name, port, column.values, column.missing))
+            parts = [*range(len(column.values)), *([MISSING] if column.missing else [])]
+            bits += _of_flags([(at, part) for part in parts], rows)
+            continue
+        limits = _limits(column, rows)
+        known = limits[np.isfinite(limits)]
+        made.append(
+            columns.number(
+                *(column.name, port, known.tolist(), column.fill, column.missing),
+                decimals=column.digits,
+                least=column.least,
+                largest=column.largest,
+                format=format,
+            )
+        )
+        place = {limit: k for k, limit in enumerate(made[-1].thresholds)}
+        bits += [
+            (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0)) for limit in limits.tolist()
+        ]
+        if column.missing:
+            bits += _of_flags([(at, MISSING)], None if rows is None else rows[-1:])
+    return Columns(tuple(made), tuple(bits))
+
+
+def _of_flags(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
+    """Return the bits of features that are 0 or 1, which thresholds make constant where they are not between."""
+    if thresholds is None:
+        return list(flags)
+    return [
+        flag if 0 <= t < 1 else (-1, int(t < 0))
+        for flag, row in zip(flags, thresholds.tolist(), strict=True)
+        for t in row
+    ]
+
+
+def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray, " bits"]:
+    """Return for each bit of a column's numbers the largest float64 for which it is 0: -inf or inf where it is constant.
+
+    Raises:
+      ValueError: a feature is a number that no threshold is compared with.
+    """
+    if column.thresholds is not None and not column.numbers:
+        limits = np.asarray(column.thresholds, np.float64)
+        if thresholds is None:
+            return limits
+        flags = _of_flags([(0, k) for k in range(len(limits))], thresholds[: len(limits)])
+        return np.array([limits[k] if at == 0 else (np.inf, -np.inf)[k] for at, k in flags])
+    if thresholds is None:
+        raise ValueError(f"column {column.name!r} is a number without thresholds, which is no bit.")
+    n_numbers = len(thresholds) - column.missing
+    flat = thresholds[:n_numbers].ravel()
+    return _largest(lambda numbers: column.scaled(numbers) > flat, len(flat))
+
+
+def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.ndarray, " n"]:
+    """Return the largest float64 for which each of n conditions does not hold, which hold from some number on.
+
+    The floats between are halved in their own order, so each answer takes 64 steps, whatever the condition rounds.
+    """
+    last = int(np.float64(np.finfo(np.float64).max).view(np.int64))
+    low, high = np.full(n, -last, object), np.full(n, last, object)
+
+    def floats(places: np.ndarray) -> np.ndarray:
+        sizes: np.ndarray = np.abs(places).astype(np.int64).view(np.float64)
+        return np.where(places < 0, -sizes, sizes)
+
+    always, never = above(floats(low)), ~above(floats(high))
+    for _ in range(65):
+        middle = (low + high) // 2
+        holds = above(floats(middle))
+        low, high = np.where(holds, low, middle), np.where(holds, middle, high)
+    found: np.ndarray = np.where(always, -np.inf, np.where(never, np.inf, floats(low)))
+    return found
+
+
+def values_of(encoding: Encoding, table: Table) -> list[list[Value]]:
+    """Return the rows of a table as numbers and categories, None where a cell is missing.
+
+    Raises:
+      SamplesError: a cell of a column of numbers is no number.
+    """
+    cells = [column.parsed(table.columns[column.name]) for column in encoding.columns]
+    return [list(row) for row in zip(*cells, strict=True)]
+
+
+def table_of(encoding: Encoding, rows: Sequence[Sequence[Value]], *, name: str) -> Table:
+    """Return rows, as `values_of` returns them, as a table of cells that `Encoding.encode` reads."""
+    cells: dict[str, Cells] = {
+        column.name: column.written([row[i] for row in rows])  # type: ignore[misc]
+        for i, column in enumerate(encoding.columns)
+    }
+    return Table(cells, np.full(len(rows), "", np.str_), name)
