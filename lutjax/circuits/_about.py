@@ -169,14 +169,32 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
     of_ports = [
         f"{port.name}[{i}]" if port.count > 1 else port.name for port in inputs for i in range(port.count)
     ]
+    target = about.get("target")
+    rows = columns.of_circuit(about, inputs)
     return [
-        *(f"class {number}: {_in_a_comment(name)}" for number, name in enumerate(classes)),
+        *([] if target is None else [f"answers: {in_a_comment(target)}"]),
+        *(f"class {number}: {in_a_comment(name)}" for number, name in enumerate(classes)),
         *([f"{inputs[0].name}: {height} x {width} pixels, row after row"] if is_image else []),
-        *(f"{place}: {_in_a_comment(name)}" for place, name in zip(of_ports, numbers, strict=False)),
+        *(
+            (f"{place}: {in_a_comment(name)}" for place, name in zip(of_ports, numbers, strict=False))
+            if rows is None
+            else (f"{column.port}: {_column(column)}" for column in rows.columns)
+        ),
     ]
 
 
-def _in_a_comment(text: str) -> str:
+def _column(column: columns.Column) -> str:
+    """Return what the numbers of a column's port stand for."""
+    name = in_a_comment(column.name)
+    if isinstance(column, columns.Number):
+        own = "" if column.missing else ", as the median is"
+        return f"{name}, in units of {column.unit}; {column.missing_code / 2**column.format.fraction:g} where missing{own}"
+    codes = [f"{code} {in_a_comment(value)}" for code, value in enumerate(column.values)]
+    own = f", {column.missing_code} missing" if column.missing else ", missing too"
+    return f"{name}: {', '.join([*codes, f'{column.other_code} any other'])}{own}"
+
+
+def in_a_comment(text: str) -> str:
     """Return a text in quotes, in ASCII and in one line, which neither begins nor ends a comment of C."""
     return json.dumps(text).replace("/*", "/ *").replace("*/", "* /")
 

@@ -7,15 +7,16 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _about, _names, _operations, _templates
+from lutjax.circuits import _about, _c_rows, _names, _operations, _templates
 from lutjax.circuits._formulas import formula
 from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.columns import Value
 from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
-_OWN = ("predict", "words", "step", "word", "unit", "number")  # what names of the interface end in
-_INNER = ("bits_of", "numbers_of", "input", "expected", "output")  # what names of the ports begin with
+_OWN = ("predict", "predict_rows", "words", "step", "word", "unit", "number", "row")  # what names of the interface end in
+_INNER = ("bits_of", "numbers_of", "number", "of", "input", "expected", "output")  # what names of the ports begin with
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
@@ -29,7 +30,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
     number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
     chosen when the program is compiled. The rule of an automaton also gets ``NAME_step``, which takes a grid to the
-    next one.
+    next one. A circuit that takes rows of a table also gets ``NAME_predict_rows``, which takes numbers in floating point and codes of categories.
 
     Args:
       circuit: any; what its outputs do not read is left out.
@@ -93,6 +94,10 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         "calls_out": _calls(circuit.outputs, "out", "output"),
         "number": number_function(circuit, name),
     }
+    rows = _c_rows.columns_of(circuit)
+    answers = ", ".join(f"{type_of(port)} *output_{port.name}" for port in circuit.outputs)
+    types = [type_of(port) for port in circuit.inputs]
+    in_rows = "" if rows is None else _c_rows.source(circuit, rows, name, types, answers)
     files = {}
     automaton = circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
     if automaton:
@@ -101,6 +106,10 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
             "a torus" if circuit.about.get("periodic") else "a grid, beyond which all cells are 0"
         )
     for end in ("h", "c"):
+        values["rows"] = in_rows
+        if rows is not None and end == "h":
+            values["rows"] = _c_rows.header(circuit, rows, name, answers)
+        values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
         values["step"] = _templates.filled(f"step.{end}", **values) if automaton else ""
         files[f"{name}.{end}"] = _templates.filled(f"circuit.{end}", **values)
     return files
@@ -124,7 +133,12 @@ def check_name(name: str, ports: Sequence[Port] = ()) -> None:
             )
 
 
-def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "circuit") -> str:
+def c_test(
+    circuit: Circuit,
+    *samples: Shaped[np.ndarray, "..."],
+    name: str = "circuit",
+    rows: Sequence[Sequence[Value]] | None = None,
+) -> str:
     """Return the text of a program that tests `write` of a circuit: it has samples inside, and the answers that are right.
 
     It prints how many samples are wrong, and returns 0 if none is. It is compiled together with ``NAME.c``.
@@ -133,6 +147,7 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
       circuit: that of `write`, with an input port and an output port at least.
       *samples: for each input port the numbers of the samples, as `Circuit` takes them.
       name: that of `write`.
+      rows: of the table, the same samples; see `lutjax.circuits.columns.Columns.encode`.
 
     Raises:
       ValueError: a circuit without inputs or outputs, or no samples.
@@ -150,6 +165,11 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
         for port, given in zip(ports, numbers, strict=True):
             arrays.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
             arrays += [*wrapped(constants(port, given)), "};"]
+    columns = _c_rows.columns_of(circuit)
+    if columns is not None and rows is not None:
+        arrays.append(f"static const {name}_row rows[] = {{")
+        arrays += [f"    {_c_rows.initializer(columns, row)}," for row in rows]
+        arrays.append("};")
     for port in circuit.outputs:
         arrays.append(f"static {type_of(port)} output_{port.name}[{n * port.count}];")
         of_port = f"{port.name}[k * {port.count} + i]"
@@ -159,13 +179,17 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
         [f"{kind}_{port.name}" for port in ports]
         for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs))
     )
+    calls = [f"{name}_predict({', '.join([*inputs, str(n), *outputs])});"]
+    if columns is not None and rows is not None:
+        calls.append(f"{name}_predict_rows(rows, {n}, {', '.join(outputs)});")
+    checked = "\n".join(checks)
     return _templates.filled(
         "test.c",
         name=name,
         n=n,
+        includes="#include <math.h>\n" if rows is not None else "",
         arrays="\n".join(arrays),
-        checks="\n".join(checks),
-        arguments=", ".join([*inputs, str(n), *outputs]),
+        calls="\n".join(_templates.filled("test_call.c", n=n, call=call, checks=checked) for call in calls).rstrip(),
     )
 
 

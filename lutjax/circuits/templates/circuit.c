@@ -1,5 +1,5 @@
 /* @title@; @name@.h describes it. */
-#include "@name@.h"
+#include "@name@.h"@includes@
 
 typedef @name@_word word;
 
@@ -96,4 +96,4 @@ void @name@_predict(@parameters@)
 @calls_out@
     }
 }
-@step@
+@step@@rows@

@@ -58,7 +58,7 @@ void @name@_words(const @name@_word *x, @name@_word *y);
 /* Numbers of n samples, sample after sample:
 @numbers@ */
 void @name@_predict(@parameters@);
-@step@@number@
+@step@@number@@rows@
 #ifdef __cplusplus
 }
 #endif

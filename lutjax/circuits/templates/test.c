@@ -1,17 +1,12 @@
 #include <stdio.h>
-#include "@name@.h"
+@includes@#include "@name@.h"
 
 @arrays@
 
 int main(void)
 {
     unsigned long k, i, wrong = 0;
-    @name@_predict(@arguments@);
-    for (k = 0; k < @n@; k++) {
-        int same = 1;
-@checks@
-        wrong += !same;
-    }
+@calls@
     printf("@name@: @n@ samples, %lu wrong\n", wrong);
     return wrong != 0;
 }

@@ -1,0 +1,194 @@
+"""Rows of a table in C: codes of categories by name, a struct for a row, and functions that take it."""
+
+import itertools
+from collections.abc import Sequence
+
+from lutjax.circuits import _about, _templates, columns
+from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.columns import Category, Column, Columns, Number, Value, whole_range
+from lutjax.circuits.ports import Port
+
+_OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
+"""Ends of names of macros of the header."""
+
+
+def columns_of(circuit: Circuit) -> Columns | None:
+    """Return the columns of a circuit, None where it takes no rows."""
+    return columns.of_circuit(circuit.about, circuit.inputs)
+
+
+def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
+    """Return the name of each code that has one: by the port and the code, of a category, another one, or a missing cell."""
+    used = {f"{name}_{end}".upper() for end in _OWN}
+    found: dict[tuple[str, int], str] = {}
+
+    def add(column: Column, code: int, word: str) -> None:
+        if (column.port, code) in found:
+            return
+        start = f"{name}_{column.port}_{word}".upper()
+        choices = itertools.chain([start], (f"{start}_{n}" for n in itertools.count(2)))
+        found[column.port, code] = next(choice for choice in choices if choice not in used)
+        used.add(found[column.port, code])
+
+    for column in rows.columns:
+        if isinstance(column, Category):
+            add(column, column.other_code, "other")
+        add(column, column.missing_code, "missing")
+    for column in rows.columns:
+        for code, value in enumerate(column.values if isinstance(column, Category) else ()):
+            add(column, code, columns.word_of(value) or str(code))
+    return found
+
+
+def constants(rows: Columns, name: str) -> list[str]:
+    """Return the lines that define the names of codes."""
+    names, lines = names_of(rows, name), []
+    for column in rows.columns:
+        if isinstance(column, Number):
+            if column.missing:
+                lines.append(f"#define {names[column.port, column.missing_code]} ({_constant(column.missing_code)})")
+            continue
+        lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
+        meanings = {column.missing_code: "a missing cell", column.other_code: "a category that training never saw"}
+        meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
+        codes = sorted(meanings)
+        lines += [
+            f"    {names[column.port, code]} = {code}{',' * (code != codes[-1])} /* {meanings[code]} */"
+            for code in codes
+        ]
+        lines.append("};")
+    return lines
+
+
+def _constant(number: int) -> str:
+    return str(number) if number > -(1 << 63) else "-9223372036854775807 - 1"
+
+
+def _member(column: Column, kind: str, unit: str) -> str:
+    """Return a member of the struct of a row."""
+    what = _about.in_a_comment(column.name)
+    if isinstance(column, Number) and column.least is not None and column.largest is not None:
+        what += f", from {column.least:g} to {column.largest:g} in training"
+    return f"    {kind} {column.port}; /* {what}{unit} */"
+
+
+def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
+    """Return the struct of a row of whole numbers, as the ports have them, of these types."""
+    names, members = names_of(rows, name), []
+    for column, kind in zip(rows.columns, types, strict=True):
+        unit = "; a code above"
+        if isinstance(column, Number):
+            scale = f" over {2**column.format.fraction}" if column.format.fraction else ""
+            missing = f"; {names[column.port, column.missing_code]} where missing" if column.missing else (
+                f"; {column.missing_code} where missing"
+            )  # fmt: skip
+            unit = f"; in units of {column.unit}{scale}, from {whole_range(column.format)[0]} to {whole_range(column.format)[1]}{missing}"
+        members.append(_member(column, kind, unit))
+    return "\n".join(["typedef struct {", *members, f"}} {name}_row;"])
+
+
+def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
+    """Return the declarations of rows in the header of a program for many samples.
+
+    Args:
+      outputs: parameters for the outputs.
+    """
+    members = [
+        _member(column, *(("double", "; NAN where missing") if isinstance(column, Number) else ("int", "; a code above")))
+        for column in rows.columns
+    ]
+    return _templates.filled(
+        "rows.h",
+        name=name,
+        constants="\n".join(constants(rows, name)),
+        members="\n".join(members),
+        outputs=outputs,
+        codes="\n".join(
+            f"int {name}_code_{column.port}(const char *text);"
+            for column in rows.columns
+            if isinstance(column, Category)
+        ),
+    )
+
+
+def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], outputs: str) -> str:
+    """Return the functions of rows in a program for many samples; see `header`.
+
+    Args:
+      types: of the numbers of each input port.
+    """
+    names = names_of(rows, name)
+    parts, locals_, codes = [], [], []
+    for column, kind in zip(rows.columns, types, strict=True):
+        locals_.append(f"        {kind} of_{column.port}[{name.upper()}_LANES];")
+        if isinstance(column, Number):
+            parts.append(_number(column, kind))
+            codes.append(f"            of_{column.port}[k] = number_{column.port}(row->{column.port});")
+            continue
+        other = names[column.port, column.other_code]
+        inside = f"row->{column.port} >= 0 && row->{column.port} <= {column.missing_code}"
+        codes.append(f"            of_{column.port}[k] = ({kind})({inside} ? row->{column.port} : {other});")
+        texts = ", ".join(map(text_of, column.values))
+        parts.append(
+            _templates.filled(
+                "category.c",
+                name=name,
+                port=column.port,
+                count=len(column.values),
+                texts=texts or '""',
+                other=other,
+                missing=names[column.port, column.missing_code],
+            )
+        )
+    given = [f"of_{column.port}" for column in rows.columns]
+    answers = [f"output_{port.name} + done * {port.count}" for port in circuit.outputs]
+    return _templates.filled(
+        "rows.c",
+        name=name,
+        NAME=name.upper(),
+        parts="\n".join(parts),
+        outputs=outputs,
+        locals="\n".join(locals_),
+        codes="\n".join(codes),
+        arguments=", ".join([*given, "left", *answers]),
+    )
+
+
+def _number(column: Number, kind: str) -> str:
+    """Return the function that makes a port's number of a number: the code of all that are above the same thresholds."""
+    return _templates.filled(
+        "number.c" if column.thresholds else "no_number.c",
+        port=column.port,
+        type=kind,
+        count=len(column.thresholds),
+        thresholds=", ".join(map(repr, column.thresholds)),
+        numbers=", ".join(map(_constant, column.canonical)),
+        missing=_constant(column.missing_code),
+    )
+
+
+def initializer(rows: Columns, row: Sequence[Value]) -> str:
+    """Return a row as the initializer of the struct of doubles and codes."""
+    cells = [
+        ("NAN" if value is None else repr(float(value)))
+        if isinstance(column, Number)
+        else str(column.code(value))
+        for column, value in zip(rows.columns, row, strict=True)
+    ]
+    return f"{{{', '.join(cells)}}}"
+
+
+def integer_row_call(rows: Columns, inputs: Sequence[Port], name: str, index: str, outputs: Sequence[str]) -> str:
+    """Return a block that calls the function of a row of whole numbers, of arrays ``input_PORT``."""
+    members = ", ".join(f"input_{port.name}[{index or '0'}]" for port in inputs)
+    call = f"{name}_predict_row({', '.join(['&row', *outputs[1:]])})"
+    return f"{{ const {name}_row row = {{{members}}}; {outputs[0]}{call}; }}"
+
+
+def text_of(text: str) -> str:
+    """Return a literal of C of the UTF-8 of a text, in ASCII and without trigraphs."""
+    plain = "".join(
+        chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
+        for octet in text.encode("utf-8", "replace")
+    )
+    return f'"{plain}"'

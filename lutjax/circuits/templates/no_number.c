@@ -1,0 +1,5 @@
+
+static @type@ number_@port@(double x)
+{
+    return x != x ? @missing@ : @numbers@;
+}

@@ -1,0 +1,6 @@
+    @call@
+    for (k = 0; k < @n@; k++) {
+        int same = 1;
+@checks@
+        wrong += !same;
+    }
