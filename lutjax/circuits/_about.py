@@ -107,6 +107,12 @@ def _is_list_of_whole(value: Any, least: int) -> bool:
     return isinstance(value, list | tuple) and all(_is_whole(one, least) for one in value)
 
 
+def _is_list_of_pairs(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(one, list | tuple) and len(one) == 2 and all(_is_whole(k, -1) for k in one) for one in value
+    )
+
+
 def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
@@ -126,6 +132,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "classes": (_is_list_of_texts, "a list of texts"),
     "input_names": (_is_list_of_texts, "a list of texts"),
+    "column_bits": (_is_list_of_pairs, "a list of pairs of whole numbers of at least -1"),
     "target": (lambda value: isinstance(value, str), "a text"),
     "channels": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
     "periodic": (lambda value: isinstance(value, bool), "true or false"),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from lutjax.circuits import _about, _templates, columns
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Category, Column, Columns, Number, Value, whole_range
-from lutjax.circuits.ports import Port
 
 _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
 """Ends of names of macros of the header."""
@@ -176,13 +175,6 @@ def initializer(rows: Columns, row: Sequence[Value]) -> str:
         for column, value in zip(rows.columns, row, strict=True)
     ]
     return f"{{{', '.join(cells)}}}"
-
-
-def integer_row_call(rows: Columns, inputs: Sequence[Port], name: str, index: str, outputs: Sequence[str]) -> str:
-    """Return a block that calls the function of a row of whole numbers, of arrays ``input_PORT``."""
-    members = ", ".join(f"input_{port.name}[{index or '0'}]" for port in inputs)
-    call = f"{name}_predict_row({', '.join(['&row', *outputs[1:]])})"
-    return f"{{ const {name}_row row = {{{members}}}; {outputs[0]}{call}; }}"
 
 
 def text_of(text: str) -> str:

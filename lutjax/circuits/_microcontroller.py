@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lutjax.circuits import _about, _operations, _templates
+from lutjax.circuits import _about, _c_rows, _operations, _templates
 from lutjax.circuits._operations import Operations
-from lutjax.circuits.builder import ONE, ZERO
+from lutjax.circuits._rows import bits_of_comparisons
+from lutjax.circuits.builder import ONE, ZERO, Builder, replayed
 from lutjax.circuits.c import constants, macro, macros, number_function, type_of, wrapped
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.columns import MISSING, Columns, Number, whole_range
 from lutjax.circuits.ports import Port, levels_of
 
 Style = Literal["functions", "tables"]
@@ -26,12 +28,14 @@ class Load:
       port, index: the number.
       bit: that is read; None where the number is compared.
       below: the bit says that the number, as a whole one, is below this.
+      equal: or that it is this; None where it is not compared so.
     """
 
     port: int
     index: int
     bit: int | None
     below: int = 0
+    equal: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,21 +94,34 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
     loads: list[Load] = []
     known: dict[Load, int] = {}
 
-    def load(port: int, index: int, bit: int | None, below: int = 0) -> int:
-        one = Load(port, index, bit, below)
+    def load(port: int, index: int, bit: int | None, below: int = 0, equal: int | None = None) -> int:
+        one = Load(port, index, bit, below, equal)
         if one not in known:
             loads.append(one)
             known[one] = 2 * len(loads)
         return known[one]
 
-    levels = _levels(circuit, layers)
+    rows = None if layers is circuit else _rows_of(circuit, layers)
+    if rows is not None:
+        layers = _of_comparisons(layers, rows)
+        for at, part in _comparisons(rows):
+            column = rows.columns[at]
+            if part == MISSING:
+                load(at, 0, None, equal=column.missing_code)
+            elif isinstance(column, Number):
+                load(at, 0, None, column.levels[part] + 1)
+            else:
+                load(at, 0, None, equal=part)
+    levels = None if rows is not None else _levels(circuit, layers)
     bits: list[int] = []
-    if levels is None:
+    if rows is not None:
+        bits = [2 * k for k in range(1, len(loads) + 1)]
+    elif levels is None:
         for p, port in enumerate(circuit.inputs):
             bits += [load(p, i, b) for i in range(port.count) for b in range(port.format.bits)]
     else:
         port = circuit.inputs[0]
-        least, largest = _whole_range(port)
+        least, largest = whole_range(port.format)
         n_pixels = layers.n_inputs // levels.size
         for feature, row in enumerate(levels.tolist()):
             for level in row:
@@ -127,6 +144,41 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
     return Program(circuit, tuple(loads), operations, tuple(sinks), tuple(first), answers)
 
 
+def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
+    """Return the columns of a circuit with the bits that layers read of them, None where layers do not say these."""
+    rows, bits = _c_rows.columns_of(circuit), layers.about.get("column_bits")
+    if rows is None or bits is None:
+        return None
+    return Columns(rows.columns, tuple((at, part) for at, part in bits))
+
+
+def _comparisons(rows: Columns) -> list[tuple[int, int]]:
+    """Return the comparisons of which the bits of rows are made: columns and their parts; see `Columns`."""
+    known: dict[tuple[int, int], int] = {}
+    bits_of_comparisons(Builder(), rows, lambda *one: known.setdefault(one, ZERO))
+    return list(known)
+
+
+def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
+    """Return layers that read, in place of the bits of rows, the comparisons of which these are made.
+
+    A comparison says that a number is below the one after a threshold's level, or that it is a code.
+    """
+    if len(rows.bits) != layers.n_inputs:
+        raise ValueError(
+            f"mcu.write: layers has {layers.n_inputs} bits of inputs, and says of {len(rows.bits)} what they are."
+        )
+    builder = Builder()
+    asked = _comparisons(rows)
+    inputs = builder.input("x", len(asked)) if asked else []
+    above = [
+        isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked
+    ]  # which is not below
+    known = {one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)}
+    bits = bits_of_comparisons(builder, rows, lambda *one: known[one])
+    return replayed(layers, builder, bits)
+
+
 def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
     """Return the largest whole numbers that are not above the thresholds of layers, None where their inputs are those of the circuit."""
     thresholds = layers.about.get("thresholds")
@@ -145,12 +197,6 @@ def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
             "numbers of the circuit."
         )
     return found
-
-
-def _whole_range(port: Port) -> tuple[int, int]:
-    format = dataclasses.replace(port.format, fraction=0)
-    least, largest = format.range
-    return int(least), int(largest)
 
 
 def _places(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
@@ -204,7 +250,7 @@ def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
             values.append((code >> np.uint64(load.bit) & np.uint64(1)).astype(bool))
         else:
             whole = dataclasses.replace(port.format, fraction=0).decode(code)
-            values.append(whole < load.below)
+            values.append(whole < load.below if load.equal is None else whole == load.equal)
     for nodes, table in zip(operations.fanins, operations.tables, strict=True):
         address = sum(values[n].astype(np.int64) << i for i, n in enumerate(nodes))
         values.append((table >> np.arange(1 << len(nodes)) & 1).astype(bool)[address])
@@ -252,6 +298,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "result": type_of(circuit.outputs[0]) if single else "void",
         "parameters": ", ".join([*inputs, *outputs]) or "void",
         "number": number_function(circuit, name),
+        "row": _row(circuit, name),
         "sum": f"uint{made.sum_bits}_t",
         "macros": macros(operations),
         "body": body,
@@ -261,6 +308,28 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         {f"{name}.{end}": _templates.filled(f"mcu.{end}", **values) for end in ("h", "c")},
         memory,
         n_tables,
+    )
+
+
+def _row(circuit: Circuit, name: str) -> str:
+    """Return the struct of a row of the table and the function that takes it; nothing for other circuits."""
+    rows = _c_rows.columns_of(circuit)
+    if rows is None:
+        return ""
+    single = returns(circuit)
+    outputs = [] if single else [f"{type_of(port)} *output_{port.name}" for port in circuit.outputs]
+    given = [
+        *(f"&row->{port.name}" for port in circuit.inputs),
+        *([] if single else [f"output_{port.name}" for port in circuit.outputs]),
+    ]
+    return _templates.filled(
+        "row.h",
+        name=name,
+        constants="\n".join(_c_rows.constants(rows, name)),
+        row=_c_rows.integer_row(rows, name, [type_of(port) for port in circuit.inputs]),
+        result=type_of(circuit.outputs[0]) if single else "void",
+        parameters=", ".join([f"const {name}_row *row", *outputs]),
+        call=f"{'return ' * single}{name}_predict({', '.join(given)})",
     )
 
 
@@ -313,11 +382,13 @@ def _number(port: Port, text: str) -> str:
     return f"({kind})({unsigned})((({unsigned}){text} ^ {sign}) - {sign})"
 
 
-def _load(made: Program, load: Load) -> str:
+def _load(made: Program, load: Load, index: str | None = None) -> str:
     port = made.circuit.inputs[load.port]
-    number = f"input_{port.name}[{load.index}]"
+    number = f"input_{port.name}[{load.index if index is None else index}]"
     if load.bit is not None:
         return f"BIT({number}, {load.bit})"
+    if load.equal is not None:
+        return f"TRUTH({number} == {load.equal})"
     return f"{_less(port)}({number}, {load.below})"
 
 
@@ -468,9 +539,12 @@ def _steps(made: Program) -> tuple[list[tuple[int, str]], Operations, dict[int, 
             load = loads[node - 1]
             port = made.circuit.inputs[load.port]
             number = f"input_{port.name}[{{0}}]"
-            if load.bit is None:
+            if load.bit is None and (load.equal is not None or port.format.bits > _EXACT):
+                kind = kind_of(("constant", load), 2, f"v[{{1}}] = (cell){_load(made, load, '{0}')}")
+                new[node] = add((), kind, (load.index,))
+            elif load.bit is None:
                 less = "LESS22" if port.format.bits <= _EXACT else "LESS"
-                offset = -_whole_range(port)[0]
+                offset = -whole_range(port.format)[0]
                 k = (
                     f"({type_of(port)[1:] if not port.format.signed else type_of(port)}){{1}}"
                     if offset
@@ -521,6 +595,13 @@ def arrays(circuit: Circuit, samples: Sequence[np.ndarray], answers: Sequence[np
 
 def call(circuit: Circuit, name: str, at: str = "") -> str:
     """Return a statement that writes the answers to a sample, at an index in the arrays of the inputs, into those of the outputs."""
+    rows = _c_rows.columns_of(circuit)
+    if rows is not None:
+        members = ", ".join(f"input_{port.name}[{at or 0}]" for port in circuit.inputs)
+        outputs = [] if returns(circuit) else [f"output_{port.name}" for port in circuit.outputs]
+        answer = f"output_{circuit.outputs[0].name}[0] = " if returns(circuit) else ""
+        given = ", ".join(["&row", *outputs])
+        return f"{{ const {name}_row row = {{{members}}}; {answer}{name}_predict_row({given}); }}"
     inputs = [f"input_{port.name}" + (f" + {at} * {port.count}" if at else "") for port in circuit.inputs]
     if returns(circuit):
         return f"output_{circuit.outputs[0].name}[0] = {name}_predict({', '.join(inputs)});"

@@ -413,6 +413,18 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
     return builder.circuit(circuit.about)
 
 
+def replayed(circuit: Circuit, builder: Builder, bits: Sequence[Literal]) -> Circuit:
+    """Return a circuit made once more, which reads these literals of a builder in place of its inputs; facts about it are left out."""
+    literals = [ZERO, *bits]
+    for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
+        literals.append(builder.gate([literals[n] for n in nodes], table))
+    found = iter([literals[k >> 1] ^ k & 1 for k in circuit.literals])
+    for port in circuit.outputs:
+        numbers = [list(itertools.islice(found, port.format.bits)) for _ in range(port.count)]
+        builder.output(port.name, numbers, port.format)
+    return builder.circuit()
+
+
 def reduced(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
     """Return the different nodes that a table reads, and the table over them."""
     nodes = list(nodes)

@@ -131,7 +131,7 @@ def write(
     """Return a library for Arduino and PlatformIO that answers one sample at a time: texts by their paths.
 
     ``src/NAME.h`` declares ``NAME_predict``, which takes the numbers of one sample, and returns the answer where that is one number, and else
-    writes the numbers of the outputs. ``examples/NAME/NAME.ino`` is a sketch that calls it.
+    writes the numbers of the outputs. ``NAME_predict_row`` takes a row of a table, if the circuit does. ``examples/NAME/NAME.ino`` is a sketch that calls it.
 
     Args:
       circuit: any; what its outputs do not read is left out.
@@ -139,7 +139,8 @@ def write(
       target: a name of `TARGETS`: ``"cortex-m4"``, ``"avr"`` or ``"riscv32"``. The program is C99 that runs anywhere; the target decides the style, and what the
         folder says of boards.
       layers: the same network with ``inputs="bits"`` and ``outputs="bits"``, if there is one: the program then compares numbers with thresholds,
-        counts votes and finds the class by whole numbers, which for one sample takes far fewer instructions than the gates that do so in the circuit.
+        counts votes and finds the class by whole numbers, which for one sample takes far fewer instructions than the gates that do so in the circuit. Of a
+        circuit that takes rows of a table, ``about["column_bits"]`` of the layers has ``bits`` of its `lutjax.circuits.columns.Columns`.
       style: "functions" writes every operation as an instruction, which is fastest; "tables" writes tables in flash (PROGMEM on AVR) and a loop that reads them, which
         takes less flash; "auto" chooses by the number of operations.
       sample: numbers of each input port, for the sketch; by default zeros.

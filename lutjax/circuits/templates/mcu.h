@@ -17,7 +17,7 @@ extern "C" {
 
 /* The answer to one sample@answers@. */
 @result@ @name@_predict(@parameters@);
-@number@
+@number@@row@
 #ifdef __cplusplus
 }
 #endif
