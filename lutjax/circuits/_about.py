@@ -109,7 +109,8 @@ def _is_list_of_whole(value: Any, least: int) -> bool:
 
 def _is_list_of_pairs(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(
-        isinstance(one, list | tuple) and len(one) == 2 and all(_is_whole(k, -1) for k in one) for one in value
+        isinstance(one, list | tuple) and len(one) == 2 and all(_is_whole(k, -1) for k in one)
+        for one in value
     )
 
 

@@ -45,10 +45,15 @@ def constants(rows: Columns, name: str) -> list[str]:
     for column in rows.columns:
         if isinstance(column, Number):
             if column.missing:
-                lines.append(f"#define {names[column.port, column.missing_code]} ({_constant(column.missing_code)})")
+                lines.append(
+                    f"#define {names[column.port, column.missing_code]} ({_constant(column.missing_code)})"
+                )
             continue
         lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
-        meanings = {column.missing_code: "a missing cell", column.other_code: "a category that training never saw"}
+        meanings = {
+            column.missing_code: "a missing cell",
+            column.other_code: "a category that training never saw",
+        }
         meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
         codes = sorted(meanings)
         lines += [
@@ -93,7 +98,10 @@ def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
       outputs: parameters for the outputs.
     """
     members = [
-        _member(column, *(("double", "; NAN where missing") if isinstance(column, Number) else ("int", "; a code above")))
+        _member(
+            column,
+            *(("double", "; NAN where missing") if isinstance(column, Number) else ("int", "; a code above")),
+        )
         for column in rows.columns
     ]
     return _templates.filled(

@@ -15,8 +15,26 @@ from lutjax.circuits.columns import Value
 from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
-_OWN = ("predict", "predict_rows", "words", "step", "word", "unit", "number", "row")  # what names of the interface end in
-_INNER = ("bits_of", "numbers_of", "number", "of", "input", "expected", "output")  # what names of the ports begin with
+_OWN = (
+    "predict",
+    "predict_row",
+    "predict_rows",
+    "words",
+    "step",
+    "word",
+    "unit",
+    "number",
+    "row",
+)  # what names of the interface end in
+_INNER = (
+    "bits_of",
+    "numbers_of",
+    "number",
+    "of",
+    "input",
+    "expected",
+    "output",
+)  # what names of the ports begin with
 _FUNCTION = (
     200  # operations of one function: compilers need longer for more, and fewer keep more values in memory
 )
@@ -189,7 +207,9 @@ def c_test(
         n=n,
         includes="#include <math.h>\n" if rows is not None else "",
         arrays="\n".join(arrays),
-        calls="\n".join(_templates.filled("test_call.c", n=n, call=call, checks=checked) for call in calls).rstrip(),
+        calls="\n".join(
+            _templates.filled("test_call.c", n=n, call=call, checks=checked) for call in calls
+        ).rstrip(),
     )
 
 

@@ -289,7 +289,9 @@ class Columns:
     def __post_init__(self) -> None:
         ports = [column.port.lower() for column in self.columns]
         if len(set(ports)) < len(ports):
-            raise ValueError(f"columns have the ports {_json.shown(ports)}; expected a different one for each.")
+            raise ValueError(
+                f"columns have the ports {_json.shown(ports)}; expected a different one for each."
+            )
         for at, part in self.bits:
             if at < 0 or at >= len(self.columns):
                 good = at == -1 and part in (0, 1)
@@ -356,7 +358,9 @@ class Columns:
           ValueError: it does not describe these ports; the message names the field.
         """
         if not isinstance(facts, list | tuple) or len(facts) != len(ports):
-            raise ValueError(f"columns is {_json.shown(facts)}; expected a list of {len(ports)}, one for each input port.")
+            raise ValueError(
+                f"columns is {_json.shown(facts)}; expected a list of {len(ports)}, one for each input port."
+            )
         found = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
             fields = Fields(f"columns[{k}]")
@@ -433,7 +437,9 @@ def _float(whole: int, ratio: Fraction) -> float:
 def _level(threshold: float, ratio: Fraction) -> int:
     """Return the largest whole number of a unit that is not above a threshold, in float64."""
     level = math.floor(Fraction(threshold) / ratio)
-    return level + (_float(level + 1, ratio) <= threshold)  # the decimals 0.3 are read as a float64 below 3/10
+    return level + (
+        _float(level + 1, ratio) <= threshold
+    )  # the decimals 0.3 are read as a float64 below 3/10
 
 
 # ------------------------------------------------------------------------------------- choices
@@ -526,7 +532,9 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
         if word[0].isdigit():
             word = f"column_{word}"
         choices = itertools.chain((word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2)))
-        chosen = next(c for c in choices if c not in used and not _names.why_not(c) and not _names.why_not_function(c))
+        chosen = next(
+            c for c in choices if c not in used and not _names.why_not(c) and not _names.why_not_function(c)
+        )
         used.add(chosen)
         found.append(chosen)
     return found
@@ -535,4 +543,6 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
 def word_of(text: str) -> str:
     """Return a text as small letters, digits and single underscores; empty where it has none."""
     plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip("_")
+    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip(
+        "_"
+    )

@@ -21,6 +21,7 @@ from lutjax.circuits import (
     ands,
     blif,
     c,
+    columns,
     dot,
     mcu,
     netlist_json,
@@ -29,6 +30,7 @@ from lutjax.circuits import (
     verilog,
 )
 from lutjax.circuits.circuit import Circuit, evaluated as evaluated
+from lutjax.circuits.columns import Columns, Number, Value
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
 from lutjax.files import _json
@@ -41,6 +43,7 @@ MOST_LEVELS = 1 << 31
 """More than any circuit has between registers; JSON holds larger numbers."""
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
+README = "README.md"
 BUILD = "build"
 EXTRA = "extra"
 """Format, in a manifest, of files that belong to a circuit and are none of it."""
@@ -62,6 +65,7 @@ class Vectors:
     Attributes:
       inputs, outputs: for each port its numbers, ``[samples, count]``.
       source: where the samples are from, in words.
+      rows: of the table, the same samples as a user has them; None where the circuit takes no rows. See `lutjax.circuits.columns.Columns.encode`.
 
     Raises:
       ValueError: ports have other numbers of samples.
@@ -76,9 +80,12 @@ class Vectors:
     inputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
     outputs: Mapping[str, Shaped[np.ndarray, "samples _"]]
     source: str
+    rows: Sequence[Sequence[Value]] | None = None
 
     def __post_init__(self) -> None:
         sizes = {name: len(x) for name, x in (*self.inputs.items(), *self.outputs.items())}
+        if self.rows is not None:
+            sizes["rows"] = len(self.rows)
         if len(set(sizes.values())) > 1:
             raise ValueError(f"Vectors: ports have {sizes} samples; expected as many of each.")
 
@@ -106,6 +113,22 @@ class Vectors:
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"Vectors: {what} of the port {port.name}: {error}") from None
 
+        taken = columns.of_circuit(circuit.about, circuit.inputs)
+        if (taken is None) != (self.rows is None):
+            words = {True: "no rows", False: "rows"}
+            raise ValueError(
+                f"Vectors: there are {words[self.rows is None]}, but the circuit takes {words[taken is None]} of a table."
+            )
+        if taken is None or self.rows is None:
+            return
+        for name, codes in taken.encode(self.rows).items():
+            wrong = (codes != self.inputs[name]).any(1)
+            if wrong.any():
+                k = int(wrong.argmax())
+                raise ValueError(
+                    f"Vectors: row {k} has {codes[k].tolist()} in the port {name}; inputs have {self.inputs[name][k].tolist()}."
+                )
+
     def to_json(self) -> str:
         """Return text that `from_json` reads, a line for each sample."""
         rows = []
@@ -113,9 +136,9 @@ class Vectors:
             sample = [
                 {name: x[k].tolist() for name, x in side.items()} for side in (self.inputs, self.outputs)
             ]
-            rows.append(
-                json.dumps(dict(zip(("inputs", "outputs"), sample, strict=True)), separators=(",", ":"))
-            )
+            named = dict(zip(("inputs", "outputs"), sample, strict=True))
+            own = {} if self.rows is None else {"row": list(self.rows[k])}
+            rows.append(json.dumps({**own, **named}, separators=(",", ":")))
         return f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
 
     @classmethod
@@ -131,7 +154,10 @@ class Vectors:
             raise ValueError(f"the text is not JSON: {error}.") from None
         source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
         sides: dict[str, dict[str, list[list[float | int]]]] = {"inputs": {}, "outputs": {}}
+        table = [] if samples and isinstance(samples[0], dict) and "row" in samples[0] else None
         for k, sample in enumerate(samples):
+            if table is not None:
+                table.append(_row(f"samples[{k}]", sample))
             for side, ports in sides.items():
                 numbers = Fields(f"samples[{k}]").field(sample, side, dict)
                 if k == 0:
@@ -145,7 +171,15 @@ class Vectors:
         inputs, outputs = (
             {name: np.asarray(rows) for name, rows in ports.items()} for ports in sides.values()
         )
-        return cls(inputs, outputs, source)
+        return cls(inputs, outputs, source, table)
+
+
+def _row(where: str, sample: Any) -> list[Value]:
+    """Return the row of a sample: numbers, texts and null."""
+    row: list[Value] = Fields(where).field(sample, "row", list)
+    if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
+        raise ValueError(f"{where}: 'row' is {_json.shown(row)}; expected numbers, texts and null.")
+    return row
 
 
 def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any]) -> list[float | int]:
@@ -250,7 +284,8 @@ def _c(request: Request) -> dict[str, str]:
     circuit, name, target = request.circuit, request.options.name, request.options.target
     samples = as_called(circuit.inputs, request.vectors.inputs)
     if target is None:
-        return {**c.write(circuit, name), f"{name}_test.c": c.c_test(circuit, *samples, name=name)}
+        test = c.c_test(circuit, *samples, name=name, rows=request.vectors.rows)
+        return {**c.write(circuit, name), f"{name}_test.c": test}
     sample = [request.vectors.inputs[port.name][0] for port in circuit.inputs]
     library = mcu.write(circuit, name, target=target, layers=request.layers, sample=sample)
     return {**library, f"extras/{name}_test.c": mcu.c_test(circuit, *samples, name=name)}
@@ -294,8 +329,8 @@ def library(name: str) -> tuple[str, ...]:
     )
 
 
-def formats_of(options: Options) -> dict[str, str]:
-    """Return the names of the files of an export but its manifest, each with its format."""
+def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
+    """Return the names of the files of the export of a circuit but its manifest, each with its format."""
     formats = dict.fromkeys(("json", *options.formats))
     found = {
         name: format
@@ -306,7 +341,8 @@ def formats_of(options: Options) -> dict[str, str]:
             else [f"{options.name}{end}" for end in ENDINGS[format]]
         )
     }
-    return {**found, VECTORS: "vectors", MAKEFILE: "make"}
+    described = {} if circuit.about.get("columns") is None else {README: "readme"}
+    return {**found, **described, VECTORS: "vectors", MAKEFILE: "make"}
 
 
 def files_of(
@@ -324,15 +360,89 @@ def files_of(
         for name, content in FORMATS[format](request).items():
             found[name] = format, content if isinstance(content, bytes) else content.encode()
     for name, content in request.extras.items():
-        if name in formats_of(options):
+        if name in formats_of(options, request.circuit):
             raise DeploymentError(
                 f"name is {options.name!r}, whose files take the place of {name}; choose another name."
             )
         found[name] = EXTRA, content
+    text = readme(request.circuit, options)
+    if text:
+        found[README] = "readme", text.encode()
     found[VECTORS] = "vectors", request.vectors.to_json().encode()
     formats = {format for format, _ in found.values()}
     found[MAKEFILE] = "make", _makefile(options.name, formats, options.target).encode()
     return found
+
+
+def readme(circuit: Circuit, options: Options) -> str:
+    """Return a page about the rows that a circuit takes and the answers that it gives; nothing for a circuit that takes no rows."""
+    taken = columns.of_circuit(circuit.about, circuit.inputs)
+    if taken is None:
+        return ""
+    name, target, classes = options.name, circuit.about.get("target"), circuit.about.get("classes")
+    answer = "the answer" if target is None else f"`{_cell(target)}`"
+    lines = [
+        f"# {name}",
+        "",
+        f"A circuit that takes a row of a table and gives {answer}.",
+        "",
+        "## Columns",
+        "",
+    ]
+    lines += ["| column | port | takes | missing |", "| --- | --- | --- | --- |"]
+    for column in taken.columns:
+        if isinstance(column, Number):
+            seen = ""
+            if column.least is not None and column.largest is not None:
+                seen = f", {column.least:g} to {column.largest:g} in training"
+            takes = f"numbers in units of {column.unit} ({column.format}){seen}"
+            code = column.missing_code / 2**column.format.fraction
+            missing = f"{code:g}" if column.missing else f"{code:g}, the median"
+        else:
+            values = ", ".join(f"{code} {_cell(value)}" for code, value in enumerate(column.values))
+            takes, missing = f"codes: {values}, {column.other_code} any other", str(column.missing_code)
+        lines.append(f"| {_cell(column.name)} | `{column.port}` | {takes} | {missing} |")
+    lines += ["", _rounding(taken, name), "", "## Answers", ""]
+    for port in circuit.outputs:
+        lines.append(
+            f"- `{port.name}`: {port.count} {'number' if port.count == 1 else 'numbers'} ({port.format})"
+        )
+    if circuit.about.get("kind") == "regression":
+        scale, offset = (circuit.about.get(fact) for fact in ("scale", "offset"))
+        lines.append(f"- the number is `y * {scale!r} + {offset!r}`")
+    lines += [f"- class {number}: {_cell(word)}" for number, word in enumerate(classes or ())]
+    lines += ["", "## Calls", ""]
+    if "c" in options.formats and options.target is None:
+        lines.append(
+            f"- C: `{name}_predict_rows` of `{name}.h` takes numbers as double, NAN where they are missing, and codes of categories, which "
+            f"`{name}_code_PORT` finds by name. `{name}_predict` takes the numbers of the ports."
+        )
+    elif "c" in options.formats:
+        lines.append(f"- C: `{name}_predict_row` of `src/{name}.h` takes a row of the numbers of the ports.")
+    if "verilog" in options.formats:
+        lines.append(f"- Verilog: the module `{name}` has a port for each column.")
+    if "html" in options.formats:
+        lines.append(f"- `{name}.html` has a field for each column.")
+    lines.append(
+        f"- `{VECTORS}` has rows of the table, the numbers of the ports that they become, and the answers."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _rounding(taken: Columns, name: str) -> str:
+    """Return how numbers become those of ports."""
+    if not any(isinstance(column, Number) for column in taken.columns):
+        return "Each category has a code."
+    return (
+        f"Numbers with more digits than their unit are exact in `{name}_predict_rows` and on the page. For the ports, round them up, which is exact "
+        "where thresholds are multiples of the unit, and clip numbers beyond the range of the port."
+    )
+
+
+def _cell(text: str) -> str:
+    """Return a text in a cell of a table of Markdown, in one line."""
+    line = " ".join(text.split())
+    return re.sub(r"([\\`*_|<>\[\]#&$])", r"\\\1", line)
 
 
 def facts_of(request: Request) -> dict[str, Any]:

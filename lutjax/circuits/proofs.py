@@ -24,6 +24,7 @@ from lutjax.circuits import (
     alkaid,
     blif,
     c,
+    columns,
     deployment,
     language_model,
     mcu,
@@ -223,6 +224,8 @@ def checks_of(
     netlists = [name for format in ("blif", "aiger", "alkaid") for name in export.names(format)]
     add(f"{MANIFEST} = the files", export.is_described)
     add(f"{circuit} in NumPy = {VECTORS}", export.vectors_hold, circuit, VECTORS)
+    if (folder / deployment.README).exists():
+        add(f"{deployment.README} = {circuit}", export.readme_holds, deployment.README)
     if oracle is not None:
         add(f"{circuit} = the model in JAX", functools.partial(export.model_holds, oracle), circuit)
     if export.states_life():
@@ -408,10 +411,15 @@ class _Export:
         except (OSError, ValueError) as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
 
+    @property
+    def options(self) -> deployment.Options:
+        """The choices of the files that are there."""
+        formats = [format for format in deployment.ENDINGS if self.names(format)]
+        return deployment.Options(tuple(formats), self.name, self.registers, self.target)
+
     def is_described(self) -> str:
         """Compare what the manifest says of the circuit, the vectors and the files with what they are."""
-        formats = [format for format in deployment.ENDINGS if self.names(format)]
-        options = deployment.Options(tuple(formats), self.name, self.registers, self.target)
+        options = self.options
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
         if self.manifest.get("lutjax") != __version__:  # which may count otherwise
             del facts["statistics"]
@@ -419,13 +427,19 @@ class _Export:
         extras = {
             name: facts["format"] for name, facts in stated.items() if facts["format"] == deployment.EXTRA
         }
-        _described(self.folder, facts, {**extras, **deployment.formats_of(options)})
+        _described(self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)})
         return f"{len(facts)} facts"
 
     def vectors_hold(self) -> str:
         given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
         _same(evaluated(self.circuit, given), self.vectors.outputs)
         return _samples(len(self.vectors))
+
+    def readme_holds(self) -> str:
+        """Compare the page about rows with the one that the circuit and the files have."""
+        if _text(self.folder, deployment.README) != deployment.readme(self.circuit, self.options):
+            raise FailedError(f"{deployment.README} is not what the circuit says of its rows")
+        return f"{len(self.circuit.inputs)} columns"
 
     def model_holds(self, oracle: Callable[[dict[str, Any]], Oracle]) -> str:
         try:
@@ -436,10 +450,14 @@ class _Export:
         if [port.count for port in self.circuit.inputs] != counts:
             raise FailedError(f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}")
         others, what = _tried(self.circuit.inputs)
-        for x in (list(model.samples), others):
+        given = [list(model.samples), others]
+        if taken := columns.of_circuit(self.circuit.about, self.circuit.inputs):
+            given.append(taken.boundaries(model.samples))
+            what = f"{len(given[-1][0])} next to thresholds and {what}"
+        for x in given:
             expected = dict(zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True))
             _same(evaluated(self.circuit, x), expected)
-        return f"{_samples(len(model.samples[0]))} and {what}"
+        return f"{_samples(len(model.samples[0]))}{',' if taken else ' and'} {what}"
 
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
@@ -497,7 +515,9 @@ class _Export:
         compiler = _tool("gcc", "clang", "cc")
         own = f"extras/{self.name}_test.c" if self.is_library else f"{self.name}_test.c"
         make = mcu.c_test if self.is_library else c.c_test
-        test = make(self.circuit, *as_called(self.circuit.inputs, self.vectors.inputs), name=self.name)
+        rows = {} if self.is_library else {"rows": self.vectors.rows}
+        samples = as_called(self.circuit.inputs, self.vectors.inputs)
+        test = make(self.circuit, *samples, name=self.name, **rows)  # type: ignore[operator]
         with _scratch() as scratch:
             (scratch / "test.c").write_text(test, encoding="utf-8")
             same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()

@@ -208,7 +208,12 @@ class LogicCA(nnx.Module):
         return circuits.of(self, **options)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
+        self,
+        builder: Builder,
+        *,
+        inputs: str | Format | Columns,
+        outputs: str | None,
+        about: Mapping[str, Any],
     ) -> Circuit:
         """Return the rule of one cell, for `lutjax.circuits.of`."""
         config = self.config

@@ -294,7 +294,12 @@ class LogicClassifier(WithCircuit, nnx.Module):
         return pack(self)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
+        self,
+        builder: Builder,
+        *,
+        inputs: str | Format | Columns,
+        outputs: str | None,
+        about: Mapping[str, Any],
     ) -> Circuit:
         """Return the circuit of the layers, for `lutjax.circuits.of`."""
         encoder = [] if self.encoder is None else [self.encoder]

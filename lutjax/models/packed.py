@@ -128,7 +128,12 @@ class PackedClassifier(Packed, WithCircuit):
         return through_layers(self, words)
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
+        self,
+        builder: Builder,
+        *,
+        inputs: str | Format | Columns,
+        outputs: str | None,
+        about: Mapping[str, Any],
     ) -> Circuit:
         """Return the circuit of the tables, for `lutjax.circuits.of`."""
         stages = stages_of_tables(

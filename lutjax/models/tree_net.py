@@ -364,7 +364,12 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         )
 
     def _circuit(
-        self, builder: Builder, *, inputs: str | Format | Columns, outputs: str | None, about: Mapping[str, Any]
+        self,
+        builder: Builder,
+        *,
+        inputs: str | Format | Columns,
+        outputs: str | None,
+        about: Mapping[str, Any],
     ) -> Circuit:
         """Return the circuit of the layers, for `lutjax.circuits.of`."""
         if inputs != "bits" and self.config.edges:

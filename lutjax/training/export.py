@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,19 @@ from lutjax.bundles.errors import BundleError
 from lutjax.circuits import deployment, mcu, proofs
 from lutjax.circuits._resynthesis import MOST_INPUTS
 from lutjax.circuits.circuit import Circuit
+from lutjax.circuits.columns import Columns, Value
 from lutjax.circuits.deployment import Vectors
 from lutjax.circuits.ports import Format, Port
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
 from lutjax.training import automaton, checkpoints, classifier, model_folders, predictions, reports, runs
 from lutjax.training.classifier_runs import Classifier, bit_names
+from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.errors import CheckpointError, RunError
 from lutjax.training.model_folders import ModelFolder
 from lutjax.training.raw import Form
 from lutjax.training.samples import Samples, SamplesError
+from lutjax.training.table_inputs import columns_of, table_of, values_of
 
 MOST_VECTORS = 1000
 """Samples that are written with a circuit: the first of the test part."""
@@ -87,14 +90,16 @@ class Source:
     Attributes:
       name: that files have by default.
       circuit: as it comes from the model.
-      samples: numbers of the port ``x``, of the run.
+      samples: numbers of all input ports, ``[samples, numbers]``.
       samples_name: where they are from.
-      answer: numbers of the port ``y`` for numbers of ``x``, as the packed model in JAX gives them.
+      answer: numbers of the port ``y`` for such numbers, as the packed model in JAX gives them.
       run: facts about the run that a manifest keeps.
       page: arguments of the page beside the circuit, which may be another one there; see `deployment.Request`.
       remarks: lines for whoever exports.
       extras: further files, by name; see `deployment.Request`.
       layers: returns the circuit of the layers alone, of a classifier; see `lutjax.circuits.mcu.write`.
+      rows: raw table rows of `samples`; None if the circuit does not take rows.
+      row_answers: returns the answers of the packed model to the first rows.
     """
 
     name: str
@@ -107,11 +112,23 @@ class Source:
     remarks: tuple[str, ...] = ()
     extras: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     layers: Callable[[], Circuit] | None = None
+    rows: Sequence[Sequence[Value]] | None = None
+    row_answers: Callable[[int], Numbers] | None = None
+
+    def by_port(self, numbers: Numbers) -> dict[str, Numbers]:
+        """Return the numbers of each input port by name."""
+        ends = np.cumsum([port.count for port in self.circuit.inputs])[:-1]
+        return {
+            port.name: x for port, x in zip(self.circuit.inputs, np.split(numbers, ends, axis=1), strict=True)
+        }
 
     def vectors(self) -> Vectors:
-        """Return samples with their answers."""
+        """Return samples with their answers; the answers to table rows are computed from the raw rows."""
         x = self.samples[:MOST_VECTORS]
-        return Vectors({"x": x}, {"y": self.answer(x)}, self.samples_name)
+        if self.rows is None or self.row_answers is None:
+            return Vectors(self.by_port(x), {"y": self.answer(x)}, self.samples_name)
+        answers = self.row_answers(len(x))
+        return Vectors(self.by_port(x), {"y": answers}, self.samples_name, self.rows[:MOST_VECTORS])
 
 
 def export(
@@ -294,7 +311,8 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
         raise proofs.SkippedError(f"the model in {place} cannot be read: {error}") from error
     except RunError as error:
         raise proofs.FailedError(f"the model has no such export: {error}") from error
-    return proofs.Oracle([source.samples], lambda x: [source.answer(x)])
+    samples = list(source.by_port(source.samples).values())
+    return proofs.Oracle(samples, lambda *x: [source.answer(np.concatenate(x, axis=1))])
 
 
 def _choices(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,8 +345,8 @@ def source_of(
 
     Args:
       folder: of the run, of which the latest checkpoint is read, or of the bundle.
-      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: ``"uint8"`` where samples are whole numbers from 0 to 255;
-        ``"bits"`` where samples are bits, or where there are none.
+      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: ``"rows"`` for table rows, with one port per column; ``"uint8"`` where samples are whole
+        numbers from 0 to 255; ``"bits"`` where samples are bits, or where there are none. For tables a format is that of the numeric columns.
       lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 
@@ -358,8 +376,11 @@ def _of_classifier(
 ) -> Source:
     folder, model = found.folder, found.model
     _refuse_large(folder, model.config)
-    test = _test_part(found)
     form, packed = predictions.form_of(model), model.packed()
+    if form.encoding is not None and inputs != "bits":
+        return _of_rows(found, form, form.encoding, inputs, outputs, tables)
+    experiment = _experiment(found)
+    test = None if experiment is None else experiment.test
     remarks: tuple[str, ...] = ()
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
@@ -399,8 +420,86 @@ def _of_classifier(
     )
 
 
-def _test_part(found: ModelFolder) -> Samples | None:
-    """Return the test part of the run of a classifier; None where the folder names no samples.
+def _of_rows(
+    found: ModelFolder,
+    form: Form,
+    encoding: Encoding,
+    inputs: str | None,
+    outputs: str | None,
+    tables: Mapping[str, int],
+) -> Source:
+    """Return the circuit of a classifier with table rows as inputs; `inputs` is "rows", or the format of numeric columns."""
+    folder, model = found.folder, found.model
+    packed = model.packed()
+    try:
+        format = None if inputs in (None, "rows") else Format.parse(str(inputs))
+        thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
+        taken = columns_of(encoding, thresholds, format)
+    except ValueError as error:
+        raise RunError(
+            f"{folder} cannot be exported with inputs {inputs or 'rows'}: {error} Leave the comparisons outside by --inputs bits."
+        ) from error
+    about = {
+        **({} if form.regression else {"classes": list(form.classes)}),
+        **({} if form.target is None else {"target": form.target}),
+        "image": None,
+        "input_names": [column.name for column in encoding.columns],
+    }
+    circuit = circuit_of(folder, model, inputs=taken, outputs=outputs, about=about, **tables)
+    given = outputs or ("votes" if form.regression else "class")
+    experiment = _experiment(found)
+    remarks: tuple[str, ...] = (_READS_ROWS,)
+    if experiment is None or experiment.test_rows is None:
+        table = table_of(encoding, taken.random_rows(MOST_VECTORS), name="random rows")
+        source = "random rows from seed 0"
+        remarks = (
+            f"the bundle holds no samples: {deployment.VECTORS} has {source}, {len(table):,}, with the answers of the model",
+            *remarks,
+        )
+    else:
+        table, source = experiment.test_rows, f"the test part of {experiment.test.name}"
+    rows = values_of(encoding, table)
+
+    def of_table(table: Table) -> Numbers:
+        return _answers(packed, encoding.encode(table), bits=False, outputs=given)
+
+    def answer(numbers: Numbers) -> Numbers:
+        decoded = taken.decode(np.split(numbers, numbers.shape[1], axis=1))
+        return of_table(table_of(encoding, decoded, name="the rows"))
+
+    return Source(
+        name=name_of(folder, None if found.record is None else found.record.record),
+        circuit=circuit,
+        samples=np.concatenate(list(taken.encode(rows).values()), axis=1),
+        samples_name=source,
+        answer=answer,
+        run=_facts(folder, found.kind, found.steps),
+        page=_page_of_rows(folder, model, taken, circuit, about),
+        remarks=remarks,
+        layers=lambda: circuit_of(
+            folder, model, inputs="bits", outputs="bits", about={"column_bits": [list(b) for b in taken.bits]}
+        ),
+        rows=rows,
+        row_answers=lambda n: of_table(table.rows(np.arange(n))),
+    )
+
+
+_READS_ROWS = (
+    "the circuit reads table rows, with one port per column; --inputs bits leaves their encoding outside"
+)
+
+
+def _page_of_rows(
+    folder: Path, model: Any, taken: Columns, circuit: Circuit, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the page arguments of a circuit that takes rows: a circuit with votes."""
+    if circuit.about.get("kind") != "classifier":
+        return {}
+    return {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
+
+
+def _experiment(found: ModelFolder) -> Classifier | None:
+    """Return the run of a classifier with its samples; None where the folder names no samples.
 
     Raises:
       CheckpointError: the samples cannot be used.
@@ -408,7 +507,7 @@ def _test_part(found: ModelFolder) -> Samples | None:
     if found.record is None or not found.has_data:
         return None
     try:
-        return Classifier.of(found.record.record).test
+        return Classifier.of(found.record.record)
     except SamplesError as error:
         raise CheckpointError(f"the data of {found.folder} cannot be used: {error}") from error
 

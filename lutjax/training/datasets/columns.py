@@ -420,9 +420,7 @@ class Categories:
 
     def parsed(self, cells: Cells) -> list[str | None]:
         """Return cells as categories, None where they are missing."""
-        return [
-            None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)
-        ]
+        return [None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)]
 
     def written(self, values: Iterable[str | None]) -> Cells:
         """Return categories, and None where they are missing, as cells: what `parsed` reads."""
