@@ -87,7 +87,7 @@ class Number:
                 "threshold apart; more bits, or more of them after the point, do."
             )
 
-    @property
+    @functools.cached_property
     def _ratio(self) -> Fraction:
         """The number that a whole number of 1 stands for."""
         return Fraction(10) ** -self.decimals / 2**self.format.fraction
@@ -97,7 +97,7 @@ class Number:
         """The number that a port's number of 1 stands for, in words."""
         return f"{_float(1, Fraction(10) ** -self.decimals):g}"
 
-    @property
+    @functools.cached_property
     def _range(self) -> tuple[int, int]:
         """The least and the largest whole number that is no code of a missing one."""
         least, largest = whole_range(self.format)

@@ -41,6 +41,8 @@ from lutjax.files.errors import FolderError
 MANIFEST = "manifest.json"
 MOST_LEVELS = 1 << 31
 """More than any circuit has between registers; JSON holds larger numbers."""
+MOST_ROWS = 24
+"""Rows of a table that a page shows, the first of the samples."""
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
 README = "README.md"
@@ -291,6 +293,16 @@ def _c(request: Request) -> dict[str, str]:
     return {**library, f"extras/{name}_test.c": mcu.c_test(circuit, *samples, name=name)}
 
 
+def _html(request: Request) -> dict[str, str]:
+    rows = request.vectors.rows
+    shown = {} if rows is None else {"rows": rows[:MOST_ROWS]}
+    return {
+        f"{request.options.name}.html": page.write(
+            **{"circuit": request.circuit, "exported": request.circuit, **shown, **request.page}
+        )
+    }
+
+
 FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "verilog": _verilog,
     "blif": lambda r: {f"{r.options.name}.blif": blif.write(r.circuit, r.options.name)},
@@ -301,9 +313,7 @@ FORMATS: dict[str, Callable[[Request], Mapping[str, str | bytes]]] = {
     "json": lambda r: {f"{r.options.name}.json": netlist_json.write(r.circuit)},
     "alkaid": lambda r: {f"{r.options.name}_alkaid.json": alkaid.write(r.circuit)},
     "c": _c,
-    "html": lambda r: {
-        f"{r.options.name}.html": page.write(**{"circuit": r.circuit, "exported": r.circuit, **r.page})
-    },
+    "html": _html,
     "dot": lambda r: {f"{r.options.name}.dot": dot.write(r.circuit, r.options.name)},
 }
 """For each format the function that returns its files by their names."""

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int, Shaped, UInt32
 from lutjax.circuits import _templates, truth
 from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit, gate_counts, gates_in_words
+from lutjax.circuits.columns import Value, of_circuit
 from lutjax.circuits.ports import Format, Port
 from lutjax.files import _json
 from lutjax.files._json import Fields
@@ -38,11 +39,12 @@ def write(
     shown: int | None = None,
     update_rate: float | int | None = None,
     exported: Circuit | None = None,
+    rows: Sequence[Sequence[Value]] | None = None,
 ) -> str:
     """Return a page that runs the circuit in a browser, without a network or any other file.
 
-    A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; the bits of any other circuit
-    are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
+    A classifier of images is drawn on; an automaton runs, and is damaged where it is clicked; a circuit that takes rows of a table has a field for each column;
+    the bits of any other circuit are switched. The circuit says in `Circuit.about` what it is: ``kind`` is ``"classifier"`` or ``"automaton"``, and
     then ``n_classes``, ``classes``, ``input_names`` and ``image`` (height and width; without them inputs are no images), or ``channels`` and ``periodic``. A
     classifier of images has one input port, with a number for each pixel.
 
@@ -62,6 +64,7 @@ def write(
       shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
       update_rate: probability with which a cell of an automaton takes its new state in a step. Default: 1.
       exported: circuit of the other files of an export, whose gates the page counts beside its own. Default: `circuit`.
+      rows: of the table, to begin with and to click; see `lutjax.circuits.columns.Columns.encode`.
 
     Raises:
       ValueError: an argument does not fit the circuit, or its kind.
@@ -78,16 +81,21 @@ def write(
     kind = _kind(circuit)
     options = {
         "examples": examples, "labels": labels, "classes": classes, "maximum": maximum,
-        "size": size, "start": start, "shown": shown, "update_rate": update_rate,
+        "size": size, "start": start, "shown": shown, "update_rate": update_rate, "rows": rows,
     }  # fmt: skip
     allowed = {
         "classifier": ("examples", "labels", "classes", "maximum"),
         "automaton": ("size", "start", "shown", "update_rate"),
+        "rows": ("rows",),
     }
     for name, value in options.items():
         if value is not None and name not in allowed.get(kind, ()):
             owner = next(owner for owner, names in allowed.items() if name in names)
-            owners = {"classifier": "classifiers of images", "automaton": "automata"}[owner]
+            owners = {
+                "classifier": "classifiers of images",
+                "automaton": "automata",
+                "rows": "circuits that take rows of a table",
+            }[owner]
             raise ValueError(
                 f"page.write: {name} is given, which is for {owners}; by its `about` this circuit is shown as kind {kind!r}. "
                 f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
@@ -103,11 +111,14 @@ def write(
     }
     if kind == "classifier":
         data |= _classifier(circuit, examples, labels, classes, maximum)
+    elif kind == "rows":
+        data |= _rows(circuit, rows)
     elif kind == "automaton":
         data |= _automaton(circuit, size, start, shown, update_rate)
     default_title = {
         "classifier": "A circuit that reads images",
         "automaton": "A circuit as a cellular automaton",
+        "rows": f"A circuit that predicts {circuit.about.get('target') or 'from rows of a table'}",
     }
     text = {
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
@@ -115,6 +126,9 @@ def write(
         "gates": _gates(kind, circuit, exported or circuit),
         # Inside of a script element only "<" could end it or begin a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "encode": f'\n<script id="encode">\n{_templates.text("encode.js").strip()}\n</script>'
+        if kind == "rows"
+        else "",
         "body": _templates.text(f"{kind}.html").strip(),
         "script": _templates.text(f"{kind}.js").strip(),
     }
@@ -219,14 +233,27 @@ def evaluate_in_node(
       OSError: the program is not there.
       subprocess.CalledProcessError: the script failed.
     """
-    program = (
-        _script(text, "evaluate")
-        + """
-const { data, words, n } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+    return _run(text, "words", str(words.ravel().tolist()), words.shape[1], node)
+
+
+def evaluate_rows_in_node(
+    text: str, rows: Sequence[Sequence[Value]], *, node: str = "node"
+) -> UInt32[np.ndarray, "outputs words"]:
+    """Return what the script of a page computes for rows of a table; see `evaluate_in_node`."""
+    encode = f"{_script(text, 'encode')}\nconst words = wordsOfRows(data, rows);"
+    return _run(text, "rows", json.dumps([list(row) for row in rows]), -(-len(rows) // 32), node, encode)
+
+
+def _run(
+    text: str, name: str, inputs: str, n: int, node: str, encode: str = ""
+) -> UInt32[np.ndarray, "outputs words"]:
+    """Return what the script of a page answers to words, or to inputs of another name that a script makes words of."""
+    program = f"""{_script(text, "evaluate")}
+const {{ data, {name}, n }} = JSON.parse(require("fs").readFileSync(0, "utf8"));
+{encode}
 console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 """
-    )
-    given = f'{{"data":{_script(text, "circuit")},"words":{words.ravel().tolist()},"n":{words.shape[1]}}}'
+    given = f'{{"data":{_script(text, "circuit")},"{name}":{inputs},"n":{n}}}'
     done = subprocess.run(
         [node, "-e", program], input=given, capture_output=True, text=True, errors="replace", check=True
     )
@@ -235,7 +262,7 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
         raise ValueError(
             f"evaluate_in_node: the script answers {_json.shown(answer)}; expected words of 32 bits."
         )
-    return np.array(answer, np.uint32).reshape(-1, words.shape[1])
+    return np.array(answer, np.uint32).reshape(-1, n)
 
 
 def _script(text: str, name: str) -> str:
@@ -300,9 +327,11 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
 
 
 def _kind(circuit: Circuit) -> str:
-    """Return the kind of page: classifier (of images), automaton or network."""
+    """Return the kind of page: classifier (of images), automaton, rows (of a table) or network."""
     if circuit.about.get("kind") == "automaton":
         return "automaton"
+    if circuit.about.get("columns") is not None and len(circuit.outputs) == 1:
+        return "rows"
     return "classifier" if _image(circuit) else "network"
 
 
@@ -359,6 +388,14 @@ def _classifier(
         "labels": None if labels is None else [int(label) for label in labels],
         "maximum": full,
     }
+
+
+def _rows(circuit: Circuit, rows: Sequence[Sequence[Value]] | None) -> dict[str, Any]:
+    """Return what the page of a circuit that takes rows of a table needs beside the circuit."""
+    columns = of_circuit(circuit.about, circuit.inputs)
+    assert columns is not None
+    columns.encode(rows or ())  # refuses what is no row
+    return {"rows": [list(row) for row in rows or ()]}
 
 
 def _automaton(
@@ -433,6 +470,14 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
         return (
             f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
             f"each of its eight neighbours, and answers with the cell's new bits. {when}. {edge}"
+        )
+    if kind == "rows":
+        target, names = circuit.about.get("target"), circuit.about.get("classes") or ()
+        some = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        what = target if target is not None else "its class" if names else "a number"
+        return html.escape(
+            f"{gates} reads {_count(len(circuit.inputs), 'column')} of a table and predicts {what}{': ' * bool(some)}{some}. "
+            "Change the row, and watch the answer."
         )
     if circuit.about.get("kind") == "classifier" and circuit.about.get("classes"):
         names = circuit.about["classes"]

@@ -543,13 +543,16 @@ class _Export:
 
     def page_holds(self, name: str) -> str:
         """Run the script of a page, outside of a browser."""
-        node, shown = _tool("node"), self.shown(name)
+        node, shown, rows = _tool("node"), self.shown(name), self.vectors.rows
         words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
+        text, of_rows = _text(self.folder, name), None
         try:
             with _running(node):
                 found = page.evaluate_in_node(
-                    _text(self.folder, name), words.astype("<u8").view("<u4").astype(np.uint32), node=node
+                    text, words.astype("<u8").view("<u4").astype(np.uint32), node=node
                 )
+                if rows is not None:
+                    of_rows = page.evaluate_rows_in_node(text, rows, node=node)
         except ValueError as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
         except subprocess.CalledProcessError as error:
@@ -560,6 +563,8 @@ class _Export:
             )
         given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
         self._same_as_shown(given, dict(self.vectors.outputs))
+        if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():
+            raise FailedError(f"the script of {name} makes other numbers of the rows of {VECTORS}")
         return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:

@@ -41,8 +41,9 @@ def predict(
     columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images, also in subfolders;
     or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one. Labels are not needed.
 
-    A CSV table has a line for each row, in their order: the name of its class, and the votes for each class; of a run of --regression a number, and
-    how many bits it is made of. A line for an image begins with the name of its file. An imported network takes arrays and images, and its classes are numbers.
+    The CSV table has a line for each row, in order: the name of its class in a column with the name of the target, and the votes for each class. For a run of
+    --regression it has the number, and how many bits that is made of. A line for an image begins with the name of its file. An imported network takes arrays and images, and its
+    classes are numbers.
     """
     from lutjax.files._files import atomically
     from lutjax.training import predictions, raw

@@ -126,6 +126,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             if form.get("regression")
             else f"classes: {len(classes)}: {_words(classes)}"
         )
+    if form.get("target") is not None:
+        said.append(f"target: {form['target']}")
     if form.get("columns"):
         said.append(f"columns: {_words([column['name'] for column in form['columns']['columns']])}")
     said += [f"{name}: {_fields(found[name])}" for name in ("model", "training", "options")]

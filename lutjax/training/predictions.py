@@ -32,10 +32,12 @@ class Predictions:
     Attributes:
       votes: for each class, ``[N, n_classes]``.
       classes: names of the classes.
+      target: the column that is predicted; None where it has no name.
     """
 
     votes: Int[np.ndarray, "samples classes"]
     classes: tuple[str, ...]
+    target: str | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -55,7 +57,7 @@ class Predictions:
     def write(self, file: TextIO, ids: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """Write a table in CSV: columns that identify the samples, the class of each sample, and its votes for each class."""
         rows = ([name, *votes] for name, votes in zip(self.names, self.votes.tolist(), strict=True))
-        _write(file, ["class", *(f"votes {name}" for name in self.classes)], rows, ids)
+        _write(file, [self.target or "class", *(f"votes {name}" for name in self.classes)], rows, ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +67,12 @@ class Estimates:
     Attributes:
       votes: how many bits of the last layer are 1, ``[N, 1]``.
       numbers: float32 ``[N]``.
+      target: the column that is predicted; None where it has no name.
     """
 
     votes: Int[np.ndarray, "samples 1"]
     numbers: Float32[np.ndarray, " samples"]
+    target: str | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -80,7 +84,7 @@ class Estimates:
             [f"{number:.7g}", count]
             for number, count in zip(self.numbers.tolist(), self.votes[:, 0].tolist(), strict=True)
         )
-        _write(file, ["number", "bits"], rows, ids)
+        _write(file, [self.target or "number", "bits"], rows, ids)
 
 
 def _write(
@@ -131,8 +135,9 @@ class TrainedRun:
         nothing = np.zeros((0, self.packed.config.n_classes), np.int32)
         found = np.concatenate([nothing, *votes])
         if self.form.regression:
-            return Estimates(found, np.asarray(number_of(self.packed.config, jnp.asarray(found[:, 0]))))
-        return Predictions(found, self.form.classes)
+            numbers = np.asarray(number_of(self.packed.config, jnp.asarray(found[:, 0])))
+            return Estimates(found, numbers, self.form.target)
+        return Predictions(found, self.form.classes, self.form.target)
 
     def accuracy(self, raw: Any, labels: Sequence[Any] | np.ndarray) -> float:
         """Return the share of raw samples whose class is their label, by its name; of regression R2.
@@ -181,8 +186,10 @@ def form_of(model: Any) -> Form:
     record = getattr(model, "record", None)
     if record is None:
         return _form_of_arrays(model.config)
-    form: Form = record.form
-    return form if form.shape else _form_of_old(record.folder, record.record)
+    form: Form = record.form if record.form.shape else _form_of_old(record.folder, record.record)
+    if form.target is None and record.record.target is not None:  # in runs of earlier versions
+        return dataclasses.replace(form, target=record.record.target)
+    return form
 
 
 def _form_of_arrays(config: classifier.Config) -> Form:

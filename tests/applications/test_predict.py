@@ -95,7 +95,7 @@ def test_predictions_for_the_rows_of_a_table(of_table: tuple[Path, Path, str], t
     assert experiment.encoding is not None
     expected = experiment.run.classes(state, experiment.encoding.encode(new), hard=True)
     header, *found = rows(output("predict", out, path))
-    assert header == ["class", "votes high", "votes low"]
+    assert header == ["income", "votes high", "votes low"]
     assert [row[0] for row in found] == [("high", "low")[number] for number in expected]
     assert all(int(high) >= int(low) for name, high, low in found if name == "high")
     path.write_text(table(40, target=False, seed=1))

@@ -136,7 +136,7 @@ def test_predictions_are_numbers(run: tuple[Path, Path, str], tmp_path: Path) ->
     new = tmp_path / "new.csv"
     new.write_text(table(50, seed=1))
     header, *found = csv.reader(io.StringIO(output("predict", out, new)))
-    assert header == ["number", "bits"]
+    assert header == ["price", "bits"]
     _, record = runs.read(out, classifier.Record)
     model = record.model
     assert isinstance(model, LogicClassifierConfig)
