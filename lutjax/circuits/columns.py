@@ -34,7 +34,7 @@ MOST_DECIMALS = 320
 MISSING = -1
 """Part of a bit that tells whether a cell is missing; see `Columns`."""
 
-Value = float | str | None
+Value = float | int | str | None
 Bit = tuple[int, int]
 
 
@@ -151,7 +151,7 @@ class Number:
         whole = self.whole(value)
         return whole / 2**self.format.fraction if self.format.fraction else whole
 
-    def value(self, code: float) -> Value:
+    def value(self, code: float | int) -> Value:
         """Return the number that a port's number stands for; None where it is missing."""
         whole = int(math.ldexp(code, self.format.fraction)) if self.format.fraction else int(code)
         if self.missing and whole == self.missing_code:
@@ -236,7 +236,7 @@ class Category:
         """Return the code of a category; see `whole`."""
         return self.whole(value)
 
-    def value(self, code: float) -> Value:
+    def value(self, code: float | int) -> Value:
         """Return the category of a code: a text that is none of the known ones where there is none, and None where it is missing."""
         if code < len(self.values):
             return self.values[int(code)]
@@ -357,7 +357,7 @@ class Columns:
         Raises:
           ValueError: it does not describe these ports; the message names the field.
         """
-        if not isinstance(facts, list | tuple) or len(facts) != len(ports):
+        if not isinstance(facts, list) or len(facts) != len(ports):
             raise ValueError(
                 f"columns is {_json.shown(facts)}; expected a list of {len(ports)}, one for each input port."
             )
@@ -393,14 +393,14 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
     kind, name, port = (fields.field(found, key, str) for key in ("kind", "name", "port"))
     missing = fields.field(found, "missing", bool)
     if kind == "category":
-        values = fields.field(found, "values", list | tuple)  # type: ignore[arg-type]
+        values = fields.field(found, "values", list)
         if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
             raise ValueError(f"{fields.where}: 'values' is {_json.shown(values)}; expected different texts.")
         return Category(name, port, format, tuple(values), missing)
     if kind != "number":
         raise ValueError(f"{fields.where}: 'kind' is {_json.shown(kind)}; expected 'number' or 'category'.")
     decimals = fields.field(found, "decimals", int)
-    given = fields.field(found, "thresholds", list | tuple)  # type: ignore[arg-type]
+    given = fields.field(found, "thresholds", list)
     thresholds = [_finite(fields, "thresholds", one) for one in given]
     if abs(decimals) > MOST_DECIMALS or any(a >= b for a, b in itertools.pairwise(thresholds)):
         raise ValueError(
@@ -471,7 +471,7 @@ def number(
       >>> str(hours.format), hours.decimals
       ('int11', 1)
     """
-    ordered = tuple(sorted(set(thresholds)))
+    ordered = tuple(sorted(set(map(float, thresholds))))
     given = (name, port), (ordered, fill, missing, least, largest)
     if format is not None:
         return Number(*given[0], format, 0, *given[1])

@@ -53,7 +53,7 @@ ROOMS = {
     ),
     "formats": (
         *("_netlists", "aiger", "alkaid", "blif", "c", "detectors", "dot", "language_model"),
-        *("netlist_json", "page", "streams", "verilog", "_templates", "_microcontroller"),
+        *("netlist_json", "page", "streams", "verilog", "_templates", "_c_rows", "_microcontroller"),
     ),
     "proofs": (
         *("_programs", "_elf", "abc", "boards", "deployment", "fpga", "mcu", "proofs", "simulate"),
