@@ -53,8 +53,9 @@ class Formats(click.ParamType):
 )
 @click.option(
     "--inputs",
-    help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point, or bits to "
-    "leave the comparison with thresholds outside. Default: uint8 where all samples are such numbers, and bits for a bundle without samples.",
+    help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point; rows for one port per table column, "
+    "in units that suit the numbers; or bits to leave the comparison with thresholds outside. Default: rows for tables, uint8 where all samples are such "
+    "numbers, and bits for other bundles without samples.",
 )
 @click.option(
     "--outputs",

@@ -891,7 +891,7 @@ def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], 
 def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     """They are in the circuit, the manifest, the header, the module and the page, which shows no pixels; the encoding travels."""
     _, out, _ = finished
-    result = command("export", out, "--out", tmp_path, "--format", "verilog,c,html")
+    result = command("export", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits")
     assert result.exit_code == 0, result.output
     encoding = Encoding.from_json((tmp_path / "columns.json").read_text())
     assert encoding == Encoding.from_json((out / "columns.json").read_text())

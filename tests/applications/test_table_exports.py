@@ -1,0 +1,223 @@
+"""Exports of runs on tables: circuits that take rows as they are in the table, numbers and categories of which some are missing."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import command, output
+
+from lutjax import circuits
+from lutjax.circuits import deployment, netlist_json
+from lutjax.circuits.columns import Columns, of_circuit
+from lutjax.training import classifier, export, models, predictions, runs
+from lutjax.training.classifier_runs import Classifier
+from lutjax.training.datasets.columns import Encoding, Number, Table, strings
+from lutjax.training.table_inputs import columns_of, table_of, values_of
+
+pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+
+HEADER = ["age", "rate", "hours per week", "job", "income"]
+
+
+def write_table(path: Path, n: int = 90, *, comma: bool = False) -> Path:
+    """Write a table with whole numbers, decimals, a column without missing cells, and categories."""
+    rng = np.random.default_rng(0)
+    lines = [HEADER]
+    for _ in range(n):
+        age, rate, hours = rng.integers(18, 80), rng.normal() / 100, rng.integers(1, 60) / 2
+        job = rng.choice(["clerk", "farmer", "naïve, Ω", "?"])
+        income = "high" if (age > 40 and hours > 15) or job == "farmer" else "low"
+        cells = [
+            "NA" if rng.random() < 0.2 else str(age),
+            f"{rate:.4f}",
+            "" if rng.random() < 0.1 else f"{hours:.1f}".replace(".", "," if comma else "."),
+        ]
+        lines.append([*cells, str(job), income])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=";").writerows(lines)
+    return path
+
+
+def untrained(folder: Path, table: Path, target: str = "income", **fields: Any) -> Path:
+    """Write a run of a step on a table whose network was never trained, and whose gates differ."""
+    regression = fields.pop("regression", None)
+    sizes = {
+        "layers": (48,),
+        "wiring": "balanced",
+        "noise": 2.0,
+        "residual": 0.0,
+        "column_bits": 6,
+        "batch_size": 16,
+    }
+    made = Classifier.new({**sizes, **fields}, table, target, regression=regression)
+    models.save(folder, 1, made.run.init(), made.record)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table. Not to be changed."""
+    folder = tmp_path_factory.mktemp("table")
+    return untrained(folder / "people", write_table(folder / "people.csv", comma=True))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bits": {},
+    "learned": {"thresholds": "learned"},
+    "numbers": {"column_bits": 0, "n_thresholds": 3},
+    "regression": {"regression": True, "layers": (30,)},
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_circuit_answers_to_rows_as_the_run_does(kind: str, tmp_path: Path) -> None:
+    """For the test part, for rows next to each threshold, and for rows that training never saw."""
+    table = write_table(tmp_path / "people.csv")
+    target = "age" if kind == "regression" else "income"
+    if kind == "regression":
+        lines = table.read_text().replace("NA;", "33;").splitlines()
+        table.write_text("\n".join(lines))
+    folder = untrained(tmp_path / "run", table, target, **KINDS[kind])
+    source = export.source_of(folder, outputs="votes")
+    taken = of_circuit(source.circuit.about, source.circuit.inputs)
+    assert taken is not None
+    assert source.circuit.about["target"] == target
+    trained = predictions.load(folder)
+    vectors = source.vectors()
+    vectors.check(source.circuit)
+    near = taken.boundaries(list(source.by_port(source.samples).values()))
+    names = [column.name for column in taken.columns]
+    unseen = [
+        [50.5, 1e9, None, "pilot", "high"],
+        [-1e30, -0.00011, 7.3, None, None],
+        [None, 0.0, 1e-9, "farmer", "?"],
+    ]
+    places = [HEADER.index(name) for name in names]
+    assert vectors.rows is not None
+    for rows in (vectors.rows, taken.decode(near), [[row[k] for k in places] for row in unseen]):
+        cells = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        expected = trained.predict(cells).votes
+        found = source.circuit(*deployment.as_called(source.circuit.inputs, taken.encode(rows)))
+        np.testing.assert_array_equal(np.reshape(found, expected.shape), expected)
+
+
+def test_an_export_takes_rows(run: Path, tmp_path: Path) -> None:
+    """In every format, with names and the proof of the encoding; the manifest, the header, the page and a README describe the columns."""
+    folder = tmp_path / "out"
+    said = output("export", run, "--out", folder)
+    assert "Circuit(age: 1 x int8, rate: 1 x int" in said
+    circuit = netlist_json.read((folder / "people.json").read_bytes())
+    assert [port.name for port in circuit.inputs] == ["age", "rate", "hours_per_week", "job"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["about"] == circuit.about
+    hours, job = manifest["about"]["columns"][2:]
+    assert (hours["name"], hours["decimals"], hours["missing"]) == ("hours per week", 1, True)
+    assert 0.5 <= hours["least"] < hours["largest"] <= 29.5
+    assert (job["values"], job["missing"]) == (["clerk", "farmer", "naïve, Ω"], True)
+    assert 'PEOPLE_JOB_NAIVE = 2, /* "na\\u00efve, \\u03a9" */' in (folder / "people.h").read_text()
+    assert (
+        "| hours per week | `hours_per_week` | numbers in units of 0.1" in (folder / "README.md").read_text()
+    )
+    page = (folder / "people.html").read_text()
+    assert "A circuit that predicts income" in page
+    assert '"kind":"rows"' in page
+    assert not (folder / "columns.json").exists()
+    rows = [
+        json.loads(line.rstrip(","))["row"]
+        for line in (folder / "vectors.json").read_text().splitlines()[1:-1]
+    ]
+    assert any(None in row for row in rows)
+    result = command("verify", folder)
+    assert result.exit_code == 0, result.output
+    for name in ("people.json = the model in JAX", "README.md = people.json", "manifest.json = the files"):
+        assert f"PASS     {name}" in result.output
+    assert "next to thresholds" in result.output
+
+
+def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> None:
+    """The netlist of an export, in which one threshold is another: every file agrees, and the model does not."""
+    folder = tmp_path / "out"
+    output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
+    source = export.source_of(run, outputs="votes")
+    experiment = Classifier.of(runs.read(run, classifier.Record)[1])
+    assert experiment.encoding is not None
+    taken = columns_of(experiment.encoding, None)
+    first = taken.columns[0]
+    moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))  # type: ignore[union-attr]
+    other = circuits.of(
+        classifier.load_model(run)[0],
+        inputs=Columns((moved, *taken.columns[1:]), taken.bits),
+        outputs="votes",
+        about={**source.circuit.about, "columns": taken.facts(), "vote_gates": None},
+    )
+    oracle = export.oracle(json.loads((folder / "manifest.json").read_text()))
+    near = taken.boundaries(list(oracle.samples))
+    expected = oracle.answer(*near)[0]
+    np.testing.assert_array_equal(deployment.evaluated(source.circuit, near)["y"], expected)
+    assert (deployment.evaluated(other, near)["y"] != expected).any()
+
+
+@pytest.mark.parametrize("words", [("--inputs", "int20"), ("--inputs", "fixed24.8"), ("--inputs", "rows")])
+def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
+    """They are those of the columns of numbers; one that cannot tell thresholds apart is refused in a line."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "a,b,c\n" + "".join(f"{rng.integers(-50, 50)},{'xyz'[i % 3]},{i % 2}\n" for i in range(60))
+    )
+    run = untrained(tmp_path / "run", path, "c")
+    said = output("export", run, "--out", tmp_path / "out", "--format", "json", *words)
+    kinds = {"int20": "int20", "fixed24.8": "fixed24.8", "rows": "int7"}
+    assert f"Circuit(a: 1 x {kinds[words[1]]}, b: 1 x uint2 -> " in said
+    result = command("verify", tmp_path / "out")
+    assert (result.exit_code, "next to thresholds" in result.output) == (0, True), result.output
+    result = command("export", run, "--out", tmp_path / "other", "--inputs", "int3")
+    assert result.exit_code == 1
+    assert 'inputs int3: column "a": its format is int3' in " ".join(result.output.split())
+    assert "--inputs bits" in result.output
+
+
+def test_libraries_take_rows(run: Path, tmp_path: Path) -> None:
+    output("export", run, "--format", "c", "--target", "avr", "--out", tmp_path / "avr")
+    header = (tmp_path / "avr" / "src" / "people.h").read_text()
+    assert "    int8_t age;" in header
+    assert "uint8_t people_predict_row(const people_row *row)" in header
+    assert "people_predict_row(&row)" in (tmp_path / "avr" / "examples" / "people" / "people.ino").read_text()
+    result = command("verify", tmp_path / "avr")
+    assert result.exit_code == 0, result.output
+
+
+def test_encodings_of_earlier_versions_have_columns() -> None:
+    """They say nothing of digits and ranges; the unit follows from the thresholds."""
+    encoding = Encoding((Number("a", 0.5, (0.25, 1.5), True), Number("b", 7.0, (3.0,), False)), ("p", "q"))
+    text = json.loads(encoding.to_json())
+    for column in text["columns"]:
+        for name in ("digits", "least", "largest"):
+            del column[name]
+    assert Encoding.from_json(json.dumps(text)) == encoding
+    assert [column.decimals for column in columns_of(encoding, None).columns] == [2, 0]  # type: ignore[union-attr]
+
+
+def test_cells_come_back_from_values() -> None:
+    """Decimals with a comma, exponents, and cells that are missing."""
+    cells = {"a": strings(["1,5", "", "-2,25", "3e-7"]), "b": strings(["x", "?", "y", "x"])}
+    table = Table(cells, strings("pqpq"), "t")
+    encoding = Encoding.fit(table, 4)
+    rows = values_of(encoding, table)
+    assert rows == [[1.5, "x"], [None, None], [-2.25, "y"], [3e-7, "x"]]
+    again = table_of(encoding, rows, name="again")
+    assert values_of(encoding, again) == rows
+    np.testing.assert_array_equal(encoding.encode(again), encoding.encode(table))
+
+
+def test_digits_and_ranges_are_kept() -> None:
+    table = Table({"a": strings(["1.250", "2", "10.5", ""]), "b": strings("0123")}, strings("pqpq"), "t")
+    one, two = Encoding.fit(table, 4).columns
+    assert (one.digits, one.least, one.largest) == (2, 1.25, 10.5)  # type: ignore[union-attr]
+    assert (two.digits, two.least, two.largest) == (0, 0.0, 3.0)  # type: ignore[union-attr]
+    encoding = Encoding.fit(table, 4)
+    assert Encoding.from_json(encoding.to_json()) == encoding
