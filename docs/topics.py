@@ -230,6 +230,11 @@ TOPICS: dict[str, Topic] = {
                 "verilog.write verilog.testbench verilog.latency streams.write c.write c.c_test blif.write blif.read aiger.write aiger.read alkaid.write alkaid.read "
                 "netlist_json.write netlist_json.read dot.write page.write page.read",
             ),
+            (
+                "Table columns",
+                "lutjax.circuits.columns",
+                "number category port_names Columns Number Category",
+            ),
             ("Counts", "lutjax.circuits.statistics", "of Stats PartStats ClassStats"),
             ("FPGAs", "lutjax.circuits.fpga", "report part_of Report Cost Family"),
             ("Boards", "lutjax.circuits.boards", "write Board"),

@@ -1,4 +1,4 @@
-"""Rows of a table in C: codes of categories by name, a struct for a row, and functions that take it."""
+"""Table rows in C: category codes, a struct for rows, and functions that take it."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Category, Column, Columns, Number, Value, whole_range
 
 _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
-"""Ends of names of macros of the header."""
+"""Suffixes of the other macros in the header."""
 
 
 def columns_of(circuit: Circuit) -> Columns | None:
-    """Return the columns of a circuit, None where it takes no rows."""
+    """Return the columns of a circuit, or None if it does not take rows."""
     return columns.of_circuit(circuit.about, circuit.inputs)
 
 
 def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
-    """Return the name of each code that has one: by the port and the code, of a category, another one, or a missing cell."""
+    """Return the macro or enumerator of each code by port and code: categories, unknown categories and missing cells."""
     used = {f"{name}_{end}".upper() for end in _OWN}
     found: dict[tuple[str, int], str] = {}
 
@@ -40,7 +40,7 @@ def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
 
 
 def constants(rows: Columns, name: str) -> list[str]:
-    """Return the lines that define the names of codes."""
+    """Return the lines that define the code names."""
     names, lines = names_of(rows, name), []
     for column in rows.columns:
         if isinstance(column, Number):
@@ -52,7 +52,7 @@ def constants(rows: Columns, name: str) -> list[str]:
         lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
         meanings = {
             column.missing_code: "a missing cell",
-            column.other_code: "a category that training never saw",
+            column.other_code: "an unknown category",
         }
         meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
         codes = sorted(meanings)
@@ -77,7 +77,7 @@ def _member(column: Column, kind: str, unit: str) -> str:
 
 
 def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
-    """Return the struct of a row of whole numbers, as the ports have them, of these types."""
+    """Return the struct of a row of port values of these types."""
     names, members = names_of(rows, name), []
     for column, kind in zip(rows.columns, types, strict=True):
         unit = "; a code above"
@@ -92,7 +92,7 @@ def integer_row(rows: Columns, name: str, types: Sequence[str]) -> str:
 
 
 def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
-    """Return the declarations of rows in the header of a program for many samples.
+    """Return the row declarations for the header of a batch program.
 
     Args:
       outputs: parameters for the outputs.
@@ -119,7 +119,7 @@ def header(circuit: Circuit, rows: Columns, name: str, outputs: str) -> str:
 
 
 def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], outputs: str) -> str:
-    """Return the functions of rows in a program for many samples; see `header`.
+    """Return the row functions of a batch program; see `header`.
 
     Args:
       types: of the numbers of each input port.
@@ -162,7 +162,7 @@ def source(circuit: Circuit, rows: Columns, name: str, types: Sequence[str], out
 
 
 def _number(column: Number, kind: str) -> str:
-    """Return the function that makes a port's number of a number: the code of all that are above the same thresholds."""
+    """Return the function that maps a double to an integer code above the same thresholds."""
     return _templates.filled(
         "number.c" if column.thresholds else "no_number.c",
         port=column.port,
@@ -175,7 +175,7 @@ def _number(column: Number, kind: str) -> str:
 
 
 def initializer(rows: Columns, row: Sequence[Value]) -> str:
-    """Return a row as the initializer of the struct of doubles and codes."""
+    """Return the initializer of a row struct."""
     cells = [
         ("NAN" if value is None else repr(float(value)))
         if isinstance(column, Number)
@@ -186,7 +186,7 @@ def initializer(rows: Columns, row: Sequence[Value]) -> str:
 
 
 def text_of(text: str) -> str:
-    """Return a literal of C of the UTF-8 of a text, in ASCII and without trigraphs."""
+    """Return the C literal of a string in UTF-8, written in ASCII without trigraphs."""
     plain = "".join(
         chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
         for octet in text.encode("utf-8", "replace")

@@ -145,7 +145,7 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
 
 
 def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
-    """Return the columns of a circuit with the bits that layers read of them, None where layers do not say these."""
+    """Return the columns of a circuit with the bits that its layers read, or None if the layers do not describe their bits."""
     rows, bits = _c_rows.columns_of(circuit), layers.about.get("column_bits")
     if rows is None or bits is None:
         return None
@@ -153,20 +153,20 @@ def _rows_of(circuit: Circuit, layers: Circuit) -> Columns | None:
 
 
 def _comparisons(rows: Columns) -> list[tuple[int, int]]:
-    """Return the comparisons of which the bits of rows are made: columns and their parts; see `Columns`."""
+    """Return the comparisons needed for the bits of rows: column indices and parts, as in `Columns`."""
     known: dict[tuple[int, int], int] = {}
     bits_of_comparisons(Builder(), rows, lambda *one: known.setdefault(one, ZERO))
     return list(known)
 
 
 def _of_comparisons(layers: Circuit, rows: Columns) -> Circuit:
-    """Return layers that read, in place of the bits of rows, the comparisons of which these are made.
+    """Return the layers with comparisons as inputs instead of the bits of rows.
 
-    A comparison says that a number is below the one after a threshold's level, or that it is a code.
+    A threshold comparison is inverted: the processor tests whether the code is below the one after the threshold's level.
     """
     if len(rows.bits) != layers.n_inputs:
         raise ValueError(
-            f"mcu.write: layers has {layers.n_inputs} bits of inputs, and says of {len(rows.bits)} what they are."
+            f"mcu.write: layers has {layers.n_inputs} bits of inputs, but its column_bits describe {len(rows.bits)}."
         )
     builder = Builder()
     asked = _comparisons(rows)
@@ -312,7 +312,7 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
 
 
 def _row(circuit: Circuit, name: str) -> str:
-    """Return the struct of a row of the table and the function that takes it; nothing for other circuits."""
+    """Return the row struct and the function that takes it, or an empty string if the circuit does not take rows."""
     rows = _c_rows.columns_of(circuit)
     if rows is None:
         return ""

@@ -1,4 +1,4 @@
-"""First bits of rows of a table, made by gates: numbers that are compared with thresholds, and codes of categories."""
+"""Gates that encode table rows as bits, by threshold comparisons and category codes."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from lutjax.circuits.columns import MISSING, Columns, Number
 
 
 def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal]]) -> list[Literal]:
-    """Return the first bits of rows, whose ports have these numbers."""
+    """Return the bits that a network reads from rows, given the literals of the input ports."""
 
     def compared(at: int, part: int) -> Literal:
         column, number = rows.columns[at], numbers[at]
@@ -27,11 +27,11 @@ def bits_of_rows(builder: Builder, rows: Columns, numbers: Sequence[list[Literal
 def bits_of_comparisons(
     builder: Builder, rows: Columns, compared: Callable[[int, int], Literal]
 ) -> list[Literal]:
-    """Return the first bits of rows, made of comparisons of whole numbers.
+    """Return the bits that a network reads from rows, built from integer comparisons.
 
     Args:
-      compared: returns for a column and a part of it, see `Columns`, whether the port's whole number is above the level of the threshold, is the code of the
-        category, or is that of a missing cell. It is asked once for each that is needed.
+      compared: returns the literal of a comparison, given a column index and a part of the column as in `Columns`: the port's integer code is above the level of
+        the threshold, or equals the code of the category or of a missing cell. It is called at most once for each comparison.
     """
     known: dict[tuple[int, int], Literal] = {}
 
@@ -47,7 +47,9 @@ def bits_of_comparisons(
         if not isinstance(column, Number) or part == MISSING or not column.missing:
             return found
         filled = column.fill > column.thresholds[part]
-        if filled == (column.missing_code > column.levels[part]):  # the code compares as the fill does
+        if filled == (
+            column.missing_code > column.levels[part]
+        ):  # the code for missing numbers compares like the fill
             return found
         return builder.gate([found, read(at, MISSING) ^ (not filled)], 0b1110 if filled else 0b1000)
 

@@ -215,7 +215,7 @@ def above_constant(builder: Builder, bits: Sequence[Literal], k: int, *, signed:
 
 
 def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
-    """Return what `above_constant` does of a number in two's complement with k in its range; numbers of one sign share more gates."""
+    """Return whether a number in two's complement is greater than k, which is in its range; thresholds of equal sign share more gates than in `above_constant`."""
     *low, sign = bits
     if not low:
         return above_constant(builder, bits, k, signed=True)
@@ -224,7 +224,7 @@ def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
 
 
 def equal_to_constant(builder: Builder, bits: Sequence[Literal], code: int) -> Literal:
-    """Return whether bits are those of a whole number of at least 0."""
+    """Return whether an unsigned number equals a constant."""
     if code >> len(bits):
         return ZERO
     return _tree(builder, [bit ^ (code >> k & 1) ^ 1 for k, bit in enumerate(bits)], any_of=False)

@@ -414,7 +414,7 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
 
 
 def replayed(circuit: Circuit, builder: Builder, bits: Sequence[Literal]) -> Circuit:
-    """Return a circuit made once more, which reads these literals of a builder in place of its inputs; facts about it are left out."""
+    """Return a copy of a circuit that reads literals of a builder instead of its inputs, without `Circuit.about`."""
     literals = [ZERO, *bits]
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         literals.append(builder.gate([literals[n] for n in nodes], table))

@@ -48,7 +48,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     The header describes the interface: ``NAME_predict`` takes numbers of the input ports to numbers of the output ports, for any
     number of samples, and ``NAME_words`` takes bits to bits, with one sample in each bit of a word. Words have 8 to 512 bits,
     chosen when the program is compiled. The rule of an automaton also gets ``NAME_step``, which takes a grid to the
-    next one. A circuit that takes rows of a table also gets ``NAME_predict_rows``, which takes numbers in floating point and codes of categories.
+    next one. A circuit that takes table rows also gets ``NAME_predict_rows``, which takes rows of doubles and category codes.
 
     Args:
       circuit: any; what its outputs do not read is left out.
@@ -165,7 +165,7 @@ def c_test(
       circuit: that of `write`, with an input port and an output port at least.
       *samples: for each input port the numbers of the samples, as `Circuit` takes them.
       name: that of `write`.
-      rows: of the table, the same samples; see `lutjax.circuits.columns.Columns.encode`.
+      rows: raw table rows of the samples; see `lutjax.circuits.columns.Columns.encode`.
 
     Raises:
       ValueError: a circuit without inputs or outputs, or no samples.

@@ -1,7 +1,7 @@
-"""Columns of a table as inputs of a circuit: a port for each, its numbers or categories, and the first bits that are made of them.
+"""Table columns as circuit inputs, with one port per column.
 
-A port of numbers takes whole numbers of a stated unit, a port of categories takes their codes. The circuit compares them with thresholds and codes, so
-that a row enters as a user has it. The description is plain data: it travels in ``about["columns"]`` of the circuit.
+A numeric port takes integers in a stated unit, and a categorical port takes category codes. The circuit compares them with thresholds and codes, so
+users pass rows without encoding them first. The description is plain data, stored in ``about["columns"]`` of the circuit.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from lutjax.files import _json
 from lutjax.files._json import Fields
 
 MOST_BITS = 53
-"""Bits of the widest port of numbers: those that float64 and JavaScript hold."""
+"""Maximum bits of a numeric port: float64 and JavaScript represent all such integers."""
 
 USUAL_BITS = 32
-"""Bits up to which a unit keeps all decimals of a column."""
+"""Maximum bits of a numeric port whose unit is chosen from the decimals of the data."""
 
 MOST_DECIMALS = 320
-"""Decimals of a unit, at most: those of the least float64."""
+"""Maximum decimals of a unit, enough for the smallest float64."""
 
 MISSING = -1
-"""Part of a bit that tells whether a cell is missing; see `Columns`."""
+"""Part of a column that tests whether the cell is missing; see `Columns`."""
 
 Value = float | int | str | None
 Bit = tuple[int, int]
@@ -40,20 +40,20 @@ Bit = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """Column of numbers.
+    """Numeric column.
 
     Attributes:
-      name: of the column.
-      port: name of its port.
-      format: of the port.
-      decimals: a port's number ``n`` stands for ``n / 10**decimals``.
-      thresholds: ascending; a number is compared with each of them in float64.
-      fill: the number that takes the place of a missing one in comparisons.
-      missing: whether a missing number has a code of its own, which a bit tells apart; else its code is that of `fill`.
-      least, largest: of the numbers that the model was trained on; None where they are not known.
+      name: column name.
+      port: port name.
+      format: port format.
+      decimals: the port value ``n`` represents the number ``n / 10**decimals``.
+      thresholds: float64 thresholds in ascending order.
+      fill: number that replaces a missing number in comparisons.
+      missing: whether missing numbers have a separate code; otherwise they have the code of `fill`.
+      least, largest: range of the training data, None if unknown.
 
     Raises:
-      ValueError: the format cannot tell the thresholds apart, or has no room for the code of a missing number.
+      ValueError: the format cannot separate the thresholds, or has no code for missing numbers.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -76,30 +76,30 @@ class Number:
     def __post_init__(self) -> None:
         if self.format.bits > MOST_BITS:
             raise ValueError(
-                f"column {_json.shown(self.name)}: its format is {self.format}; it has at most {MOST_BITS} bits."
+                f"column {_json.shown(self.name)}: format is {self.format}; a numeric column has at most {MOST_BITS} bits."
             )
         first, last = self._range
         levels = self.levels
         apart = all(a < b for a, b in itertools.pairwise(levels))
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise ValueError(
-                f"column {_json.shown(self.name)}: its format is {self.format} in units of {self.unit}, which does not tell the numbers on both sides of each "
-                "threshold apart; more bits, or more of them after the point, do."
+                f"column {_json.shown(self.name)}: format is {self.format} in units of {self.unit}, which cannot separate the thresholds of the column. Use more "
+                "bits, or more of them after the point."
             )
 
     @functools.cached_property
     def _ratio(self) -> Fraction:
-        """The number that a whole number of 1 stands for."""
+        """Number that the integer code 1 represents."""
         return Fraction(10) ** -self.decimals / 2**self.format.fraction
 
     @property
     def unit(self) -> str:
-        """The number that a port's number of 1 stands for, in words."""
+        """Number that the port value 1 represents, as text."""
         return f"{_float(1, Fraction(10) ** -self.decimals):g}"
 
     @functools.cached_property
     def _range(self) -> tuple[int, int]:
-        """The least and the largest whole number that is no code of a missing one."""
+        """Smallest and largest integer code of a number."""
         least, largest = whole_range(self.format)
         return least + (self.missing and self.format.signed), largest - (
             self.missing and not self.format.signed
@@ -107,12 +107,12 @@ class Number:
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
-        """For each threshold the largest whole number that is not above it."""
+        """Largest integer code that is not above each threshold."""
         return tuple(_level(threshold, self._ratio) for threshold in self.thresholds)
 
     @property
     def missing_code(self) -> int:
-        """Whole number of a missing number."""
+        """Integer code of a missing number."""
         if not self.missing:
             return self._whole(self.fill)
         least, largest = whole_range(self.format)
@@ -120,12 +120,12 @@ class Number:
 
     @property
     def canonical(self) -> tuple[int, ...]:
-        """For each number of thresholds that a number is above, from none on, one whole number of these."""
+        """Integer codes by the number of thresholds below the number, from 0."""
         levels = self.levels
         return (*levels, levels[-1] + 1) if levels else (self._range[0],)
 
     def _whole(self, number: float) -> int:
-        """Return the whole number nearest to a number that is above the same thresholds."""
+        """Return the integer code nearest to a number among the codes above the same thresholds."""
         above = sum(threshold < number for threshold in self.thresholds)
         first, last = self._range
         levels = self.levels
@@ -133,38 +133,38 @@ class Number:
         return min(max(round(Fraction(number) / self._ratio), low), high)
 
     def whole(self, value: Value) -> int:
-        """Return the whole number of a number, or of None where it is missing.
+        """Return the integer code of a number, or of None if it is missing.
 
         Raises:
-          ValueError: it is no finite number.
+          ValueError: the value is not a finite number.
         """
         if value is None:
             return self.missing_code
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(
-                f"column {_json.shown(self.name)}: {value!r} is no finite number, or None where it is missing."
+                f"column {_json.shown(self.name)}: value is {value!r}; expected a finite number, or None if it is missing."
             )
         return self._whole(float(value))
 
     def code(self, value: Value) -> int | float:
-        """Return the port's number of a number; see `whole`."""
+        """Return the port value of a number; see `whole`."""
         whole = self.whole(value)
         return whole / 2**self.format.fraction if self.format.fraction else whole
 
     def value(self, code: float | int) -> Value:
-        """Return the number that a port's number stands for; None where it is missing."""
+        """Return the number that a port value represents, or None if it is missing."""
         whole = int(math.ldexp(code, self.format.fraction)) if self.format.fraction else int(code)
         if self.missing and whole == self.missing_code:
             return None
         return _float(whole, self._ratio)
 
     def boundaries(self) -> list[int]:
-        """Return whole numbers on both sides of each threshold, the least and the largest of all, and that of a missing number."""
+        """Return the integer codes next to thresholds, at both ends of the range, and of a missing number."""
         near = [k + side for k in self.levels for side in (0, 1)]
         return sorted({*near, *self._range, self.missing_code})
 
     def facts(self) -> dict[str, Any]:
-        """Return the description as JSON holds it, without the format."""
+        """Return the description without the format, as JSON."""
         return {
             **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
             "kind": "number",
@@ -176,17 +176,17 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-    """Column of categories: the code of each is its place among `values`.
+    """Categorical column; the code of a category is its index in `values`.
 
     Attributes:
-      name: of the column.
-      port: name of its port.
-      format: of the port.
-      values: the known categories.
-      missing: whether a missing cell has a code of its own; else it is one of no known category.
+      name: column name.
+      port: port name.
+      format: port format.
+      values: known categories.
+      missing: whether missing cells have a separate code; otherwise they have the code of unknown categories.
 
     Raises:
-      ValueError: the format has too few codes, or is no unsigned whole number.
+      ValueError: the format has too few codes, or is not an unsigned integer.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -205,12 +205,12 @@ class Category:
     def __post_init__(self) -> None:
         if self.format.signed or self.format.fraction or self.missing_code > whole_range(self.format)[1]:
             raise ValueError(
-                f"column {_json.shown(self.name)}: its format is {self.format}, which has not the codes 0 to {self.missing_code}."
+                f"column {_json.shown(self.name)}: format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}."
             )
 
     @property
     def other_code(self) -> int:
-        """Code of a category that is none of the known ones."""
+        """Code of an unknown category."""
         return len(self.values)
 
     @property
@@ -219,16 +219,16 @@ class Category:
         return len(self.values) + self.missing
 
     def whole(self, value: Value) -> int:
-        """Return the code of a category, or of None where it is missing.
+        """Return the code of a category, or of None if it is missing.
 
         Raises:
-          ValueError: it is no text.
+          ValueError: the value is not a string.
         """
         if value is None:
             return self.missing_code
         if not isinstance(value, str):
             raise ValueError(
-                f"column {_json.shown(self.name)}: {value!r} is no text, or None where it is missing."
+                f"column {_json.shown(self.name)}: value is {value!r}; expected a string, or None if it is missing."
             )
         return self.values.index(value) if value in self.values else self.other_code
 
@@ -237,7 +237,7 @@ class Category:
         return self.whole(value)
 
     def value(self, code: float | int) -> Value:
-        """Return the category of a code: a text that is none of the known ones where there is none, and None where it is missing."""
+        """Return the category of a code, None if it is missing, or an unknown category for any other code."""
         if code < len(self.values):
             return self.values[int(code)]
         if self.missing and code == self.missing_code:
@@ -245,11 +245,11 @@ class Category:
         return next(word for n in itertools.count() if (word := f"other {n}") not in self.values)
 
     def boundaries(self) -> list[int]:
-        """Return all codes of different meanings."""
+        """Return all codes with different meanings."""
         return list(range(self.missing_code + 1))
 
     def facts(self) -> dict[str, Any]:
-        """Return the description as JSON holds it, without the format."""
+        """Return the description without the format, as JSON."""
         return {
             **{name: value for name, value in dataclasses.asdict(self).items() if name != "format"},
             "kind": "category",
@@ -263,15 +263,15 @@ Column = Number | Category
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Columns of a table, and the bits that a network reads of them.
+    """Table columns, and the bits that a network reads from them.
 
     Attributes:
-      columns: in the order of the ports.
-      bits: for each bit a column by its place, and a part of it: the place of a threshold that the number is above, or of the category that the cell is, or `MISSING`;
-        or -1 and a constant bit. Empty where only the columns are known.
+      columns: in port order.
+      bits: a pair for each bit: a column index, and the index of the threshold that the number exceeds, the index of the category, or `MISSING`. A constant
+        bit is -1 and its value. Empty if only the columns are known.
 
     Raises:
-      ValueError: two columns have one port, or bits are of parts that are not there.
+      ValueError: two columns share a port, or a bit refers to a missing column, threshold or category.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -304,14 +304,14 @@ class Columns:
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """Ports of the columns."""
+        """Input ports of the circuit."""
         return tuple(Port(column.port, 1, column.format) for column in self.columns)
 
     def encode(self, rows: Sequence[Sequence[Value]]) -> dict[str, Shaped[np.ndarray, "rows 1"]]:
-        """Return the port's numbers of rows: for each column a number, a text, or None where the cell is missing.
+        """Return the port values of rows with a number, a string, or None for a missing cell, in each column.
 
         Raises:
-          ValueError: a row has another number of cells, or a cell of another kind.
+          ValueError: a row has the wrong number of cells, or a cell has the wrong type.
         """
         for k, row in enumerate(rows):
             if len(row) != len(self.columns):
@@ -324,7 +324,7 @@ class Columns:
         }
 
     def decode(self, numbers: Sequence[Shaped[np.ndarray, "rows 1"]]) -> list[list[Value]]:
-        """Return rows that ports' numbers stand for."""
+        """Return the rows that port values represent."""
         cells = [
             [column.value(code) for code in np.asarray(codes).ravel().tolist()]
             for column, codes in zip(self.columns, numbers, strict=True)
@@ -334,7 +334,7 @@ class Columns:
     def boundaries(
         self, samples: Sequence[Shaped[np.ndarray, "rows 1"]]
     ) -> list[Int[np.ndarray, "others 1"] | Shaped[np.ndarray, "others 1"]]:
-        """Return samples in which one column has, in turn, each number next to a threshold, each category, and none."""
+        """Return copies of samples that cover the codes next to thresholds, all categories, and missing cells, one column at a time."""
         n = len(samples[0])
         found: list[list[Any]] = [[] for _ in self.columns]
         row = 0
@@ -347,15 +347,15 @@ class Columns:
         return [np.asarray(codes).reshape(-1, 1) for codes in found]
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return what ``about["columns"]`` of a circuit says."""
+        """Return the value of ``about["columns"]`` of a circuit."""
         return [column.facts() for column in self.columns]
 
     @classmethod
     def of(cls, facts: Any, ports: Sequence[Port]) -> "Columns":
-        """Return the columns that ``about["columns"]`` of a circuit with these input ports describes.
+        """Return the columns described by ``about["columns"]`` of a circuit with these input ports.
 
         Raises:
-          ValueError: it does not describe these ports; the message names the field.
+          ValueError: the description does not fit the ports; the message names the field.
         """
         if not isinstance(facts, list) or len(facts) != len(ports):
             raise ValueError(
@@ -379,7 +379,7 @@ class Columns:
 
 
 def of_circuit(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
-    """Return the columns of which a circuit with these facts and input ports takes rows; None where it takes none.
+    """Return the columns of a circuit with these facts and input ports, or None if it does not take rows.
 
     Raises:
       ValueError: as `Columns.of`.
@@ -421,25 +421,23 @@ def _finite(fields: Fields, name: str, value: Any) -> float:
 
 
 def whole_range(format: Format) -> tuple[int, int]:
-    """Return the least and the largest whole number of a format, before it is divided."""
+    """Return the smallest and the largest integer code of a format."""
     least, largest = dataclasses.replace(format, fraction=0).range
     return int(least), int(largest)
 
 
 def _float(whole: int, ratio: Fraction) -> float:
-    """Return a whole number of a unit as the nearest float64, which is how its decimals are read."""
+    """Return an integer code as the nearest float64, the value that parsing its decimals gives."""
     try:
-        return whole * ratio.numerator / ratio.denominator  # of whole numbers of any size, and rounded once
+        return whole * ratio.numerator / ratio.denominator  # integers of any size, rounded once
     except OverflowError:
         return math.copysign(math.inf, whole)
 
 
 def _level(threshold: float, ratio: Fraction) -> int:
-    """Return the largest whole number of a unit that is not above a threshold, in float64."""
+    """Return the largest integer code that is not above a threshold in float64."""
     level = math.floor(Fraction(threshold) / ratio)
-    return level + (
-        _float(level + 1, ratio) <= threshold
-    )  # the decimals 0.3 are read as a float64 below 3/10
+    return level + (_float(level + 1, ratio) <= threshold)  # 0.3 parses as a float64 below 3/10
 
 
 # ------------------------------------------------------------------------------------- choices
@@ -455,15 +453,15 @@ def number(
     largest: float | None = None,
     format: Format | None = None,
 ) -> Number:
-    """Return a column of numbers, in a format that tells the numbers on both sides of each threshold apart.
+    """Return a numeric column in a format that separates all thresholds.
 
     Args:
-      name, port, thresholds, fill, missing, least, largest: see `Number`; thresholds in any order, also repeated.
-      decimals: that the column's numbers have; by default those of the thresholds. Kept where at most `USUAL_BITS` bits hold the numbers then.
-      format: of the port, whose numbers then are those of the column; by default signed whole numbers of as few bits as there can be.
+      name, port, thresholds, fill, missing, least, largest: see `Number`. Thresholds may be unordered and repeated.
+      decimals: of the data; by default those of the thresholds. The unit keeps them if the port then has at most `USUAL_BITS` bits.
+      format: of the port, in the units of the column. By default the smallest signed integer format.
 
     Raises:
-      ValueError: no format of at most `MOST_BITS` bits does, or the given one does not.
+      ValueError: the given format, or every format of at most `MOST_BITS` bits, cannot separate the thresholds.
 
     Example:
       >>> from lutjax.circuits import columns
@@ -488,12 +486,12 @@ def number(
         except ValueError:
             continue
     raise ValueError(
-        f"column {_json.shown(name)}: its thresholds lie so unevenly that whole numbers of at most {MOST_BITS} bits do not tell the numbers between them apart."
+        f"column {_json.shown(name)}: integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close for their size."
     )
 
 
 def category(name: str, port: str, values: Sequence[str], missing: bool) -> Category:
-    """Return a column of categories, in a format of as few bits as hold their codes.
+    """Return a categorical column in the smallest format that has all codes.
 
     Example:
       >>> from lutjax.circuits import columns
@@ -504,21 +502,21 @@ def category(name: str, port: str, values: Sequence[str], missing: bool) -> Cate
 
 
 def _bits(numbers: Sequence[float], decimals: int) -> int:
-    """Return the bits of signed whole numbers that hold numbers of a unit, the one above each, and the code of a missing one."""
+    """Return the number of bits of the smallest signed integer format for numbers in a unit, with room for the code above each and for missing numbers."""
     ratio = Fraction(10) ** -decimals
     largest = max(abs(math.floor(Fraction(x) / ratio)) + 2 for x in numbers)
     return largest.bit_length() + 1
 
 
 def decimals_of(number: float) -> int:
-    """Return how many digits after the point a number has, as float64 is written."""
+    """Return the number of decimals in the shortest decimal form of a float64."""
     mantissa, _, exponent = repr(float(number)).partition("e")
     digits = mantissa.partition(".")[2].rstrip("0")
     return max(0, len(digits) - int(exponent or 0))
 
 
 def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """Return a name of a port for each column: a word that Verilog, VHDL, C and C++ take, and none of those that are taken.
+    """Return a port name for each column that is valid in Verilog, VHDL, C and C++, different from the taken names.
 
     Example:
       >>> from lutjax.circuits.columns import port_names
@@ -541,7 +539,7 @@ def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
 
 
 def word_of(text: str) -> str:
-    """Return a text as small letters, digits and single underscores; empty where it has none."""
+    """Return a string reduced to lower-case letters, digits and single underscores."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[:40].strip(
         "_"

@@ -42,7 +42,7 @@ MANIFEST = "manifest.json"
 MOST_LEVELS = 1 << 31
 """More than any circuit has between registers; JSON holds larger numbers."""
 MOST_ROWS = 24
-"""Rows of a table that a page shows, the first of the samples."""
+"""Maximum example rows on a page."""
 VECTORS = "vectors.json"
 MAKEFILE = "Makefile"
 README = "README.md"
@@ -67,7 +67,7 @@ class Vectors:
     Attributes:
       inputs, outputs: for each port its numbers, ``[samples, count]``.
       source: where the samples are from, in words.
-      rows: of the table, the same samples as a user has them; None where the circuit takes no rows. See `lutjax.circuits.columns.Columns.encode`.
+      rows: raw table rows of the samples, see `lutjax.circuits.columns.Columns.encode`; None if the circuit does not take rows.
 
     Raises:
       ValueError: ports have other numbers of samples.
@@ -177,7 +177,7 @@ class Vectors:
 
 
 def _row(where: str, sample: Any) -> list[Value]:
-    """Return the row of a sample: numbers, texts and null."""
+    """Return the raw row of a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
         raise ValueError(f"{where}: 'row' is {_json.shown(row)}; expected numbers, texts and null.")
@@ -385,7 +385,7 @@ def files_of(
 
 
 def readme(circuit: Circuit, options: Options) -> str:
-    """Return a page about the rows that a circuit takes and the answers that it gives; nothing for a circuit that takes no rows."""
+    """Return the README of a circuit that takes table rows, in Markdown; an empty string for other circuits."""
     taken = columns.of_circuit(circuit.about, circuit.inputs)
     if taken is None:
         return ""
@@ -394,7 +394,7 @@ def readme(circuit: Circuit, options: Options) -> str:
     lines = [
         f"# {name}",
         "",
-        f"A circuit that takes a row of a table and gives {answer}.",
+        f"This circuit takes a table row and predicts {answer}.",
         "",
         "## Columns",
         "",
@@ -440,7 +440,7 @@ def readme(circuit: Circuit, options: Options) -> str:
 
 
 def _rounding(taken: Columns, name: str) -> str:
-    """Return how numbers become those of ports."""
+    """Return how to convert numbers to port values."""
     if not any(isinstance(column, Number) for column in taken.columns):
         return "Each category has a code."
     return (
@@ -450,7 +450,7 @@ def _rounding(taken: Columns, name: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text in a cell of a table of Markdown, in one line."""
+    """Return a string as a Markdown table cell."""
     line = " ".join(text.split())
     return re.sub(r"([\\`*_|<>\[\]#&$])", r"\\\1", line)
 

@@ -131,7 +131,7 @@ def write(
     """Return a library for Arduino and PlatformIO that answers one sample at a time: texts by their paths.
 
     ``src/NAME.h`` declares ``NAME_predict``, which takes the numbers of one sample, and returns the answer where that is one number, and else
-    writes the numbers of the outputs. ``NAME_predict_row`` takes a row of a table, if the circuit does. ``examples/NAME/NAME.ino`` is a sketch that calls it.
+    writes the numbers of the outputs. ``NAME_predict_row`` takes a table row, if the circuit does. ``examples/NAME/NAME.ino`` is a sketch that calls it.
 
     Args:
       circuit: any; what its outputs do not read is left out.

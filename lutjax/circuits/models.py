@@ -34,8 +34,8 @@ def of(
       inputs: what the port ``x`` takes. ``"bits"``: the bits that the first layer of gates reads, so all of a
         thermometer's; those of a `LogicTreeNet` in the order channel, threshold, row, column. A `Format` or its text, such as
         ``"uint8"`` or ``"fixed12.4"``: numbers, which a thermometer in the circuit compares with its thresholds; images of a
-        `LogicTreeNet` in the order row, column, channel. `lutjax.circuits.columns.Columns`: a port for each column of a table, whose numbers and
-        categories the circuit compares with thresholds and codes.
+        `LogicTreeNet` in the order row, column, channel. `lutjax.circuits.columns.Columns`: table rows, with one port
+        per column; the circuit encodes them.
       outputs: what the port ``y`` gives. ``"bits"``: those of the last layer; ``"votes"``: the sum of bits for each class,
         not divided by tau; ``"class"``: the first class with the most votes. Default: the class where there are votes.
       simplify: whether constants, copies, repeated and unread gates are removed; else the circuit has every gate.

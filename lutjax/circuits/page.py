@@ -64,7 +64,7 @@ def write(
       shown: channels that an automaton shows at first: 1, or 3 as red, green and blue.
       update_rate: probability with which a cell of an automaton takes its new state in a step. Default: 1.
       exported: circuit of the other files of an export, whose gates the page counts beside its own. Default: `circuit`.
-      rows: of the table, to begin with and to click; see `lutjax.circuits.columns.Columns.encode`.
+      rows: example rows of a table, see `lutjax.circuits.columns.Columns.encode`. The page starts with the first one.
 
     Raises:
       ValueError: an argument does not fit the circuit, or its kind.
@@ -239,7 +239,7 @@ def evaluate_in_node(
 def evaluate_rows_in_node(
     text: str, rows: Sequence[Sequence[Value]], *, node: str = "node"
 ) -> UInt32[np.ndarray, "outputs words"]:
-    """Return what the script of a page computes for rows of a table; see `evaluate_in_node`."""
+    """Return the answers of a page's script to table rows; see `evaluate_in_node`."""
     encode = f"{_script(text, 'encode')}\nconst words = wordsOfRows(data, rows);"
     return _run(text, "rows", json.dumps([list(row) for row in rows]), -(-len(rows) // 32), node, encode)
 
@@ -247,7 +247,7 @@ def evaluate_rows_in_node(
 def _run(
     text: str, name: str, inputs: str, n: int, node: str, encode: str = ""
 ) -> UInt32[np.ndarray, "outputs words"]:
-    """Return what the script of a page answers to words, or to inputs of another name that a script makes words of."""
+    """Return the answers of a page's script to words, or to inputs that an additional script converts to words."""
     program = f"""{_script(text, "evaluate")}
 const {{ data, {name}, n }} = JSON.parse(require("fs").readFileSync(0, "utf8"));
 {encode}
@@ -391,10 +391,10 @@ def _classifier(
 
 
 def _rows(circuit: Circuit, rows: Sequence[Sequence[Value]] | None) -> dict[str, Any]:
-    """Return what the page of a circuit that takes rows of a table needs beside the circuit."""
+    """Return the additional page data of a circuit that takes table rows."""
     columns = of_circuit(circuit.about, circuit.inputs)
     assert columns is not None
-    columns.encode(rows or ())  # refuses what is no row
+    columns.encode(rows or ())  # validates the rows
     return {"rows": [list(row) for row in rows or ()]}
 
 

@@ -436,9 +436,9 @@ class _Export:
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
-        """Compare the page about rows with the one that the circuit and the files have."""
+        """Compare the README with the one generated from the circuit."""
         if _text(self.folder, deployment.README) != deployment.readme(self.circuit, self.options):
-            raise FailedError(f"{deployment.README} is not what the circuit says of its rows")
+            raise FailedError(f"{deployment.README} does not describe the circuit")
         return f"{len(self.circuit.inputs)} columns"
 
     def model_holds(self, oracle: Callable[[dict[str, Any]], Oracle]) -> str:
@@ -564,7 +564,7 @@ class _Export:
         given = by_port(shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n))
         self._same_as_shown(given, dict(self.vectors.outputs))
         if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():
-            raise FailedError(f"the script of {name} makes other numbers of the rows of {VECTORS}")
+            raise FailedError(f"the script of {name} encodes the rows of {VECTORS} differently")
         return f"{_samples(n)}, node"
 
     def verilog_holds(self) -> str:

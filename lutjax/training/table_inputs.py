@@ -1,4 +1,4 @@
-"""Inputs of circuits for rows of a table: the encoding of a run and the thresholds of its network, as columns that a circuit compares itself."""
+"""Circuit inputs for table rows, derived from the encoding of a run and the thresholds of its network."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from lutjax.circuits.verilog import CONTROL
 from lutjax.training.datasets.columns import Cells, Encoding, Number, Table
 
 TAKEN = ("x", "y", *CONTROL)
-"""Names that no port of a column gets: those of other ports."""
+"""Port names that columns cannot use."""
 
 
 def columns_of(
@@ -20,15 +20,15 @@ def columns_of(
     thresholds: Shaped[np.ndarray, "features thresholds"] | None,
     format: Format | None = None,
 ) -> Columns:
-    """Return columns whose bits are those that the first layer of a network reads.
+    """Return the columns of a table and the bits that the first layer of a network reads.
 
     Args:
-      encoding: of the run.
-      thresholds: of the network, with which it compares features; None where its features are bits.
-      format: of the ports of numbers; by default whole numbers of a unit that suits each column.
+      encoding: table encoding of the run.
+      thresholds: feature thresholds of the network, None if its features are bits.
+      format: format of numeric ports; by default an integer format with a suitable unit for each column.
 
     Raises:
-      ValueError: no format tells all numbers apart that the network does, the given one does not, or features are numbers without thresholds.
+      ValueError: a format cannot separate the thresholds, or a numeric feature has no thresholds.
     """
     ports = columns.port_names([column.name for column in encoding.columns], TAKEN)
     made: list[Column] = []
@@ -64,7 +64,7 @@ def columns_of(
 
 
 def _of_flags(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
-    """Return the bits of features that are 0 or 1, which thresholds make constant where they are not between."""
+    """Return the bits of 0/1 features; thresholds outside of [0, 1) make them constant."""
     if thresholds is None:
         return list(flags)
     return [
@@ -75,10 +75,10 @@ def _of_flags(flags: Sequence[Bit], thresholds: np.ndarray | None) -> list[Bit]:
 
 
 def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray, " bits"]:
-    """Return for each bit of a column's numbers the largest float64 for which it is 0: -inf or inf where it is constant.
+    """Return the largest float64 for which each bit of a numeric column is 0, or -inf or inf for constant bits.
 
     Raises:
-      ValueError: a feature is a number that no threshold is compared with.
+      ValueError: a numeric feature has no thresholds.
     """
     if column.thresholds is not None and not column.numbers:
         limits = np.asarray(column.thresholds, np.float64)
@@ -87,16 +87,16 @@ def _limits(column: Number, thresholds: np.ndarray | None) -> Float64[np.ndarray
         flags = _of_flags([(0, k) for k in range(len(limits))], thresholds[: len(limits)])
         return np.array([limits[k] if at == 0 else (np.inf, -np.inf)[k] for at, k in flags])
     if thresholds is None:
-        raise ValueError(f"column {column.name!r} is a number without thresholds, which is no bit.")
+        raise ValueError(f"column {column.name!r} has no thresholds; a circuit needs at least one.")
     n_numbers = len(thresholds) - column.missing
     flat = thresholds[:n_numbers].ravel()
     return _largest(lambda numbers: column.scaled(numbers) > flat, len(flat))
 
 
 def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.ndarray, " n"]:
-    """Return the largest float64 for which each of n conditions does not hold, which hold from some number on.
+    """Return the largest float64 for which each of n monotone conditions is false, or -inf or inf if there is none.
 
-    The floats between are halved in their own order, so each answer takes 64 steps, whatever the condition rounds.
+    Bisection over the ordered float64 values finds the exact boundary in 65 steps, however the condition rounds.
     """
     last = int(np.float64(np.finfo(np.float64).max).view(np.int64))
     low, high = np.full(n, -last, object), np.full(n, last, object)
@@ -115,17 +115,17 @@ def _largest(above: Callable[[np.ndarray], np.ndarray], n: int) -> Float64[np.nd
 
 
 def values_of(encoding: Encoding, table: Table) -> list[list[Value]]:
-    """Return the rows of a table as numbers and categories, None where a cell is missing.
+    """Return the rows of a table as numbers, categories, and None for missing cells.
 
     Raises:
-      SamplesError: a cell of a column of numbers is no number.
+      SamplesError: a cell of a numeric column is not a number.
     """
     cells = [column.parsed(table.columns[column.name]) for column in encoding.columns]
     return [list(row) for row in zip(*cells, strict=True)]
 
 
 def table_of(encoding: Encoding, rows: Sequence[Sequence[Value]], *, name: str) -> Table:
-    """Return rows, as `values_of` returns them, as a table of cells that `Encoding.encode` reads."""
+    """Return a table with the rows of `values_of`."""
     cells: dict[str, Cells] = {
         column.name: column.written([row[i] for row in rows])  # type: ignore[misc]
         for i, column in enumerate(encoding.columns)

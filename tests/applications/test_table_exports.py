@@ -1,4 +1,4 @@
-"""Exports of runs on tables: circuits that take rows as they are in the table, numbers and categories of which some are missing."""
+"""Exports of runs on tables: circuits that take numbers and categories, some of them missing."""
 
 import csv
 import dataclasses
@@ -75,7 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_circuit_answers_to_rows_as_the_run_does(kind: str, tmp_path: Path) -> None:
-    """For the test part, for rows next to each threshold, and for rows that training never saw."""
+    """Compare the test part, rows next to thresholds, and rows with unseen values."""
     table = write_table(tmp_path / "people.csv")
     target = "age" if kind == "regression" else "income"
     if kind == "regression":
@@ -106,7 +106,7 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind: str, tmp_path: Path) ->
 
 
 def test_an_export_takes_rows(run: Path, tmp_path: Path) -> None:
-    """In every format, with names and the proof of the encoding; the manifest, the header, the page and a README describe the columns."""
+    """Export every format; the manifest, the header, the page and a README describe the columns, and `verify` proves the encoding."""
     folder = tmp_path / "out"
     said = output("export", run, "--out", folder)
     assert "Circuit(age: 1 x int8, rate: 1 x int" in said
@@ -139,7 +139,7 @@ def test_an_export_takes_rows(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> None:
-    """The netlist of an export, in which one threshold is another: every file agrees, and the model does not."""
+    """Move a threshold in the netlist; the rows next to thresholds show it."""
     folder = tmp_path / "out"
     output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
     source = export.source_of(run, outputs="votes")
@@ -163,7 +163,7 @@ def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("words", [("--inputs", "int20"), ("--inputs", "fixed24.8"), ("--inputs", "rows")])
 def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
-    """They are those of the columns of numbers; one that cannot tell thresholds apart is refused in a line."""
+    """Use a format for numeric columns, and refuse one that cannot separate the thresholds."""
     rng = np.random.default_rng(0)
     path = tmp_path / "a.csv"
     path.write_text(
@@ -177,7 +177,7 @@ def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
     assert (result.exit_code, "next to thresholds" in result.output) == (0, True), result.output
     result = command("export", run, "--out", tmp_path / "other", "--inputs", "int3")
     assert result.exit_code == 1
-    assert 'inputs int3: column "a": its format is int3' in " ".join(result.output.split())
+    assert 'inputs int3: column "a": format is int3' in " ".join(result.output.split())
     assert "--inputs bits" in result.output
 
 
@@ -192,7 +192,7 @@ def test_libraries_take_rows(run: Path, tmp_path: Path) -> None:
 
 
 def test_encodings_of_earlier_versions_have_columns() -> None:
-    """They say nothing of digits and ranges; the unit follows from the thresholds."""
+    """Choose the unit from the thresholds if the encoding lacks digits and ranges."""
     encoding = Encoding((Number("a", 0.5, (0.25, 1.5), True), Number("b", 7.0, (3.0,), False)), ("p", "q"))
     text = json.loads(encoding.to_json())
     for column in text["columns"]:
@@ -203,7 +203,7 @@ def test_encodings_of_earlier_versions_have_columns() -> None:
 
 
 def test_cells_come_back_from_values() -> None:
-    """Decimals with a comma, exponents, and cells that are missing."""
+    """Check decimal commas, exponents and missing cells."""
     cells = {"a": strings(["1,5", "", "-2,25", "3e-7"]), "b": strings(["x", "?", "y", "x"])}
     table = Table(cells, strings("pqpq"), "t")
     encoding = Encoding.fit(table, 4)

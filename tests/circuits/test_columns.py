@@ -1,4 +1,4 @@
-"""Circuits that take rows of a table: comparisons in the netlist, in C, on the page, and in exported folders, against comparisons in Python."""
+"""Circuits that take table rows: the netlist, C, the page and exported folders against comparisons in Python."""
 
 import itertools
 import json
@@ -50,7 +50,7 @@ ROWS = Columns(
 
 
 def bits_of(row):
-    """Return the bits of a row by comparisons in Python: what the encoding of a table does."""
+    """Return the bits of a row, computed as the encoding of a table does."""
     age, _, seconds, job, kind, _ = row
     numbers = [column.fill if x is None else x for column, x in zip((AGE, RATE, WIDE), row[:3], strict=True)]
     above = [[x > t for t in column.thresholds] for column, x in zip((AGE, RATE, WIDE), numbers, strict=True)]
@@ -61,7 +61,7 @@ def bits_of(row):
 
 
 def every_row(n=400, seed=0):
-    """Return rows with numbers next to every threshold in float64, far from any and missing, and categories that are known, unknown and missing."""
+    """Return random rows with numbers next to thresholds and far from them, known and unknown categories, and missing cells."""
     draw = np.random.default_rng(seed)
     choices = []
     for column in ROWS.columns:
@@ -113,7 +113,7 @@ def vectors_of(circuit, rows):
 
 # ------------------------------------------------------------------------------------- the netlist
 def test_a_circuit_compares_as_python_does():
-    """On numbers next to thresholds and far beyond, on categories that are unknown, and on what is missing."""
+    """Check numbers next to thresholds and far beyond them, unknown categories, and missing cells."""
     rows = every_row()
     codes = ROWS.encode(rows)
     assert [port.name for port in ROWS.ports] == list(codes)
@@ -122,7 +122,7 @@ def test_a_circuit_compares_as_python_does():
 
 
 def test_rows_come_back_from_codes():
-    """What codes stand for has the same codes, for all codes next to thresholds, too."""
+    """Decode and encode codes, including all codes next to thresholds."""
     codes = list(ROWS.encode(every_row(50)).values())
     for given in (codes, ROWS.boundaries(codes)):
         again = ROWS.encode(ROWS.decode(given))
@@ -132,7 +132,7 @@ def test_rows_come_back_from_codes():
 
 
 def test_decimals_are_exact():
-    """The decimals 0.3 are a float64 below 3/10, and yet the unit 0.1 has a number for them."""
+    """Check 0.3, which parses as a float64 below 3/10, in units of 0.1."""
     assert (RATE.decimals, RATE.levels) == (1, (-10, 3, 7))
     assert [RATE.code(x) for x in (0.3, 0.30000001, 0.4, -5.0)] == [3, 4, 4, -16]
     fixed = Number("f", "f", Format.parse("ufixed8.4"), 0, (0.5, 3.25), 1.0, True)
@@ -149,16 +149,22 @@ def test_decimals_are_exact():
     [
         (
             lambda: Number("a", "a", Format.parse("int4"), 0, (1.25, 1.5), 0.0, False),
-            "does not tell the numbers",
+            "cannot separate the thresholds",
         ),
-        (lambda: Number("a", "a", Format.parse("int4"), 0, (7.0,), 0.0, False), "does not tell the numbers"),
+        (
+            lambda: Number("a", "a", Format.parse("int4"), 0, (7.0,), 0.0, False),
+            "cannot separate the thresholds",
+        ),
         (lambda: Number("a", "a", Format(64, signed=True), 0, (7.0,), 0.0, False), "at most 53 bits"),
-        (lambda: Category("a", "a", Format(1), ("p", "q"), False), "has not the codes 0 to 2"),
-        (lambda: columns.number("a", "a", [1.0, np.nextafter(1.0, 2)], 0.0, False), "lie so unevenly"),
+        (lambda: Category("a", "a", Format(1), ("p", "q"), False), "with the codes 0 to 2"),
+        (
+            lambda: columns.number("a", "a", [1.0, np.nextafter(1.0, 2)], 0.0, False),
+            "cannot separate its thresholds",
+        ),
         (lambda: ROWS.encode([[1.0]]), "row 0 has 1 cells; expected 6"),
-        (lambda: AGE.code("old"), "is no finite number"),
-        (lambda: AGE.code(float("nan")), "is no finite number"),
-        (lambda: JOB.code(5.0), "is no text"),
+        (lambda: AGE.code("old"), "expected a finite number"),
+        (lambda: AGE.code(float("nan")), "expected a finite number"),
+        (lambda: JOB.code(5.0), "expected a string"),
         (lambda: Columns((AGE, AGE)), "expected a different one for each"),
         (lambda: Columns((KIND,), ((0, MISSING),)), "is no part of a column"),
     ],
@@ -179,7 +185,7 @@ def test_names_of_ports():
 
 
 def test_a_circuit_with_other_columns_is_refused():
-    """A file may state anything: thresholds that codes do not fit, ports of other names, and what is no column."""
+    """Refuse inconsistent codes, wrong port names, and unknown kinds of columns."""
     circuit = circuit_of_bits()
     text = netlist_json.write(circuit)
     assert netlist_json.read(text) == circuit
@@ -209,7 +215,7 @@ def test_the_header_has_a_struct_and_names():
         '    double age; /* "age", from 17 to 90 in training; NAN where missing */',
         '    int kind; /* "kind"; a code above */',
         '    PEOPLE_JOB_CLERK = 0, /* "clerk" */',
-        "    PEOPLE_JOB_OTHER = 3, /* a category that training never saw */",
+        "    PEOPLE_JOB_OTHER = 3, /* an unknown category */",
         "    PEOPLE_JOB_MISSING = 4 /* a missing cell */",
         "#define PEOPLE_AGE_MISSING (-128)",
         "void people_predict_rows(const people_row *rows, size_t n, uint8_t *output_y);",
@@ -229,7 +235,7 @@ def test_the_header_has_a_struct_and_names():
     "options", [("-DPEOPLE_LANES=8",), ("-DPEOPLE_LANES=64", "-DPEOPLE_STATIC")], ids=str
 )
 def test_c_takes_rows(options, tmp_path):
-    """As Python compares them, and categories by name."""
+    """Compare answers with Python, and look categories up by name."""
     circuit, rows = circuit_of_bits(), every_row(150)
     vectors = vectors_of(circuit, rows)
     for name, text in c.write(circuit, "people").items():
@@ -256,7 +262,7 @@ def test_c_takes_rows(options, tmp_path):
 
 # ------------------------------------------------------------------------------------- microcontrollers
 def test_a_library_compares_whole_numbers():
-    """In place of the gates that do: the same answers with and without the layers."""
+    """Check the answers with and without the layers, whose comparisons replace gates."""
     circuit, layers = classifier()
     samples = list(ROWS.encode(every_row(200)).values())
     program = _microcontroller.program(circuit, layers)
@@ -291,7 +297,7 @@ def test_a_library_takes_rows(style, tmp_path):
 
 # ------------------------------------------------------------------------------------- the page
 def test_the_page_has_fields():
-    """Columns, rows to begin with, and what is predicted are in the page, and nothing of them leaves its place."""
+    """Find columns, example rows and the target in the page, all of them escaped."""
     circuit, _ = classifier()
     rows = every_row(3)
     text = page.write(circuit, rows=rows)
@@ -338,7 +344,7 @@ def test_an_export_describes_rows(tmp_path):
     text = (folder / "README.md").read_text()
     assert "| age | `age` | numbers in units of 1 (int8), 17 to 90 in training | -128 |" in text
     assert "| kind | `kind` | codes: 0 a, 1 any other | 1 |" in text
-    assert "gives `income & all`" in text.replace("\\", "")
+    assert "predicts `income & all`" in text.replace("\\", "")
     assert "- class 1: \\<low\\>" in text
     manifest = json.loads((folder / "manifest.json").read_text())
     assert [column["name"] for column in manifest["about"]["columns"]] == [c.name for c in ROWS.columns]
@@ -361,13 +367,13 @@ def test_changed_rows_and_columns_fail(tmp_path):
     assert any("row 0 has" in detail for detail in failed(folder).values())
     put(folder, "vectors.json", text)
     put(folder, "README.md", (folder / "README.md").read_bytes() + b"\n")
-    assert failed(folder) == {"README.md = people.json": "README.md is not what the circuit says of its rows"}
+    assert failed(folder) == {"README.md = people.json": "README.md does not describe the circuit"}
 
 
 @pytest.mark.compiled
 @pytest.mark.usefixtures("without_typechecking")
 def test_a_changed_encoding_in_c_fails(tmp_path):
-    """Numbers of ports are right, and rows are not."""
+    """Change a threshold that only the row function reads."""
     folder = exported(tmp_path / "out", ("c",))
     text = (folder / "people.c").read_bytes()
     assert b"thresholds[3] = {30.0, 41.5, 50.0}" in text
@@ -383,4 +389,4 @@ def test_a_changed_encoding_in_a_page_fails(tmp_path):
     put(folder, "people.html", text.replace(b"cell > column.thresholds", b"cell >= column.thresholds", 1))
     found = failed(folder)
     assert list(found) == ["people.html, its script = vectors.json"]
-    assert "makes other numbers of the rows" in found["people.html, its script = vectors.json"]
+    assert "encodes the rows" in found["people.html, its script = vectors.json"]

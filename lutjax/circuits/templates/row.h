@@ -1,10 +1,10 @@
 
-/* A row of the table. */
+/* Table row. */
 @constants@
 
 @row@
 
-/* The answer to a row. */
+/* Predict a row. */
 static inline @result@ @name@_predict_row(@parameters@)
 {
     @call@;

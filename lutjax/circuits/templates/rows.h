@@ -1,13 +1,13 @@
 
-/* Rows of the table. */
+/* Table rows. */
 @constants@
 
 typedef struct {
 @members@
 } @name@_row;
 
-/* The code of a category by its name in UTF-8; NULL and "" are missing. */
+/* Return the code of a category, given its name in UTF-8. NULL and "" are missing cells. */
 @codes@
 
-/* The answers to n rows. */
+/* Predict n rows. */
 void @name@_predict_rows(const @name@_row *rows, size_t n, @outputs@);

@@ -333,8 +333,8 @@ class Number:
       numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
       centre, scale: a number that is a feature is ``(number - centre) / scale``, so that different ones differ in float32, too.
       decimal: what is between the whole part of a number and its fraction: a point or a comma.
-      digits: after the point that numbers of the training part have at most; None where they are not known, in runs of earlier versions.
-      least, largest: numbers of the training part, None where they are not known.
+      digits: maximum decimals of the training data; None if unknown, in runs of earlier versions.
+      least, largest: range of the training data, None if unknown.
     """
 
     name: str
@@ -360,7 +360,7 @@ class Number:
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def parsed(self, cells: Cells) -> list[float | None]:
-        """Return cells as numbers, None where they are missing.
+        """Return cells as numbers, with None for missing cells.
 
         Raises:
           SamplesError: a cell is no number.
@@ -370,7 +370,7 @@ class Number:
         return [None if none else number for number, none in zip(numbers, absent, strict=True)]
 
     def written(self, values: Iterable[float | None]) -> Cells:
-        """Return numbers, and None where they are missing, as cells: what `parsed` reads."""
+        """Return the cells of numbers, the inverse of `parsed`."""
         return strings(
             "" if value is None else repr(float(value)).replace(".", self.decimal) for value in values
         )
@@ -419,11 +419,11 @@ class Categories:
         return [*bits, f"{self.name} missing"] if self.missing else bits
 
     def parsed(self, cells: Cells) -> list[str | None]:
-        """Return cells as categories, None where they are missing."""
+        """Return cells as categories, with None for missing cells."""
         return [None if none else cell for cell, none in zip(cells.tolist(), missing(cells), strict=True)]
 
     def written(self, values: Iterable[str | None]) -> Cells:
-        """Return categories, and None where they are missing, as cells: what `parsed` reads."""
+        """Return the cells of categories, the inverse of `parsed`."""
         return strings("" if value is None else value for value in values)
 
     def encode(self, cells: Cells) -> Float32[np.ndarray, "rows features"]:
@@ -806,11 +806,11 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
 
 
 _MOST_DIGITS = 15
-"""Digits after the point that are looked for."""
+"""Maximum decimals that `_digits` detects."""
 
 
 def _digits(numbers: Float[np.ndarray, " rows"]) -> int:
-    """Return how many digits after the point numbers have, at most `_MOST_DIGITS`."""
+    """Return the maximum decimals of numbers, at most `_MOST_DIGITS`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for digits in range(_MOST_DIGITS):
             unit = 10.0**digits
