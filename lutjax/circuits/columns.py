@@ -90,7 +90,8 @@ class Number:
     @functools.cached_property
     def _ratio(self) -> Fraction:
         """Number that the integer code 1 represents."""
-        return Fraction(10) ** -self.decimals / 2**self.format.fraction
+        ratio: Fraction = Fraction(10) ** -self.decimals / 2**self.format.fraction
+        return ratio
 
     @property
     def unit(self) -> str:
@@ -470,9 +471,12 @@ def number(
       ('int11', 1)
     """
     ordered = tuple(sorted(set(map(float, thresholds))))
-    given = (name, port), (ordered, fill, missing, least, largest)
+
+    def made(format: Format, decimals: int) -> Number:
+        return Number(name, port, format, decimals, ordered, fill, missing, least, largest)
+
     if format is not None:
-        return Number(*given[0], format, 0, *given[1])
+        return made(format, 0)
     numbers = [*ordered, fill, *(x for x in (least, largest) if x is not None)]
     start = max(map(decimals_of, (*ordered, fill))) if decimals is None else decimals
     while start > -MOST_DECIMALS and _bits(numbers, start) > USUAL_BITS:
@@ -482,7 +486,7 @@ def number(
         if bits > MOST_BITS:
             break
         try:
-            return Number(*given[0], Format(bits, signed=True), tried, *given[1])
+            return made(Format(bits, signed=True), tried)
         except ValueError:
             continue
     raise ValueError(

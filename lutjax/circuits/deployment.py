@@ -156,7 +156,9 @@ class Vectors:
             raise ValueError(f"the text is not JSON: {error}.") from None
         source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
         sides: dict[str, dict[str, list[list[float | int]]]] = {"inputs": {}, "outputs": {}}
-        table = [] if samples and isinstance(samples[0], dict) and "row" in samples[0] else None
+        table: list[list[Value]] | None = (
+            [] if samples and isinstance(samples[0], dict) and "row" in samples[0] else None
+        )
         for k, sample in enumerate(samples):
             if table is not None:
                 table.append(_row(f"samples[{k}]", sample))

@@ -517,7 +517,7 @@ class _Export:
         make = mcu.c_test if self.is_library else c.c_test
         rows = {} if self.is_library else {"rows": self.vectors.rows}
         samples = as_called(self.circuit.inputs, self.vectors.inputs)
-        test = make(self.circuit, *samples, name=self.name, **rows)  # type: ignore[operator]
+        test = make(self.circuit, *samples, name=self.name, **rows)
         with _scratch() as scratch:
             (scratch / "test.c").write_text(test, encoding="utf-8")
             same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()

@@ -45,16 +45,15 @@ def columns_of(
             continue
         limits = _limits(column, rows)
         known = limits[np.isfinite(limits)]
-        made.append(
-            columns.number(
-                *(column.name, port, known.tolist(), column.fill, column.missing),
-                decimals=column.digits,
-                least=column.least,
-                largest=column.largest,
-                format=format,
-            )
+        number = columns.number(
+            *(column.name, port, known.tolist(), column.fill, column.missing),
+            decimals=column.digits,
+            least=column.least,
+            largest=column.largest,
+            format=format,
         )
-        place = {limit: k for k, limit in enumerate(made[-1].thresholds)}
+        made.append(number)
+        place = {limit: k for k, limit in enumerate(number.thresholds)}
         bits += [
             (at, place[limit]) if np.isfinite(limit) else (-1, int(limit < 0)) for limit in limits.tolist()
         ]
