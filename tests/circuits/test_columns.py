@@ -321,6 +321,57 @@ def test_the_page_compares_as_python_does():
     np.testing.assert_array_equal(bits.T, np.array([bits_of(row) for row in rows]))
 
 
+DOM = """
+const [text, rows] = JSON.parse(require("fs").readFileSync(0, "utf8")), ids = {};
+const scripts = [...text.matchAll(/<script(?: type="application.json")?(?: id="(\\w+)")?>([^]*?)<.script>/g)];
+function element(tag) {
+  return {
+    tag, children: [], style: {}, classList: { toggle() {} }, append(...more) { this.children.push(...more); }, setAttribute() {}, addEventListener() {},
+    getContext: () => ({ createImageData: (w, h) => ({ data: new Uint8ClampedArray(4 * w * h) }), putImageData() {} }),
+    parentElement: { clientWidth: 300 }, get tBodies() { return [this]; },
+    get valueAsNumber() { return this.value === "" ? NaN : Number(this.value); },
+  };
+}
+globalThis.document = { getElementById: (id) => (ids[id] ??= element("div")), createElement: element };
+document.getElementById("circuit").textContent = scripts.find(([, id]) => id === "circuit")[2];
+globalThis.getComputedStyle = () => ({ getPropertyValue: () => "#112233" });
+Object.assign(globalThis, { window: {}, setTimeout() {} });
+(0, eval)(scripts.filter(([, id]) => id !== "circuit").map(([, , script]) => script).join("\\n"));
+const shown = ids.fields.children.map(({ children: [name, cell, range] }) => {
+  const [field] = cell.children;
+  return [name.children[0].textContent, field.tag, field.step ?? null, range.textContent, field.children.map((one) => one.textContent)];
+});
+const begin = window.lutjax.row(), answers = rows.map((row) => {
+  window.lutjax.set(row);
+  return [window.lutjax.row(), window.lutjax.get(), window.lutjax.answer(), ids["answer-text"].textContent];
+});
+console.log(JSON.stringify([shown, begin, answers, ids.target.textContent]));
+"""
+"""Elements of a page as far as its scripts need them, and the page's fields and answers to rows."""
+
+
+@pytest.mark.tools("node")
+def test_the_fields_of_the_page():
+    """Run all scripts of a page: the fields, the first row, and the answers in words."""
+    circuit, _ = classifier()
+    rows = [[31.0, 0.25, None, "farmer", "a", 1.0], [None, None, None, None, None, None], *every_row(20)]
+    given = json.dumps([page.write(circuit, rows=rows[:2]), rows])
+    done = subprocess.run(["node", "-e", DOM], input=given, capture_output=True, text=True, check=True)
+    shown, begin, answers, target = json.loads(done.stdout)
+    assert shown[0] == ["age", "input", 1, "17 to 90 in the data", []]
+    assert shown[1][:4] == ["rate (%)", "input", 0.1, ""]
+    assert shown[3] == ['job "?" */', "select", None, "", [*JOB.values, "(any other)", "(missing)"]]
+    assert (begin, target) == (rows[0], "income & all:")
+    votes = deployment.evaluated(circuit, list(ROWS.encode(rows).values()))["y"].tolist()
+    for row, counts, (read, found, name, words) in zip(rows, votes, answers, strict=True):
+        assert [
+            cell for cell, column in zip(read, ROWS.columns, strict=True) if isinstance(column, Number)
+        ] == row[:3] + row[5:]
+        assert (found, name) == (counts, "high" if counts[0] >= counts[1] else "<low>")
+        plural = ["vote" if count == 1 else "votes" for count in counts]
+        assert words.startswith(f"{counts[0]} {plural[0]} for high, {counts[1]} {plural[1]} for <low>.")
+
+
 # ------------------------------------------------------------------------------------- exports
 def exported(folder: Path, formats=(), **options):
     circuit, layers = classifier()
