@@ -34,6 +34,9 @@ MOST_DECIMALS = 320
 MISSING = -1
 """Part of a column that tests whether the cell is missing; see `Columns`."""
 
+_ABSENT = 0.05
+"""Share of missing cells in each column of random rows."""
+
 Value = float | int | str | None
 Bit = tuple[int, int]
 
@@ -346,6 +349,29 @@ class Columns:
                     found[i].append(code if i == changed else codes[row % n, 0])
                 row += 1
         return [np.asarray(codes).reshape(-1, 1) for codes in found]
+
+    def random_rows(self, n: int, seed: int = 0) -> list[list[Value]]:
+        """Return n random rows: numbers from just below the range of the thresholds to just above it, all codes of categories, and missing cells."""
+        draw = np.random.default_rng(seed)
+        wholes = []
+        for column in self.columns:
+            if isinstance(column, Number):
+                first, last = column._range
+                low, high = column.canonical[0], column.canonical[-1]
+                margin = max(1, (high - low) // 8)
+                low, high = max(low - margin, first), min(high + margin, last)
+                found = draw.integers(low, high, n, endpoint=True)
+            else:
+                found = draw.integers(0, column.missing_code, n, endpoint=True)
+            absent = draw.random(n) < _ABSENT
+            wholes.append(np.where(absent, column.missing_code, found))
+        scales = [2**column.format.fraction for column in self.columns]
+        return self.decode(
+            [
+                (whole / scale if scale > 1 else whole)[:, None]
+                for whole, scale in zip(wholes, scales, strict=True)
+            ]
+        )
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the value of ``about["columns"]`` of a circuit."""

@@ -181,6 +181,23 @@ def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
     assert "--inputs bits" in result.output
 
 
+def test_a_bundle_without_data_takes_rows(run: Path, tmp_path: Path) -> None:
+    """Use random rows, which have missing cells and unknown categories, where there is no table."""
+    bundle = tmp_path / "bundle"
+    output("save", run, bundle)
+    said = output("export", bundle, "--out", tmp_path / "out", "--format", "json", "--name", "people")
+    assert "vectors.json has random rows from seed 0" in said
+    circuits_ = [
+        netlist_json.read((tmp_path / "out" / "people.json").read_bytes()),
+        export.source_of(run).circuit,
+    ]
+    assert circuits_[0] == circuits_[1]
+    cells = np.array(export.source_of(bundle).rows, object)
+    assert all(None in column and len(set(column)) > 3 for column in cells.T[[0, 2, 3]].tolist())
+    result = command("verify", tmp_path / "out")
+    assert (result.exit_code, "next to thresholds" in result.output) == (0, True), result.output
+
+
 def test_libraries_take_rows(run: Path, tmp_path: Path) -> None:
     output("export", run, "--format", "c", "--target", "avr", "--out", tmp_path / "avr")
     header = (tmp_path / "avr" / "src" / "people.h").read_text()
