@@ -5,7 +5,7 @@ tile by tile. It rounds probabilities to the dtype of the inputs, as XLA does fo
 """
 
 import functools
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,6 @@ from jaxtyping import Bool, Float
 
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Backend, devices_of
-
-CUDNN = "cudnn"
-XLA = "xla"
 
 _HALF_DTYPES = (jnp.bfloat16, jnp.float16)
 _OLDEST_CAPABILITY = 8
@@ -69,25 +66,26 @@ def attend(
       mask: pairs of queries and keys that may see each other, beside the causal rule; None for all.
       window: largest distance between a query and a key; None for no limit.
     """
-    options: dict[str, Any] = {
-        "is_causal": True,
-        "local_window_size": None if window is None else (window, 0),
-    }
 
-    def run(implementation: str, *arrays: jax.Array) -> jax.Array:
+    def run(implementation: Literal["cudnn", "xla"], *arrays: Array) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):  # JAX promotes bfloat16 to float32 implicitly
-            query, key, value, *masks = arrays
-            given = dict(zip(["mask"], masks, strict=False))
+            query, key, value, *masks = map(jnp.asarray, arrays)
             return jax.nn.dot_product_attention(
-                query, key, value, **given, **options, implementation=implementation
+                query,
+                key,
+                value,
+                mask=masks[0] if masks else None,
+                is_causal=True,
+                local_window_size=None if window is None else (window, 0),
+                implementation=implementation,
             )
 
     arrays = [query, key, value] if mask is None else [query, key, value, mask]
     *_, length, _, head_size = query.shape
     if unsupported_reason(head_size, query.dtype, length=length) is not None:
-        return run(XLA, *arrays)
+        return run("xla", *arrays)
     # A process with a GPU may still lower a program for its CPU, so the choice is made when a program is lowered.
     y: jax.Array = jax.lax.platform_dependent(
-        *arrays, cuda=functools.partial(run, CUDNN), default=functools.partial(run, XLA)
+        *arrays, cuda=functools.partial(run, "cudnn"), default=functools.partial(run, "xla")
     )
     return y

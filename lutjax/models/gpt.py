@@ -61,7 +61,7 @@ class _Normal:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _sample_normal(key: Array, shape: tuple[int, ...], dtype: Any, deviation: float) -> jax.Array:
-    return jax.nn.initializers.normal(deviation)(key, shape, dtype)
+    return jax.nn.initializers.normal(deviation)(jnp.asarray(key), shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
