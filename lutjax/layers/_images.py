@@ -64,7 +64,7 @@ class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
         return found + (() if self.read is None else scalars_of(self.read))
 
     def _tables(self, arrays: Arrays) -> Any:
-        return self._scored_tables(arrays) if self.quantised else self._cast(arrays["weights"])
+        return self._scored_tables(arrays) if self.quantised else self._stored(arrays["weights"])
 
     def _kept(
         self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
@@ -141,7 +141,7 @@ class _ImageSpec(_ReadSpec):
         """Return sums of rows without a score, ``[..., outputs of all groups]``, or with targets ``[..., outputs]``."""
         y = lut_at_places(
             x[..., None, None, :],
-            self._cast(arrays["weights"]),
+            self._stored(arrays["weights"]),
             arrays["anchors"],
             targets,
             self.n_outputs,
@@ -264,7 +264,7 @@ class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
             y = self._one_row_each(arrays, values, targets[:, 0])
         else:
             y = _added(self._outputs_of_groups(arrays, values, keep), targets[:, 0], self.n_outputs)
-        return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
+        return self._rounded(y).reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
@@ -387,7 +387,7 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
         values = self._values(x)
         keep = self._kept(x, self._groups().in_shape, deterministic, key)
         y = self._outputs_of_groups(arrays, values, keep)
-        return y.reshape(*values.shape[:-1], *self.connectivity.out_shape)
+        return self._rounded(y).reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -572,8 +572,8 @@ class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
             **self._reads,
         )
         if self.pool is None:
-            return y
-        return _averaged(y, self._block).reshape(*y.shape[:-3], *self.out_shape)
+            return self._rounded(y)
+        return self._rounded(_averaged(y, self._block)).reshape(*y.shape[:-3], *self.out_shape)
 
 
 def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:

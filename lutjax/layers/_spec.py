@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lutjax._arguments import checked, require_array, shown
+from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
-from lutjax.values._dtypes import FLOATS
+from lutjax.values._dtypes import FLOATS, holds_all_of
 from lutjax.values._ids import check_once
 
 _MOST_NUMBERS = 1 << 43  # of a trained array
@@ -245,6 +246,25 @@ class Spec:
         if dtype is None or array is None or jnp.asarray(array).dtype == dtype:
             return array  # the array itself: see lutjax.training.tables
         return jnp.asarray(array).astype(dtype)
+
+    def _stored(self, tables: Any) -> Any:
+        """Return tables in the dtype in which an op reads them: their own, unless `dtype` is wider.
+
+        An op rounds its float32 sums to the dtype of its tables. So tables narrower than `dtype` are widened, in a copy; a
+        narrower `dtype` rounds the sums alone, in `_rounded`, and the op reads the stored rows.
+        """
+        dtype = self.dtype  # type: ignore[attr-defined]
+        if dtype is None or holds_all_of(tables.dtype, dtype):
+            return tables  # the array itself: see lutjax.training.tables
+        widened = self._cast(tables)
+        if (reads := _table_reads.current()) is not None:
+            reads.stand_in(tables, widened)  # a sparse gradient of the copy is that of the table
+        return widened
+
+    def _rounded(self, y: jax.Array) -> jax.Array:
+        """Return sums of rows in `dtype`, or in the dtype of the tables without one."""
+        dtype = self.dtype  # type: ignore[attr-defined]
+        return y if dtype is None else y.astype(dtype)
 
 
 def missing(layer: str, name: str, hint: str = "") -> ValueError:

@@ -79,8 +79,9 @@ class LUTArguments(_TableArguments):
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the
-        tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs
+        are not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
@@ -265,16 +266,16 @@ class LUTSpec(LUTArguments, _TableSpec):
     def _run(self, op: Callable[..., jax.Array], x: Any, *arguments: Any) -> jax.Array:
         """Return the outputs of an op, those of all groups side by side."""
         if self.groups is None:
-            return op(x, *arguments, **self._options)
+            return self._rounded(op(x, *arguments, **self._options))
         x = _meshes.reshaped(x, x.ndim - 1, self.groups, self.n_inputs)
         y = op(x, *arguments, groups=self.groups, **self._options)
-        return y.reshape(*y.shape[:-2], self.out_features)
+        return self._rounded(y).reshape(*y.shape[:-2], self.out_features)
 
     @names_layer
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
-        x, weights = self._inputs(x), self._cast(arrays["weights"])
+        x, weights = self._inputs(x), self._stored(arrays["weights"])
         return self._run(lutjax.lut, x, weights, arrays["anchors"])
 
 
@@ -484,7 +485,7 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
     def __call__(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> Float[jax.Array, "*batch outputs"]:
-        x, weights = self._inputs(x), self._cast(arrays["weights"])
+        x, weights = self._inputs(x), self._stored(arrays["weights"])
         targets = arrays["targets"]
         if self.edge_sizes is not None:
             targets = Edges(arrays["first_edges"], targets, *self.edge_sizes)
@@ -510,7 +511,7 @@ class LUTAttentionArguments(_TableArguments):
 
     Args:
       in_features, out_features, n_detectors, epsilon: as in `LUT`.
-      dtype: as in `LUT`. It is that of positions, too.
+      dtype: as in `LUT`. Positions are cast to `dtype`.
       param_dtype: as in `LUT`. It is that of positions, too.
       weights_init, accumulate, implementation, anchors: as in `LUT`.
       n_anchors: anchor pairs of each detector; query and key are detected alike.
@@ -894,13 +895,13 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
         of_queries = self._segments_of(segments, tuple(batch), length)
         self._check_one_segment(segments, "a cache of counts")
         is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
-        weights, targets = self._cast(arrays["weights"]), arrays.get("targets")
+        weights, targets = self._stored(arrays["weights"]), arrays.get("targets")
         _, finish = _edges.of_rows(
             self.layer, weights, targets, None if targets is None else self.n_outputs
         )  # one list
         y, counts = _counts.attended(weights, counts, index, is_key, **self._sums)
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
-        return finish(y), {"cached_counts": counts, "cache_index": count}
+        return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
         kept = {name: new.dtype for name, new in chunk.items() if name in cache}
@@ -1046,7 +1047,7 @@ class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
         """Return tables, and positions as ops count distances: where they are not causal, from the last key on."""
-        weights, positions = self._cast(arrays["weights"]), self._cast(arrays.get("positions"))
+        weights, positions = self._stored(arrays["weights"]), self._cast(arrays.get("positions"))
         if self.causal or positions is None:
             return weights, positions
         if n_keys > self.n_positions + 1:
@@ -1173,7 +1174,7 @@ class LUTAttentionSpec(_SequenceSpec):
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, x.shape[-2])
         options = {**self._edges(arrays), **sight, **self._options}
-        return lutjax.lut_attention(x, weights, arrays["anchors"], positions, **options)
+        return self._rounded(lutjax.lut_attention(x, weights, arrays["anchors"], positions, **options))
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
@@ -1202,7 +1203,7 @@ class LUTAttentionSpec(_SequenceSpec):
         )
         position = None if positions is None else lutjax.detect_signs(positions)
         options = {**self._edges(arrays), **self._sums, **places}
-        return lutjax.lookup_attention(weights, query, key, position, **options)
+        return self._rounded(lutjax.lookup_attention(weights, query, key, position, **options))
 
 
 @dataclasses.dataclass(eq=False)
@@ -1264,9 +1265,10 @@ class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
         weights, positions = self._tables(arrays, sight.get("keys", x).shape[-2])
         options = {**self._edges(arrays), **sight, **self._options}
-        return lutjax.lut_pair_attention(
+        y = lutjax.lut_pair_attention(
             x, weights, arrays["anchors"], positions, interleave=self.interleave, **options
         )
+        return self._rounded(y)
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
         return {"cached_x": (self.in_features, dtype)}

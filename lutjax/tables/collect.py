@@ -131,7 +131,8 @@ def value_and_grad(
         def of(name: str, table: Any) -> TableGradient:
             return TableGradient(
                 look_up=look_ups[name],
-                sealed=seal(of_taps[name][0]),
+                # A layer may widen its tables for the lookup: the cotangent is then wider than they are.
+                sealed=seal(of_taps[name][0].astype(table.dtype)),
                 factor=factors.get(name),
                 after=of_taps[name][1],
                 shape=table.shape,

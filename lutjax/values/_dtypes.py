@@ -7,6 +7,12 @@ from jax.typing import DTypeLike
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
+def holds_all_of(dtype: DTypeLike, other: DTypeLike) -> bool:
+    """Return whether a float dtype represents every value of another one."""
+    wide, narrow = jnp.finfo(dtype), jnp.finfo(other)
+    return bool(wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp)
+
+
 def accumulator(*dtypes: DTypeLike) -> np.dtype:
     """Dtype in which values of these dtypes are compared and summed: the widest, and at least float32."""
     widest = max((jnp.dtype(dtype) for dtype in dtypes), key=lambda dtype: dtype.itemsize)

@@ -332,7 +332,7 @@ def test_optimiser_leaves_ids_alone():
         np.testing.assert_array_equal(after[name], before[name])
 
 
-def test_dtype_casts_inputs_and_tables():
+def test_dtype_casts_inputs_and_outputs():
     case = CASES["attention"]
     layer = nnx_layer(case, variables_of(case), dtype=jnp.bfloat16)
     y = run(layer, inputs_of(case))

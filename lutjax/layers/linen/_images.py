@@ -41,7 +41,9 @@ class SpatialLUT(Switched):
       deterministic: no dropout.
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       implementation: which implementation runs the op; see `lutjax.lut`.
@@ -115,7 +117,9 @@ class WindowLUT(Switched):
       deterministic: no dropout.
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
@@ -196,7 +200,9 @@ class ConvLUT(Switched):
       quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`. Averages are sums of floats.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       implementation: which implementation runs the op; see `lutjax.lut`.

@@ -49,7 +49,9 @@ class LUT(_Tables):
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
@@ -107,7 +109,9 @@ class SparseLUT(_Tables):
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
@@ -200,8 +204,9 @@ class LUTAttention(_Attention):
       out_features: outputs.
       n_detectors: detectors, each with one table.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
-        It is that of positions, too.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables. Positions are cast to `dtype`.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64. It is that of positions, too.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
@@ -305,7 +310,9 @@ class LUTPairAttention(_Attention):
       n_detectors: detectors, each with one table.
       n_anchors: anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: inputs and tables are cast to it first; by default they are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
+        not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
       weights_init: draws the tables, as in `jax.nn.initializers`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.

@@ -1,0 +1,145 @@
+"""Layers whose `dtype` is not that of their tables: stored rows are read, and only their sums are rounded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import slow
+from every_layer import CASES
+from flax import nnx
+from layer_libraries import LIBRARIES, Case, by_kind, function, inputs_of, variables_of
+
+import lutjax
+from lutjax import reads
+from lutjax.layers import nnx as lutjax_nnx
+from lutjax.layers.nnx import quantised
+from lutjax.testing import assert_close
+from lutjax.training import nnx as training, tables
+
+FEW = {
+    "LUT": CASES["LUT, groups"],
+    "SparseLUT": CASES["SparseLUT, targets of rows"],
+    "LUTAttention": CASES["LUTAttention, targets"],
+    "LUTPairAttention": CASES["LUTPairAttention, window"],
+    "SpatialLUT": CASES["SpatialLUT"],
+    "WindowLUT": CASES["WindowLUT, confidence"],
+    "ConvLUT": CASES["ConvLUT, powers of two"],
+    "ProjectionLUT": CASES["ProjectionLUT, alone"]._replace(
+        options={**CASES["ProjectionLUT, alone"].options, "table_dropout": 0.0}
+    ),
+}
+"""One case for each layer with tables whose rows are summed."""
+INTEGERS = ["ProjectionLUT, integers", "WindowLUT, integers", "ConvLUT, integers", "SpatialLUT, integers"]
+
+
+def in_dtype(case: Case, dtype, **options) -> Case:
+    return case._replace(options={**case.options, "dtype": jnp.dtype(dtype), **options})
+
+
+def test_every_layer_with_tables_is_here():
+    with_tables = {
+        case.layer for case in CASES.values() if any(v.kind == "tables" for v in case.spec.variables())
+    }
+    memories = {"NgramMemory", "ProductKeyMemory", "ProductKeyExperts"}  # which sum no rows in their op
+    assert with_tables == set(FEW) | memories
+
+
+@pytest.mark.fast("LUT-bfloat16", "LUTAttention-bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", FEW)
+def test_only_sums_are_rounded(name, dtype):
+    """The output is that of the stored tables, rounded once."""
+    case, dtype = FEW[name], jnp.dtype(dtype)
+    arrays, x = variables_of(case), inputs_of(case).astype(dtype)
+    if "positions" in arrays:  # small, and cast: their signs count
+        arrays["positions"] = arrays["positions"].astype(dtype).astype(jnp.float32)
+    y = jax.jit(in_dtype(case, dtype).spec)(arrays, x)
+    exact = jax.jit(case.spec)(arrays, x.astype(jnp.float32))
+    assert (y.dtype, exact.dtype) == (dtype, jnp.float32)
+    np.testing.assert_array_equal(y, exact.astype(dtype))
+
+
+@pytest.mark.parametrize("name", [INTEGERS[0], *(slow(name) for name in INTEGERS[1:])])
+def test_integer_tables_return_the_dtype(name):
+    case = in_dtype(CASES[name], "bfloat16")
+    y = jax.eval_shape(case.spec, variables_of(case), inputs_of(case))
+    assert y.dtype == jnp.bfloat16
+
+
+@pytest.mark.fast("*-LUT-bfloat16-float32", "nnx-LUTAttention-bfloat16-float32", "nnx-LUT-float32-bfloat16")
+@pytest.mark.parametrize(
+    ("library", "name", "dtype", "param_dtype"),
+    [
+        ("nnx", name, *dtypes)
+        for name in FEW
+        for dtypes in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))
+    ]
+    # The spec is the same in every library: one layer shows that they pass on the stored tables.
+    + [(library, "LUT", "bfloat16", "float32") for library in LIBRARIES if library != "nnx"],
+)
+def test_sparse_gradients(library, name, dtype, param_dtype):
+    """Tables of another dtype than the layer's have sparse gradients, which are those of `jax.grad`."""
+    case = in_dtype(FEW[name], dtype, param_dtype=jnp.dtype(param_dtype))
+    arrays = variables_of(case)
+    call, params = function(library, case, arrays), by_kind(case, arrays)["params"]
+    x = inputs_of(case)
+
+    def loss(params):
+        return jnp.sum(jnp.square(call(params, x).astype(jnp.float32)))
+
+    @jax.jit
+    def both(params):
+        _, found = tables.value_and_grad(loss, tables={"weights"})(params)
+        return found["weights"].to_dense(), jax.grad(loss)(params)["weights"], found["weights"].cotangent
+
+    sparse, dense, cotangent = both(params)
+    assert sparse.dtype == dense.dtype == cotangent.dtype == jnp.dtype(param_dtype)
+    # A sum of cotangents, each of which is rounded to the tables' dtype before or after it is added.
+    rounding = max(float(jnp.finfo(param_dtype).eps), 1e-6)
+    assert float(jnp.abs(dense).max()) > 0
+    assert_close("gradient", sparse.astype(jnp.float32), dense.astype(jnp.float32), 4 * rounding)
+
+
+SIZES = {"n_detectors": 4, "n_anchors": 12}
+LARGE = {
+    "LUT": (lambda **k: lutjax_nnx.LUT(8, 8, **SIZES, **k), (2, 8, 8)),
+    "LUTAttention": (
+        lambda **k: lutjax_nnx.LUTAttention(8, 8, **{**SIZES, "n_anchors": 6}, n_positions=8, **k),
+        (2, 8, 8),
+    ),
+    "ConvLUT": (
+        lambda **k: lutjax_nnx.ConvLUT((6, 6), 8, kernel=4, read=reads.Confidence(), **SIZES, **k),
+        (2, 6, 6),
+    ),
+    "int8": (
+        lambda **k: quantised(
+            lutjax_nnx.WindowLUT((6, 6), 8, kernel=6, read=reads.PowersOfTwo(), **SIZES, **k)
+        ),
+        (2, 6, 6),
+    ),
+}
+
+
+@pytest.mark.fast("LUT-bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
+@pytest.mark.parametrize("name", LARGE)
+def test_no_copy_of_a_table(name, dtype):
+    """A forward and a backward pass need far less memory than the tables."""
+    make, shape = LARGE[name]
+    layer = make(dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+    n_bytes = layer.weights.get_value().nbytes
+
+    def forward(state, x):
+        return nnx.merge(graph, state)(x)
+
+    def backward(state, x):
+        def loss(layer):
+            return jnp.sum(jnp.square(layer(x).astype(jnp.float32)))
+
+        return training.value_and_grad(loss)(nnx.merge(graph, state))
+
+    with lutjax.use_implementation("xla"):
+        for function_ in (forward,) if name == "int8" else (forward, backward):
+            lowered = jax.jit(function_).lower(state, jnp.zeros(shape))
+            assert lowered.compile().memory_analysis().temp_size_in_bytes < n_bytes // 4
