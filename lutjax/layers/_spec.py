@@ -22,7 +22,7 @@ from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS, holds_all_of
-from lutjax.values._ids import check_once
+from lutjax.values._ids import check_once, trusted_ids
 
 _MOST_NUMBERS = 1 << 43  # of a trained array
 
@@ -285,12 +285,16 @@ def _with_ids(spec: Spec) -> tuple[Variable, ...]:
 
 
 def names_layer(method: F) -> F:
-    """Return a method of a spec whose errors name the layer, also those that an op raises in it."""
+    """Return a method of a spec whose errors name the layer, also those that an op raises in it.
+
+    The layer has checked its ids (`Spec.held`), so ops do not check them again, nor ids that the method makes of them.
+    """
 
     @functools.wraps(method)
     def named(self: Spec, *args: Any, **options: Any) -> Any:
         try:
-            return method(self, *args, **options)
+            with trusted_ids():
+                return method(self, *args, **options)
         except (TypeError, ValueError) as error:
             if not str(error).startswith(f"{self.layer}: "):
                 error.args = (f"{self.layer}: {error}", *error.args[1:])

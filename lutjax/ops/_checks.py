@@ -11,8 +11,9 @@ import numpy as np
 from lutjax._arguments import shown
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import FLOATS
+from lutjax.values._edges import Edges, check_bounds
 from lutjax.values._fixed_point import FixedPoint
-from lutjax.values._ids import as_int32, check_once, difference, is_known
+from lutjax.values._ids import are_trusted, as_int32, check_once, difference, is_known
 
 MAX_BITS = 30  # row ids are int32
 
@@ -50,6 +51,66 @@ def integers(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
     if a.dtype != _INT32 and not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
     _rank(op, name, a, rank, shape)
+
+
+_MOST_CHECKED = 2**22
+"""Ids of the largest array whose values are checked: copying it from a device takes about as long as one call."""
+
+
+def ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool = False) -> None:
+    """Check that ids are below `n` and not negative, where their values are known.
+
+    Those of a JAX array are checked in the first call that gets it, those of a NumPy array, which may change, in every call. Traced
+    ids, and ids in very large arrays, are not checked: kernels clamp them.
+
+    Args:
+      of: a noun phrase for all that an id may name, as ``"inputs of x"``.
+      unused: whether -1 marks an unused slot.
+    """
+    if not are_trusted():
+        check_once(a, (n, unused), lambda: _check_ids(op, name, a, n, of, unused=unused))
+
+
+def _check_ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool) -> None:
+    if not 0 < a.size <= _MOST_CHECKED:
+        return
+    # An explicit transfer, which `jax.transfer_guard("disallow")` allows.
+    known = a if isinstance(a, np.ndarray) else jax.device_get(a)
+    low, high = int(known.min()), int(known.max())
+    if low < -int(unused) or high >= n:
+        there = f"{of} are 0 to {n - 1}" if n else f"there are no {of}"
+        slot = ", and -1 marks an unused slot" if unused else ""
+        raise ValueError(f"{op}: {name} holds ids from {low} to {high}; {there}{slot}.")
+
+
+def ids_of_layers(op: str, wires: Any, n_inputs: int, sizes: tuple[int, ...]) -> None:
+    """Check the wires of layers of gates, each of which reads the layer before, where their values are known."""
+
+    def check() -> None:
+        if wires.size > _MOST_CHECKED:
+            return
+        known, first, before = jax.device_get(wires), 0, n_inputs
+        for layer, size in enumerate(sizes):
+            of_layer = known[first : first + size]
+            of = f"inputs of layer {layer}"
+            _check_ids(op, "wires", of_layer, before, of, unused=False)
+            first, before = first + size, size
+
+    if not are_trusted():
+        check_once(wires, ("layers", n_inputs, sizes), check)
+
+
+def edges(op: str, edges: Edges) -> None:
+    """Check a list of edges, where its values are known."""
+    first, n_edges = edges.first, edges.size
+
+    def check() -> None:
+        if first.size <= _MOST_CHECKED:
+            check_bounds(f"{op}: targets", jax.device_get(first), n_edges)
+
+    if not are_trusted():
+        check_once(first, ("bounds", n_edges), check)
+    ids(op, "targets.target", edges.target, edges.n_outputs, "outputs")
 
 
 def bits(op: str, name: str, a: Any) -> None:
@@ -317,12 +378,18 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
     require(n_inputs > 0 or not wires.size, op, "x", wires, "gates need at least one input to read")
 
 
-def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
-    """Check the arguments that all ops on gates share."""
+def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any, *, in_layers: bool = False) -> None:
+    """Check the arguments that all ops on gates share.
+
+    Args:
+      in_layers: whether wires are those of several layers, which do not all read `x`.
+    """
     if feature_axis not in (-1, 0):
         raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
     floats(op, "x", x, -1, "[..., inputs]" if feature_axis else "[inputs, ...]")
     wires_of_tables(op, x.shape[feature_axis], wires)
+    if not in_layers:
+        ids(op, "wires", wires, x.shape[feature_axis], "inputs of x")
     if readers is not None:
         integers(op, "readers", readers, 2, "[inputs, fan-out]")
         require(
@@ -332,6 +399,7 @@ def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any) -> None:
             readers,
             f"x has {x.shape[feature_axis]} inputs, so its first axis must have size {x.shape[feature_axis]}",
         )
+        ids(op, "readers", readers, wires.size, "entries of wires", unused=True)
 
 
 def gates(op: str, coefficients: Any, wires: Any) -> None:

@@ -25,6 +25,7 @@ def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
     _checks.require(fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]")
     n = operator.index(n_outputs)
     _checks.require(n >= 0, op, "n_outputs", n, "it must not be negative")
+    _checks.ids(op, "targets", targets, n, "outputs", unused=True)
     return n
 
 

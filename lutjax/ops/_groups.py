@@ -38,14 +38,12 @@ def of_detector(n_detectors: int, groups: int) -> jax.Array:
     return jnp.arange(n_detectors, dtype=jnp.int32) // max(n_detectors // groups, 1)
 
 
-def inputs_joined(op: str, x: Any, anchors: Any, groups: int | None) -> tuple[Any, Any]:
+def inputs_joined(op: str, x: Any, anchors: Any, groups: int) -> tuple[Any, Any]:
     """Return the inputs of all groups side by side, ``[..., I]``, and the anchor pairs in them.
 
     Args:
-      x: ``[..., I]``, or with groups ``[..., G or 1, I]``. anchors: ``[T, C, 2]``.
+      x: ``[..., G or 1, I]``. anchors: ``[T, C, 2]``.
     """
-    if groups is None:
-        return x, anchors
     _checks.anchors(op, anchors)
     x, n = inputs(op, x, anchors, groups)
     n_inputs, n_inputs_of = x.shape[-1], x.shape[-2]
@@ -78,4 +76,5 @@ def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
     _checks.require(
         x.shape[-1] > 0 or not anchors.size, op, "x", x, "comparisons need at least one input to read"
     )
+    _checks.ids(op, "anchors", anchors, x.shape[-1], "inputs of x")
     return x, n

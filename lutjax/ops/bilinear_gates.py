@@ -71,7 +71,7 @@ def bilinear_gates(
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       coefficients: ``[4, G]``, those of 1, a, b and ab.
-      wires: int32 ``[G, 2]``. Ids beyond the inputs are clamped. A gate may read one input twice.
+      wires: int32 ``[G, 2]``. Traced ids beyond the inputs are clamped. A gate may read one input twice.
       readers: int32 ``[I, F]`` from `lutjax.readers`. With it the gradient of `x` is gathered, not scattered. Entries that do
         not belong to `wires` give wrong gradients.
       feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of

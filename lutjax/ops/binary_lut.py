@@ -56,7 +56,7 @@ def binary_lut(
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``. 0 and NaN give
         bit 0.
       table: ``[G, 2**n]``, with n from 1 to 8.
-      wires: int32 ``[G, n]``. Ids beyond the inputs are clamped. A table may read one input several times.
+      wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped. A table may read one input several times.
       readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`.
 
     Returns:

@@ -1,5 +1,7 @@
 """Ops made of a detection and a look-up."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
@@ -12,8 +14,10 @@ from lutjax.ops.detect_signs import detect_signs
 from lutjax.ops.lookup import lookup
 from lutjax.ops.lookup_attention import lookup_attention
 from lutjax.ops.sparse_lookup import sparse_lookup
+from lutjax.values._detection import Detection
 from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import trusted_ids
 
 
 def lut(
@@ -56,9 +60,26 @@ def lut(
       >>> lutjax.lut(jnp.ones((2, 8)), jnp.ones((4, 2**3, 5)), anchors).shape
       (2, 5)
     """
-    x, anchors = _groups.inputs_joined("lut", x, anchors, groups)
-    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
+    detection = _detected("lut", x, anchors, groups, epsilon, accumulate, implementation)
     return lookup(weights, detection, groups=groups, accumulate=accumulate, implementation=implementation)
+
+
+def _detected(
+    op: str,
+    x: Any,
+    anchors: Any,
+    groups: int | None,
+    epsilon: float,
+    accumulate: FixedPoint | None,
+    implementation: Implementation,
+) -> Detection:
+    """Return the detection of inputs, or of those of all groups side by side."""
+    how: dict[str, Any] = {"epsilon": epsilon, "accumulate": accumulate, "implementation": implementation}
+    if groups is None:
+        return detect(x, anchors, **how)
+    x, anchors = _groups.inputs_joined(op, x, anchors, groups)
+    with trusted_ids():  # made of anchors that are checked
+        return detect(x, anchors, **how)
 
 
 def sparse_lut(
@@ -106,8 +127,7 @@ def sparse_lut(
       >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), table, jnp.array([[[0, 1]]]), targets, 3)
       Array([0., 0., 7.], dtype=float32)
     """
-    x, anchors = _groups.inputs_joined("sparse_lut", x, anchors, groups)
-    detection = detect(x, anchors, epsilon=epsilon, accumulate=accumulate, implementation=implementation)
+    detection = _detected("sparse_lut", x, anchors, groups, epsilon, accumulate, implementation)
     return sparse_lookup(
         weights,
         detection,

@@ -20,7 +20,7 @@ from lutjax.reads import Read, straight_through
 from lutjax.values import _quantised
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
-from lutjax.values._ids import as_int32, as_jax
+from lutjax.values._ids import as_int32, as_jax, trusted_ids
 from lutjax.values._quantised import QuantisedTables
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size
@@ -64,7 +64,7 @@ def conv_lut(
       images: ``[..., height, width, F]`` floats.
       weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantisedTables`, which the read `lutjax.reads.PowersOfTwo` reads without a gradient.
       anchors: int32 ``[T, C, 2]``: ids of the values of a window, ``h * w * F / groups`` in the order row, column, channel. They do not
-        depend on the size of images. Ids beyond the window are clamped.
+        depend on the size of images. Traced ids beyond the window are clamped.
       scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
       kernel: height and width of a window, ``h`` and ``w``, or one number for both.
       stride: from one window to the next, in rows and in columns.
@@ -117,6 +117,7 @@ def conv_lut(
     images, lead, (height, width) = as_jax(images), images.shape[:-3], images.shape[-3:-1]
     windows = Windows((height, width, channels), size, step, around, channels // n_groups)
     how: dict[str, Any] = {"accumulate": accumulate, "implementation": implementation}
+    _checks.ids(op, "anchors", anchors, math.prod(size) * windows.channels, "values of a window")
     if read is None:
         return lut_at_places(
             images, as_jax(weights), anchors, windows=windows, groups=n_groups, epsilon=epsilon, **how
@@ -129,41 +130,42 @@ def conv_lut(
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
-    if isinstance(weights, QuantisedTables):
-        # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
-        each = n_detectors // n_groups * n_comparisons
-        probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
-        y = scored_lut(
-            _meshes.reshaped(margins(x, ids, **how), len(lead), *places, n_groups, each),
-            weights,
-            probes.reshape(n_detectors, n_comparisons),
-            scalars or {},
-            read=read,
-            groups=n_groups,
-            keep=keep,
-            **how,
-        )
-    else:
-        weights = as_jax(weights)
+    with trusted_ids():  # those of places are made of anchors that are checked
+        if isinstance(weights, QuantisedTables):
+            # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
+            each = n_detectors // n_groups * n_comparisons
+            probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
+            y = scored_lut(
+                _meshes.reshaped(margins(x, ids, **how), len(lead), *places, n_groups, each),
+                weights,
+                probes.reshape(n_detectors, n_comparisons),
+                scalars or {},
+                read=read,
+                groups=n_groups,
+                keep=keep,
+                **how,
+            )
+        else:
+            weights = as_jax(weights)
 
-        def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-            named = dict(zip(read.initial(), values, strict=True))
-            return read(margins(x, ids, **how), named, accumulate=accumulate)
+            def ways(x: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+                named = dict(zip(read.initial(), values, strict=True))
+                return read(margins(x, ids, **how), named, accumulate=accumulate)
 
-        # Margins, one for each comparison and place, are not kept for the backward pass.
-        index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
-        coefficients = by_place(coefficients, index.shape[-1])
-        if keep is not None:
-            at_places = keep.astype(coefficients.dtype).reshape(*lead, 1, 1, n_detectors, 1)
-            coefficients = coefficients * jnp.broadcast_to(at_places, coefficients.shape)
-        y = weighted_lookup(
-            _rounded(weights, n_groups) if read.rounds_tables else weights,
-            by_place(index, index.shape[-1]),
-            coefficients,
-            groups=n_groups,
-            valued=read.valued,
-            **how,
-        )
+            # Margins, one for each comparison and place, are not kept for the backward pass.
+            index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
+            coefficients = by_place(coefficients, index.shape[-1])
+            if keep is not None:
+                at_places = keep.astype(coefficients.dtype).reshape(*lead, 1, 1, n_detectors, 1)
+                coefficients = coefficients * jnp.broadcast_to(at_places, coefficients.shape)
+            y = weighted_lookup(
+                _rounded(weights, n_groups) if read.rounds_tables else weights,
+                by_place(index, index.shape[-1]),
+                coefficients,
+                groups=n_groups,
+                valued=read.valued,
+                **how,
+            )
     return _meshes.reshaped(y, y.ndim - 2, n_groups * y.shape[-1])
 
 

@@ -67,7 +67,7 @@ def detect(
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64.
-      anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`. Ids beyond the inputs are clamped.
+      anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`: ids of inputs. Traced ids beyond the inputs are clamped.
       epsilon: dead zone, in units of `x`: ``|delta| < epsilon`` gives bit 0. Margin and flip ignore it.
       accumulate: None for floating-point sums (here of the gradient), or see `lutjax.FixedPoint`.
       implementation: which kernel runs it: None (the best that fits), a name, or names in order of preference.
@@ -79,7 +79,7 @@ def detect(
     Without pairs (``C = 0``) index and flip are 0 and the margin is ``+inf``, without a gradient.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype.
+      ValueError, TypeError: a wrong shape or dtype, or an anchor that is not an input.
 
     Source: docs/semantics.md, section 1.
 
@@ -94,6 +94,7 @@ def detect(
     _checks.require(
         x.shape[-1] > 0 or not anchors.size, "detect", "x", x, "detectors need at least 2 inputs to compare"
     )
+    _checks.ids("detect", "anchors", anchors, x.shape[-1], "inputs of x")
     call = Detect(
         as_jax(x),
         as_int32(anchors),

@@ -92,7 +92,7 @@ def gate_network(
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       coefficients: ``[4, G]``, those of 1, a, b and ab, of the gates of all layers, the first layer first.
-      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, of the first layer of inputs. Ids beyond them are clamped.
+      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, of the first layer of inputs. Traced ids beyond them are clamped.
       sizes: number of gates of each layer; together they are ``G``. A layer that is read has at least one.
       readers: for each layer int32 ``[inputs of the layer, F]`` from `lutjax.readers` of its wires, or None. With it the gradient of what it
         reads is gathered, not scattered. Entries that do not belong to `wires` give wrong gradients.
@@ -121,7 +121,7 @@ def gate_network(
     """
     op = "gate_network"
     sizes = tuple(sizes)
-    _checks.wired(op, x, wires, None, feature_axis)
+    _checks.wired(op, x, wires, None, feature_axis, in_layers=True)
     _checks.gates(op, coefficients, wires)
     if not sizes or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
         raise ValueError(f"{op}: sizes is {sizes}; expected the number of gates of each layer, at least one.")
@@ -129,20 +129,21 @@ def gate_network(
         raise ValueError(f"{op}: sizes is {sizes}; the layer behind one without gates has nothing to read.")
     rule = f"sizes is {sizes}, so expected [{sum(sizes)}, 2]: the wires of the gates of all layers"
     _checks.require(wires.shape[0] == sum(sizes), op, "wires", wires, rule)
+    _checks.ids_of_layers(op, wires, x.shape[feature_axis], sizes)
     call = GateNetwork(
         as_jax(x),
         as_jax(coefficients),
         as_int32(wires),
-        _checked_readers(op, readers, (x.shape[feature_axis], *sizes[:-1])),
+        _checked_readers(op, readers, (x.shape[feature_axis], *sizes[:-1]), sizes),
         sizes=tuple(int(n) for n in sizes),
     )
     return jnp.asarray(apply(call, implementation=implementation, feature_axis=feature_axis))
 
 
 def _checked_readers(
-    op: str, readers: Readers | None, n_inputs: tuple[int, ...]
+    op: str, readers: Readers | None, n_inputs: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[jax.Array | None, ...] | None:
-    """Return the lists of readers of layers with so many inputs."""
+    """Return the lists of readers of layers with so many inputs and gates."""
     if readers is None:
         return None
     if len(readers) != len(n_inputs):
@@ -155,4 +156,7 @@ def _checked_readers(
             _checks.integers(op, name, of_layer, 2, "[inputs, fan-out]")
             rule = f"layer {layer} has {n} inputs, so its first axis must have size {n}"
             _checks.require(of_layer.shape[0] == n, op, name, of_layer, rule)
+            _checks.ids(
+                op, name, of_layer, 2 * sizes[layer], f"entries of the wires of layer {layer}", unused=True
+            )
     return tuple(None if of_layer is None else as_int32(of_layer) for of_layer in readers)

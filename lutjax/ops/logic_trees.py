@@ -283,7 +283,7 @@ def logic_trees(
     Args:
       x: ``[I, ...]``, features first: the image, channels, rows and columns.
       coefficients: ``[4, trees, nodes]``, of each tree level by level, the leaves' parents first: those of 1, a, b and ab.
-      leaves: int32 ``[trees, leaves]``, a power of two, ids of values in a window in the order row, column, channel. Ids beyond it are clamped.
+      leaves: int32 ``[trees, leaves]``, a power of two, ids of values in a window in the order row, column, channel. Traced ids beyond it are clamped.
       places: where windows are.
       readers: int32 ``[channels, F]``: ``lutjax.readers(leaves % channels, channels)``. With it the gradient of `x` needs no sorting.
         Entries that do not belong to `leaves` give wrong gradients.
@@ -330,6 +330,7 @@ def logic_trees(
         f"expected [4, {n_trees}, {n_leaves - 1}]: 1, a, b and ab for each node of the trees",
     )
     n_channels = x.shape[0] // n_pixels
+    _checks.ids(op, "leaves", leaves, math.prod(places.kernel) * n_channels, "values of a window")
     if readers is not None:
         _checks.integers(op, "readers", readers, 2, "[channels, fan_out]")
         _checks.require(
@@ -339,6 +340,7 @@ def logic_trees(
             readers,
             f"expected [{n_channels}, fan_out]: the readers of each channel",
         )
+        _checks.ids(op, "readers", readers, leaves.size, "entries of leaves", unused=True)
     call = LogicTrees(
         as_jax(x),
         as_jax(coefficients),

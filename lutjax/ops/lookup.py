@@ -61,7 +61,7 @@ def lookup(
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
-      detection: arrays ``[..., T]``. Indices out of range are clamped.
+      detection: arrays ``[..., T]``. Indices are data, as they are computed: those out of range are clamped, traced or not.
       groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
         output, without an axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.

@@ -194,6 +194,7 @@ def lut_at_places(
     n_detectors, n_comparisons, _ = anchors.shape
     _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     n_groups = _groups.number(op, groups, n_detectors)
+    _checks.ids(op, "anchors", anchors, math.prod(windows.size) * windows.channels, "values of a window")
     of_all, ids = windows.of_all_channels(as_int32(anchors), n_groups)
     x = _meshes.reshaped(images, images.ndim - 3, math.prod(windows.image))
     options: dict[str, Any] = {
@@ -211,6 +212,7 @@ def lut_at_places(
         _checks.require(targets.shape == expected, op, "targets", targets, rule)
         if n_outputs is None:
             raise ValueError(f"{op}: n_outputs is None; with targets it is the number of outputs of a place.")
+        _checks.ids(op, "targets", targets, n_outputs, "outputs", unused=True)
         call = LutToTargets(x, weights, ids, as_int32(targets), n_reached=n_outputs, **options)
     y = apply(call, implementation=implementation)
     return _meshes.reshaped(y, y.ndim - 2, *windows.places, call.n_outputs)

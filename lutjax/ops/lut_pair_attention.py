@@ -153,8 +153,8 @@ def lut_pair_attention(
     Args:
       x: ``[..., L, I]`` float32, bfloat16, float16 or float64.
       weights: ``[T, 2**C, O]``.
-      anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions;
-        clamped to them.
+      anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions.
+        Traced ids beyond them are clamped.
       positions: ``[distances, T or 1, N]``; none: ``N = 0``.
       targets, n_outputs: see `lutjax.lookup_attention`.
       interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
@@ -213,6 +213,7 @@ def lut_pair_attention(
         x,
         "detectors need inputs or position bits to compare",
     )
+    _checks.ids(op, "anchors", anchors, 2 * n_inputs + n_position_bits, "values of a pair")
     window = _checks.window(op, window)
     seen = _sequences.keys_seen(
         op, keys, key_segments, sequence_axis, n_queries, weights,

@@ -56,8 +56,8 @@ def margins(
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share
         the input.
-      anchors: int32 ``[T, C, 2]``, pairs of inputs, or ``[T, C]``, single inputs that are compared with 0. Ids beyond the inputs are
-        clamped.
+      anchors: int32 ``[T, C, 2]``, pairs of inputs, or ``[T, C]``, single inputs that are compared with 0. Traced ids beyond the
+        inputs are clamped.
       groups: number of groups, ``G``: the first ``T / G`` detectors read the first input, and so on. None: one group, without
         an axis.
       accumulate, implementation: see `lutjax.detect`.

@@ -53,7 +53,7 @@ def packed_lut(
     Args:
       words: uint32 ``[I, ...]``, from `lutjax.pack_bits`.
       truth: bool ``[G, 2**n]``, with n from 1 to 8: what each table answers at each address, as in `lutjax.soft_lut`.
-      wires: int32 ``[G, n]``. Ids beyond the inputs are clamped.
+      wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -74,6 +74,7 @@ def packed_lut(
     op = "packed_lut"
     _checks.words(op, "words", words)
     _checks.wires_of_tables(op, words.shape[0], wires)
+    _checks.ids(op, "wires", wires, words.shape[0], "inputs of words")
     if not (isinstance(truth, jax.Array | np.ndarray) and truth.dtype == bool):
         raise TypeError(f"{op}: truth is {_checks.describe(truth)}; its dtype must be bool.")
     _checks.slots(op, "truth", truth, wires)

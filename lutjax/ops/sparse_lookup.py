@@ -108,7 +108,7 @@ def sparse_lookup(
     Args:
       weights: ``[T, R, K]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``.
-      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Ids beyond the outputs are clamped. Or a list of edges of
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Traced ids beyond the outputs are clamped. Or a list of edges of
         `lutjax.wiring.from_edges`, any number of them for each row: weights are then ``[E]``, one for each edge, and time and memory follow
         the edges, not the longest row.
       n_outputs: number of outputs, ``O``. A list of edges has its own.
@@ -182,6 +182,7 @@ def _of_edges(
         n_outputs in (None, edges.n_outputs), op, "n_outputs", n_outputs, f"targets has {edges.n_outputs}"
     )
     n_groups = _groups.number(op, groups, n_detectors)
+    _checks.edges(op, edges)
     first, targets = as_int32(edges.first), as_int32(edges.target)
     if n_groups > 1:
         of_rows = jnp.repeat(_groups.of_detector(n_detectors, n_groups), edges.n_rows)

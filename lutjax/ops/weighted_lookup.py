@@ -66,7 +66,8 @@ def weighted_lookup(
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64.
-      index: int32 ``[..., T, K]``: the rows that are read in ``K`` ways. Ids out of range are clamped.
+      index: int32 ``[..., T, K]``: the rows that are read in ``K`` ways. They are data, as they are computed: ids out of
+        range are clamped, traced or not.
       coefficients: ``[..., T, K]`` floats.
       groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
         output, without an axis.

@@ -1,7 +1,9 @@
 """Ids and positions as int32: values beyond its range saturate, they never wrap to others that exist. Ids that are known are checked once."""
 
+import contextlib
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -29,20 +31,41 @@ def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
       rule: equal where `check` asks the same.
       check: raises an error if ids are wrong.
     """
-    if not is_concrete(ids):
-        return
-    if isinstance(ids, np.ndarray):
-        check()
-        return
     key = id(ids)
     found = _checked.get(key)
     if found is not None and found[0]() is ids and rule in found[1]:
+        return
+    if not is_concrete(ids):
+        return
+    if isinstance(ids, np.ndarray):  # may change between two calls
+        check()
         return
     check()
     if found is None or found[0]() is not ids:
         found = weakref.ref(ids, lambda gone: _forget(key, gone)), set()
         _checked[key] = found
     found[1].add(rule)
+
+
+_trusted: ContextVar[bool] = ContextVar("lutjax_trusted_ids", default=False)
+
+
+@contextlib.contextmanager
+def trusted_ids() -> Iterator[None]:
+    """Let ops take ids without a check of their values: ids made here, of others that are checked.
+
+    Such arrays are new in every call, so each check would wait for the device.
+    """
+    token = _trusted.set(True)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def are_trusted() -> bool:
+    """Return whether ops take ids here without a check."""
+    return _trusted.get()
 
 
 def _forget(key: int, gone: Any) -> None:

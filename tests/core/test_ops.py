@@ -287,11 +287,10 @@ def test_ids_out_of_range_are_clamped_when_traced():
     d = lutjax.Detection(jnp.array([99]), jnp.array([1 << 20]), jnp.array([0.5]), 2)
     np.testing.assert_array_equal(lutjax.lookup(weights, d), weights[0, 3])
     np.testing.assert_array_equal(jax.grad(lambda w: lutjax.lookup(w, d).sum())(weights)[0, 3], [1, 1])
-    far = lutjax.detect(X, jnp.asarray(ANCHORS).at[0, 0].set(jnp.array([99, -5])))
-    np.testing.assert_array_equal(
-        far.margin, lutjax.detect(X, jnp.asarray(ANCHORS).at[0, 0].set(jnp.array([2, 0]))).margin
-    )
-    y = lutjax.sparse_lookup(weights, d, jnp.array([[[99, -5]]]), 3)
+    detect = jax.jit(lambda anchors: lutjax.detect(X, anchors).margin)
+    far, near = (jnp.asarray(ANCHORS).at[0, 0].set(jnp.array(pair)) for pair in ([99, -5], [2, 0]))
+    np.testing.assert_array_equal(detect(far), detect(near))
+    y = jax.jit(lambda targets: lutjax.sparse_lookup(weights, d, targets, 3))(jnp.array([[[99, -5]]]))
     np.testing.assert_array_equal(y, [0, 0, 6])
 
 
@@ -302,22 +301,25 @@ WILD = np.array(
 
 @pytest.mark.fast("lutjax")
 @pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
-def test_ids_beyond_int32_saturate(module, without_typechecking):
+def test_ids_beyond_int32_do_not_wrap(module, without_typechecking):
+    """Known ids are refused, computed ones saturate, and so do all in the reference."""
     tame = np.clip(WILD, -1, 2).astype(np.int32)
     x = jnp.array([0.5, 0.25, 2.0])
 
     def anchors(ids):
         return np.stack([ids, np.zeros_like(ids)], -1)[:, None]
 
-    np.testing.assert_array_equal(
-        module.detect(x, anchors(WILD)).margin, module.detect(x, anchors(tame)).margin
-    )
-    d, weights = detection(7, bits=1), jnp.ones((7, 2, 1))
-    y, expected = (module.sparse_lookup(weights, d, ids[:, None, None], 3) for ids in (WILD, tame))
-    np.testing.assert_array_equal(y, expected)
-    gates = jnp.ones((4, 7))
-    y = module.bilinear_gates(x, gates, anchors(WILD)[:, 0])
-    np.testing.assert_array_equal(y, module.bilinear_gates(x, gates, anchors(tame)[:, 0]))
+    d, weights, gates = detection(7, bits=1), jnp.ones((7, 2, 1)), jnp.ones((4, 7))
+    for f in (
+        lambda ids: module.detect(x, anchors(ids)).margin,
+        lambda ids: module.sparse_lookup(weights, d, ids[:, None, None], 3),
+        lambda ids: module.bilinear_gates(x, gates, anchors(ids)[:, 0]),
+    ):
+        if module is lutjax.reference:
+            np.testing.assert_array_equal(f(WILD), f(tame))
+        else:
+            with pytest.raises(ValueError, match=f"holds ids from {WILD.min()} to {WILD.max()}"):
+                f(WILD)
     ids = jnp.clip(jnp.asarray(tame), 0, 1)
     expected = lutjax.Detection(ids, jnp.zeros_like(ids), jnp.ones(7), 1)
     wild = jax.tree.unflatten(

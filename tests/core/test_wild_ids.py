@@ -1,9 +1,14 @@
-"""Ids out of range, in every implementation: each counts as the nearest that exists, and nothing else is read.
+"""Ids out of range: refused where they are known, and clamped where they are traced, in every implementation.
 
-What an op returns for them is what the reference returns for ids that NumPy has clamped, one by one.
+A traced id counts as the nearest that exists, and nothing else is read: an op returns for it what the reference returns for ids
+that NumPy has clamped, one by one.
 """
 
+import dataclasses
+import gc
 import pickle
+import re
+import weakref
 
 import haiku as hk
 import jax
@@ -21,8 +26,10 @@ import lutjax
 from lutjax import testing
 from lutjax.layers import haiku, linen, nnx as lutjax_nnx
 from lutjax.models import LogicCA, LogicCAConfig
+from lutjax.ops import _checks
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
+from lutjax.wiring import from_edges
 
 WILD = np.array([-5, -1, 2**31 - 1, -(2**31), 0, 1, 2, 3, 4, 9], np.int32)
 N_OUTPUTS = 5
@@ -210,12 +217,13 @@ def check(op, implementation):
     call, wild, clamped, arguments = CASES[op]()
 
     def run(f, ids, **options):
-        ids = [array(a) for a in ids]
         y, pullback = jax.vjp(lambda *a: call(f, ids, *a, **options), *arguments)
         return y, *pullback(array(numbers(0, *y.shape)))
 
-    actual = jax.jit(lambda: run(lutjax.kernel_registry.function(op), wild, implementation=implementation))()
-    expected = jax.jit(lambda: run(getattr(lutjax.reference, op), clamped))()
+    wild, clamped = ([array(a) for a in ids] for ids in (wild, clamped))
+    function = lutjax.kernel_registry.function(op)
+    actual = jax.jit(lambda ids: run(function, ids, implementation=implementation))(wild)
+    expected = jax.jit(lambda ids: run(getattr(lutjax.reference, op), ids))(clamped)
     assert np.any(expected[0])
     for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
         testing.assert_close(f"{op}, {implementation}: {number}", a, e)
@@ -247,6 +255,142 @@ def test_ids_out_of_range_are_clamped(world, op, request):
 @pytest.mark.parametrize("implementation", ["xla", "triton", "pallas"])
 def test_ids_out_of_range_are_clamped_on_gpus(implementation, op):
     check(op, (implementation, "xla"))
+
+
+# ------------------------------------------------------------------------------------- known ids
+DATA = {"lookup", "lookup_attention", "weighted_lookup"}
+"""Ops whose ids are computed, as activations are: a check of each new array would wait for the device."""
+
+
+@pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+@pytest.mark.parametrize("op", sorted(set(CASES) - DATA))
+def test_known_ids_are_refused(op, make):
+    """Whether they are arguments or constants of a trace; and what was refused once is refused again."""
+    call, wild, clamped, arguments = CASES[op]()
+    function = lutjax.kernel_registry.function(op)
+    wild, fine = ([a.astype(np.int32) for a in ids] for ids in (wild, clamped))
+    if op == "sparse_lookup":  # a detection holds arrays of JAX; targets come after it
+        wild[:2], fine[:2] = map(jnp.asarray, wild[:2]), map(jnp.asarray, fine[:2])
+    wild[-1], fine[-1] = make(wild[-1]), make(fine[-1])
+    refused = pytest.raises(ValueError, match=rf"{op}: \w+ holds ids from -?\d+ to \d+; ")
+    for _ in range(2):
+        with refused:
+            call(function, wild, *arguments)
+    with refused:
+        jax.jit(lambda *a: call(function, wild, *a))(*arguments)
+    jax.eval_shape(lambda *a: call(function, fine, *a), *arguments)
+
+
+@pytest.mark.parametrize("op", sorted(DATA))
+def test_computed_ids_are_clamped(op):
+    call, wild, clamped, arguments = CASES[op]()
+    function = lutjax.kernel_registry.function(op)
+    y, want = (call(function, [array(a) for a in ids], *arguments) for ids in (wild, clamped))
+    testing.assert_close(op, y, want)
+
+
+ANCHORS = np.array([[[0, 7]], [[6, 2]]], np.int32)
+X, TABLES = np.zeros((3, 8), np.float32), np.zeros((2, 2, 4), np.float32)
+GATES, WIRES = np.zeros((4, 2), np.float32), np.array([[0, 1], [1, 7]], np.int32)
+
+
+def edges(**by):
+    """An edge list with each id of some of its arrays raised."""
+    made = from_edges([0, 0, 1], [1, 1, 0], [2, 0, 2], n_detectors=2, n_rows=2, n_outputs=3)
+    return dataclasses.replace(made, **{name: getattr(made, name) + n for name, n in by.items()})
+
+
+CALLS = {
+    "lut, fewer inputs": (
+        lambda: lutjax.lut(X[:, :4], TABLES, ANCHORS),
+        "anchors holds ids from 0 to 7; inputs of x are 0 to 3.",
+    ),
+    "lut, groups": (
+        lambda: lutjax.lut(X.reshape(3, 2, 4), TABLES, ANCHORS, groups=2),
+        "lut: anchors holds ids from 0 to 7; inputs of x are 0 to 3.",
+    ),
+    "lut_attention": (lambda: lutjax.lut_attention(X, jnp.zeros((2, 4, 4)), ANCHORS + 1), "from 1 to 8"),
+    "scored_lut": (
+        lambda: lutjax.scored_lut(X, TABLES, ANCHORS[..., 1] + 1, {}, read=lutjax.reads.Hard()),
+        "scored_lut: anchors holds ids from 3 to 8; inputs of x are 0 to 7.",
+    ),
+    "conv_lut": (
+        lambda: lutjax.conv_lut(jnp.zeros((3, 3, 2)), TABLES, ANCHORS + 1, kernel=2),
+        "conv_lut: anchors holds ids from 1 to 8; values of a window are 0 to 7.",
+    ),
+    "sparse_lut": (
+        lambda: lutjax.sparse_lut(X, TABLES, ANCHORS, np.array([[[0, 1, 4, -1]]]), 4),
+        "targets holds ids from -1 to 4; outputs are 0 to 3, and -1 marks an unused slot.",
+    ),
+    "sparse_lut, edges": (
+        lambda: lutjax.sparse_lut(X, jnp.zeros(3), ANCHORS, edges(target=1)),
+        "sparse_lookup: targets.target holds ids from 1 to 3; outputs are 0 to 2.",
+    ),
+    "sparse_lut, bounds": (
+        lambda: lutjax.sparse_lut(X, jnp.zeros(3), ANCHORS, edges(first=1)),
+        "sparse_lookup: targets: first goes from 1 to 4",
+    ),
+    "readers": (
+        lambda: lutjax.bilinear_gates(X, GATES, WIRES, readers=np.full((8, 1), 4)),
+        "readers holds ids from 4 to 4; entries of wires are 0 to 3, and -1 marks an unused slot.",
+    ),
+    "logic_gates": (
+        lambda: lutjax.logic_gates(X[:, :7], jnp.zeros((2, 16)), WIRES),
+        "wires holds ids from 0 to 7",
+    ),
+    "packed_lut": (
+        lambda: lutjax.packed_lut(jnp.zeros((7, 1), jnp.uint32), jnp.zeros((2, 4), bool), WIRES),
+        "packed_lut: wires holds ids from 0 to 7; inputs of words are 0 to 6.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_messages_about_known_ids(name):
+    call, message = CALLS[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_a_jax_array_of_ids_is_read_once(monkeypatch):
+    """No warm call waits for the device; arrays are not kept alive, and NumPy arrays, which may change, are read in each call."""
+    read = []
+    monkeypatch.setattr(_checks, "_check_ids", lambda op, name, a, *_, **__: read.append(name))
+    anchors = jnp.asarray(ANCHORS)
+    alive = weakref.ref(anchors)
+    grouped = jnp.asarray(ANCHORS // 2)
+    for _ in range(3):
+        lutjax.lut(X, TABLES, anchors)
+        lutjax.lut(
+            X.reshape(3, 2, 4), TABLES, grouped, groups=2
+        )  # whose detection gets other ids in each call
+    assert read == ["anchors"] * 2
+    lutjax.lut(X[:, :4], TABLES, anchors)  # another rule
+    assert len(read) == 3
+    for _ in range(2):
+        lutjax.lut(X, TABLES, ANCHORS)
+    assert len(read) == 5
+    del anchors
+    gc.collect()
+    assert alive() is None
+
+
+def test_parts_and_images_read_no_ids_of_their_own(monkeypatch):
+    """Ids that an op makes of checked ones are new arrays in each call."""
+    read = []
+    monkeypatch.setattr(_checks, "_check_ids", lambda op, name, a, *_, **__: read.append((op, name)))
+    anchors, images = jnp.asarray(ANCHORS % 4), jnp.zeros((3, 3, 2))
+    confidence = lutjax.reads.Confidence(ways=1)
+    for _ in range(2):
+        lutjax.conv_lut(images, TABLES, anchors, kernel=2, groups=2)
+        lutjax.conv_lut(images, TABLES, anchors, confidence.initial(), kernel=2, groups=2, read=confidence)
+    assert read == [("conv_lut", "anchors")]
+
+
+def test_a_check_is_an_explicit_transfer():
+    anchors = jnp.asarray(ANCHORS)
+    with jax.transfer_guard_device_to_host("disallow"):
+        lutjax.lut(X, TABLES, anchors)
 
 
 # ------------------------------------------------------------------------------------- layers
