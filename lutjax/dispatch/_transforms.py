@@ -34,7 +34,7 @@ from lutjax.dispatch._parts import by_parts, needs_parts
 from lutjax.dispatch._plan import Over, Plan, cached, choose, choose_whole
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
-from lutjax.values._ids import as_jax, trusted_ids
+from lutjax.values._ids import as_jax
 
 
 def apply(call: Call, *, implementation: Implementation = None, feature_axis: int = -1) -> Any:
@@ -110,8 +110,7 @@ def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementatio
     others = tuple(device for device in plan.devices if device not in fused.devices)
 
     def parts(*arrays: Any) -> Any:
-        # The op has checked its ids; its parts get ids that are made of them.
-        with kernel_registry.noted_on(others if fused.choice else None), trusted_ids():
+        with kernel_registry.noted_on(others if fused.choice else None):
             return by_parts(plan.call(arrays), implementation, feature_axis)
 
     if not fused.choice:

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -19,11 +20,13 @@ from typing import Any, TypeVar, overload
 import jax
 
 from lutjax import _compat, _extras, _jit_key
+from lutjax._arguments import shown
 from lutjax.dispatch import _records
 from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
 from lutjax.tables._row_rules import SGD, RowRule
 from lutjax.values._dtypes import accumulator
+from lutjax.values._ids import trusted_ids
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Callable[..., Any])
@@ -65,6 +68,16 @@ Implementation = str | tuple[str, ...] | Launched | None
 
 _GRADIENT: tuple[Direction, ...] = ("forward", "backward")
 _DEFAULT_PRIORITY = {Platform.XLA: 0, Platform.PALLAS: 10, Platform.TRITON: 20, Platform.NATIVE: 30}
+_CALLED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "forward": (("call",), ("device",)),
+    "backward": (("call", "cotangent", "needs"), ("device",)),
+    "update": (("call", "cotangent", "step"), ("device",)),
+    "unsupported": (("request",), ()),
+    "slower": (("request",), ()),
+    "sources": ((), ()),
+    "about": ((), ()),
+}
+"""Functions of an implementation, with the arguments that they get by position and by name."""
 _LOWERING_NAMES = {"gpu": ("cuda", "rocm")}  # what jax calls the backends when it lowers
 
 
@@ -230,8 +243,13 @@ class KernelSpec:
         return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}" if missing else None
 
     def load(self, direction: Direction) -> Callable[..., Any]:
-        """Return its function for a direction. Imports the target."""
-        result: Callable[..., Any] = getattr(self._holder, direction)
+        """Return its function for a direction. Imports the target.
+
+        Raises:
+          TypeError: the target has no such function, or one with other arguments.
+        """
+        result: Callable[..., Any] = getattr(self._holder, direction, None)
+        _require_function(f"{self.names[1]} of {self.op} ({self.target})", direction, result)
         return result
 
     @property
@@ -286,6 +304,54 @@ class NoImplementationError(ValueError):
         super().__init__(message)
         self.direction = direction
         self.candidates = candidates
+
+
+def _check_options(how: Mapping[str, Any], directions: Any) -> None:
+    """Raise TypeError or ValueError if options of `KernelRegistry.register` are not those of a kernel."""
+    where = "kernel_registry.register"
+    options = {field.name for field in dataclasses.fields(KernelSpec)}
+    if unknown := sorted(set(how) - options):
+        raise TypeError(
+            f"{where}: there is no option {unknown[0]!r}; see lutjax.dispatch.registry.KernelSpec."
+        )
+    for name in ("requires", "launches"):
+        names = how.get(name, ())
+        if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+            raise TypeError(f"{where}: {name} is {shown(names)}; expected a tuple of names.")
+    for name in ("unsupported", "slower", "sources", "about"):
+        if how.get(name) is not None:
+            _require_function(where, name, how[name])
+    for direction in directions or ():
+        if direction not in DIRECTIONS:
+            raise ValueError(
+                f"{where}: directions has {shown(direction)}; expected some of {', '.join(DIRECTIONS)}."
+            )
+
+
+def _require_function(
+    where: str, name: str, function: Any, holder: str | None = None, *, static: bool = False
+) -> None:
+    """Raise TypeError unless a function of an implementation can be called with the arguments that it gets.
+
+    Args:
+      holder: name of the class or function that was decorated, for messages. static: whether it is a class.
+    """
+    by_position, by_name = _CALLED[name]
+    arguments = ", ".join((*by_position, *(("*",) if by_name else ()), *by_name))
+    subject = name if holder in (None, name) else f"{name} of {holder}"
+    if not callable(function):
+        raise TypeError(f"{where}: {subject} is {shown(function)}; expected a function {name}({arguments}).")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function in C may have none
+        return
+    try:
+        signature.bind(*by_position, **dict.fromkeys(by_name))
+    except TypeError:
+        raise TypeError(
+            f"{where}: {subject} takes {signature}; it is called as {name}({arguments}). Give it these arguments"
+            + (", as a static method." if static else ".")
+        ) from None
 
 
 @functools.cache
@@ -417,7 +483,9 @@ class KernelRegistry:
             ``launches``, ``stacks``; see `KernelSpec`.
 
         Raises:
-          ValueError: an unknown op, platform or backend, or the op already has one for this platform and backend.
+          ValueError: an unknown op, platform, backend or direction, or the op already has one for this platform and backend.
+          TypeError: a function takes other arguments than it gets, a class has no function of a direction, or an option is
+            unknown or of another kind. The functions of a module are checked when it is imported.
 
         Example:
           >>> import jax.numpy as jnp, lutjax
@@ -440,13 +508,33 @@ class KernelRegistry:
         platform = _named("register", "platform", Platform, platform)
         backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
+        _check_options(how, directions)
         make = functools.partial(KernelSpec, op, platform, backend, priority=priority, **how)
         if target is not None:
+            if not isinstance(target, str):
+                raise TypeError(
+                    f"kernel_registry.register: target is {shown(target)}; expected the name of a module. Use register as a "
+                    "decorator of a class or function."
+                )
             return self._add(make(target=target, directions=_GRADIENT if directions is None else directions))
 
         def add(holder: K) -> K:
             found = holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
             has = tuple(d for d in DIRECTIONS if hasattr(found, d)) if directions is None else directions
+            if not has:
+                raise TypeError(
+                    f"kernel_registry.register: {holder.__qualname__} has no function of a direction; expected static methods "
+                    f"named {', '.join(DIRECTIONS)}, or some of them."
+                )
+            for direction in has:
+                function = getattr(found, direction, None)
+                _require_function(
+                    "kernel_registry.register",
+                    direction,
+                    function,
+                    holder.__qualname__,
+                    static=found is holder,
+                )
             self._add(make(target=holder.__module__, directions=has, holder=found))
             return holder
 
@@ -802,10 +890,14 @@ class KernelRegistry:
 
     @contextlib.contextmanager
     def noted_on(self, devices: tuple[Device, ...] | None) -> Iterator[None]:
-        """Note of calls in this block that they run on these devices."""
+        """Note of calls in this block, the parts of a fused op, that they run on these devices.
+
+        The op has checked its ids, and its parts get ids that are made of them.
+        """
         token = self._noted_on.set(devices)
         try:
-            yield
+            with trusted_ids():
+                yield
         finally:
             self._noted_on.reset(token)
 

@@ -72,15 +72,14 @@ def ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool = False) ->
 
 
 def _check_ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool) -> None:
-    if not 0 < a.size <= _MOST_CHECKED:
+    if not 0 < a.size <= _MOST_CHECKED or not n:  # without outputs there is nothing that could be wrong
         return
     # An explicit transfer, which `jax.transfer_guard("disallow")` allows.
     known = a if isinstance(a, np.ndarray) else jax.device_get(a)
     low, high = int(known.min()), int(known.max())
     if low < -int(unused) or high >= n:
-        there = f"{of} are 0 to {n - 1}" if n else f"there are no {of}"
         slot = ", and -1 marks an unused slot" if unused else ""
-        raise ValueError(f"{op}: {name} holds ids from {low} to {high}; {there}{slot}.")
+        raise ValueError(f"{op}: {name} holds ids from {low} to {high}; {of} are 0 to {n - 1}{slot}.")
 
 
 def ids_of_layers(op: str, wires: Any, n_inputs: int, sizes: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import dataclasses
+import functools
 import importlib
 import subprocess
 import sys
@@ -98,6 +99,95 @@ def test_a_class_or_a_function_is_registered_by_a_decorator(weights, detection):
             jax.grad(lambda w: registry.get("lookup", "triton", "cpu")(w, detection).sum())(weights)
     finally:
         registry.unregister("lookup", "triton", "cpu")
+
+
+def of_two(one, other): ...
+
+
+class Unbound:
+    def forward(self, call, *, device): ...
+
+
+class Empty: ...
+
+
+REFUSED = {
+    "forward": (
+        lambda register: register()(of_two),
+        TypeError,
+        r"forward of of_two takes \(one, other\); it is called as forward\(call, \*, device\). Give it these arguments.",
+    ),
+    "backward": (
+        lambda register: register()(
+            type("Kernel", (), {"backward": lambda call, cotangent, *, device: None})
+        ),
+        TypeError,
+        r"backward of Kernel takes .*; it is called as backward\(call, cotangent, needs, \*, device\)",
+    ),
+    "method": (
+        lambda register: register()(Unbound),
+        TypeError,
+        "forward of Unbound takes .* as a static method",
+    ),
+    "no function": (lambda register: register()(Empty), TypeError, "Empty has no function of a direction"),
+    "direction without one": (
+        lambda register: register(directions=("forward", "update"))(Unbound),
+        TypeError,
+        "forward of Unbound takes|update of Unbound is None; expected a function update",
+    ),
+    "unknown direction": (
+        lambda register: register(directions=("back",)),
+        ValueError,
+        "directions has 'back'",
+    ),
+    "target": (
+        lambda register: register(of_two),
+        TypeError,
+        "target is <function of_two .*; expected the name",
+    ),
+    "requires": (
+        lambda register: register("m", requires="triton"),
+        TypeError,
+        "requires is 'triton'; expected a tuple",
+    ),
+    "option": (lambda register: register("m", supports=None), TypeError, "there is no option 'supports'"),
+    **{
+        name: (
+            lambda register, name=name: register("m", **{name: of_two}),
+            TypeError,
+            rf"{name} takes \(one, other\); it is called as {name}\({argument}\)",
+        )
+        for name, argument in {
+            "unsupported": "request",
+            "slower": "request",
+            "sources": "",
+            "about": "",
+        }.items()
+    },
+    "no callable": (
+        lambda register: register("m", slower="no"),
+        TypeError,
+        "slower is 'no'; expected a function",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_functions_are_refused_when_they_are_registered(name, without_typechecking):
+    register, error, message = REFUSED[name]
+    with pytest.raises(error, match=f"^kernel_registry.register: .*{message}"):
+        register(functools.partial(lutjax.kernel_registry.register, "lookup", "native", "tpu"))
+    assert ("native", "tpu") not in {
+        (s.platform, s.backend) for s in lutjax.kernel_registry.candidates("lookup")
+    }
+
+
+def test_functions_of_a_module_are_checked_when_it_is_imported(weights, detection, registered):
+    registered("lookup", "triton", "cpu", "json")
+    with pytest.raises(
+        TypeError, match=r"triton/cpu of lookup \(json\): forward is None; expected a function forward"
+    ):
+        lutjax.lookup(weights, detection, implementation="triton/cpu")
 
 
 def test_a_platform_with_several_backends_needs_one():

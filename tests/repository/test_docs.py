@@ -370,7 +370,7 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
-    """docs/implementations.md says so."""
+    """docs/appendix/implementations.md says so."""
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
     weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")
