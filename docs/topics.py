@@ -309,7 +309,11 @@ TOPICS: dict[str, Topic] = {
         "Exceptions",
         "Errors with a class of their own; all others are `ValueError` and `TypeError`. [Errors and what to do](../errors.md) has the messages.",
         (
-            ("Ops and gradients", "lutjax", "NoImplementationError training.tables.TableUseError"),
+            (
+                "Ops and gradients",
+                "lutjax",
+                "NoImplementationError RepeatedInputsWarning training.tables.TableUseError",
+            ),
             (
                 "Runs and folders",
                 "lutjax",

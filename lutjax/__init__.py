@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lutjax.tables._usage import Usage, usage
     from lutjax.tables.update import update_table
     from lutjax.training._load import load
-    from lutjax.values._anchors import sample_anchors
+    from lutjax.values._anchors import RepeatedInputsWarning, sample_anchors
     from lutjax.values._detection import Detection
     from lutjax.values._fixed_point import FixedPoint
     from lutjax.values._ngrams import ngram_rows
@@ -72,6 +72,7 @@ __all__ = [
     "NoImplementationError",
     "Platform",
     "QuantisedTables",
+    "RepeatedInputsWarning",
     "Usage",
     "__version__",
     "bilinear_gates",
@@ -126,7 +127,7 @@ __all__ = [
 # A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
 _HOMES = {
     "bundles.saving": ("save",),
-    "values._anchors": ("sample_anchors",),
+    "values._anchors": ("RepeatedInputsWarning", "sample_anchors"),
     "values._detection": ("Detection",),
     "values._fixed_point": ("FixedPoint",),
     "values._ngrams": ("ngram_rows",),

@@ -18,7 +18,7 @@ from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, V
 from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.reads import Confidence, Read
-from lutjax.values._anchors import check_anchors
+from lutjax.values._anchors import check_anchors, draw_anchors
 from lutjax.values._dtypes import accumulator
 
 INT32, INT8 = jnp.dtype("int32"), jnp.dtype("int8")
@@ -275,7 +275,16 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         assert outputs is not None
 
         def draw(key: Array) -> jax.Array:
-            return lutjax.sample_anchors(key, width, n_tables, self.bits, distinct=True, groups=self.heads)
+            return draw_anchors(
+                key,
+                width,
+                n_tables,
+                self.bits,
+                distinct=True,
+                groups=self.heads,
+                where=self.layer,
+                name_of_pairs="bits",
+            )
 
         def projection(name: str, shape: tuple[int, int], init: Initializer) -> tuple[Variable, Variable]:
             bias = self._trained(f"{name}_bias", shape[1:], jax.nn.initializers.zeros)

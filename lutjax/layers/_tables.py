@@ -20,7 +20,7 @@ from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
-from lutjax.values._anchors import check_anchors, check_targets
+from lutjax.values._anchors import check_anchors, check_targets, draw_anchors
 from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges, check_bounds, check_ids
 from lutjax.values._ids import as_int32, is_concrete
@@ -160,7 +160,7 @@ class TableSpec(TableOptions, Spec):
         return (self.n_tables, 2**self.row_bits, self.n_outputs)
 
     def _draw_anchors(self, key: Array) -> jax.Array:
-        return lutjax.sample_anchors(key, self.n_inputs, self.n_tables, self.n_anchors)
+        return draw_anchors(key, self.n_inputs, self.n_tables, self.n_anchors, where=self.layer)
 
     def variables(self) -> tuple[Variable, ...]:
         shape = (self.n_tables, self.n_anchors, 2)

@@ -1,6 +1,7 @@
 """Drawing anchor pairs, and checking ids that are known before anything runs."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,28 @@ from lutjax._arguments import require_key
 from lutjax._typing import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RepeatedInputsWarning(UserWarning):
+    """Warning that a detector or gate has more comparisons or wires than its inputs allow without repetition.
+
+    Bits of a repeated comparison are equal, and so are repeated inputs of a gate: most rows of such a table can never be read.
+    """
+
+
+def warn_of_repeats(where: str, name: str, size: int, most: int, what: str) -> None:
+    """Warn if a detector or gate must repeat a pair or an input.
+
+    Args:
+      where: subject of the message. name: of the size. most: largest size without repetition. what: the reason for it.
+    """
+    if size > most:
+        warnings.warn(
+            f"{where}: {name} is {size}, but {what}, so some repeat and most rows of a table are never read. Use at most "
+            f"{name}={most}, or more inputs.",
+            RepeatedInputsWarning,
+            stacklevel=3,
+        )
 
 
 def sample_anchors(
@@ -48,6 +71,9 @@ def sample_anchors(
     Returns:
       int32 ``[T, C, 2]``, for `lutjax.detect`.
 
+    Warns:
+      RepeatedInputsWarning: a detector has more pairs than its inputs have, ``n * (n - 1) / 2``.
+
     Raises:
       ValueError: a size is negative, a detector has fewer than two candidates, a candidate is not an input, or groups
         do not divide the detectors; `key` is several keys.
@@ -66,6 +92,22 @@ def sample_anchors(
       >>> sorted(anchors.reshape(-1, 2).tolist())
       [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
+    return draw_anchors(key, n_inputs, n_detectors, n_anchors, candidates, distinct=distinct, groups=groups)
+
+
+def draw_anchors(
+    key: Array,
+    n_inputs: int,
+    n_detectors: int,
+    n_anchors: int,
+    candidates: Any = None,
+    *,
+    distinct: bool = False,
+    groups: int | None = None,
+    where: str = "sample_anchors",
+    name_of_pairs: str = "n_anchors",
+) -> jax.Array:
+    """Do what `sample_anchors` does, with warnings about a layer and its own name for the number of pairs."""
     require_key("sample_anchors", key)
     for name, size in (("n_inputs", n_inputs), ("n_detectors", n_detectors), ("n_anchors", n_anchors)):
         if size < 0:
@@ -79,6 +121,10 @@ def sample_anchors(
         ids, count = None, np.full((n_detectors, 1), n_inputs, np.int32)
     else:
         ids, count = _packed(np.asarray(candidates), n_inputs, n_detectors)
+    fewest = int(count.min(initial=n_inputs))
+    n_pairs = fewest * (fewest - 1) // 2
+    pairs = f"{fewest} inputs have {n_pairs} pair{'s' if n_pairs != 1 else ''}"
+    warn_of_repeats(where, name_of_pairs, n_anchors if n_detectors else 0, n_pairs, pairs)
     n_groups = 1 if groups is None else groups
     if n_groups < 1 or n_detectors % n_groups:
         raise ValueError(

@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from lutjax._arguments import require_key
 from lutjax._typing import Array
+from lutjax.values._anchors import warn_of_repeats
 from lutjax.wiring._sizes import require
 
 
@@ -29,6 +30,9 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
     Returns:
       int32 ``[n_gates, arity]``.
 
+    Warns:
+      RepeatedInputsWarning: `arity` is larger than `n_inputs`, so a gate reads an input twice.
+
     Raises:
       ValueError: a size is less than 1.
 
@@ -45,7 +49,16 @@ def balanced(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax
     """
     require_key("balanced", key)
     require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    _warn_of_repeats("balanced", n_inputs, arity)
     return _balanced(key, n_inputs, n_gates, arity)
+
+
+def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
+    """Warn if a gate must read an input twice."""
+    inputs = (
+        f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} to read"
+    )
+    warn_of_repeats(where, "arity", arity, n_inputs, inputs)
 
 
 def _orders(key: Array, n: int, size: int) -> jax.Array:
@@ -132,6 +145,9 @@ def trees(
     Returns:
       int32 ``[n_trees, arity**depth]``. ``.reshape(-1, arity)`` are the wires of the first level.
 
+    Warns:
+      RepeatedInputsWarning: `arity` is larger than `n_inputs`, so a gate reads an input twice.
+
     Raises:
       ValueError: a size is less than 1.
 
@@ -144,8 +160,9 @@ def trees(
       (16, 8)
     """
     require_key("trees", key)
-    require("trees", depth=depth, arity=arity)
-    return balanced(key, n_inputs, n_trees, arity**depth)
+    require("trees", n_inputs=n_inputs, n_trees=n_trees, depth=depth, arity=arity)
+    _warn_of_repeats("trees", n_inputs, arity)  # gates of a tree may share inputs
+    return _balanced(key, n_inputs, n_trees, arity**depth)
 
 
 def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.Array, "{n_gates} {arity}"]:
@@ -162,6 +179,9 @@ def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.A
     Returns:
       int32 ``[n_gates, arity]``.
 
+    Warns:
+      RepeatedInputsWarning: `arity` is larger than `n_inputs`, so a gate reads an input twice.
+
     Raises:
       ValueError: a size is less than 1.
 
@@ -176,6 +196,7 @@ def random(key: Array, n_inputs: int, n_gates: int, arity: int = 2) -> Int[jax.A
     """
     require_key("random", key)
     require("random", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    _warn_of_repeats("random", n_inputs, arity)
     return _random(key, n_inputs, n_gates, arity)
 
 

@@ -1,10 +1,15 @@
-"""Anchor pairs that are drawn without replacement."""
+"""Anchor pairs that are drawn without replacement, and repetitions that cannot be avoided."""
+
+import warnings
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import lutjax
+from lutjax import wiring
+from lutjax.layers import nnx as layers
 
 PAIRS = {
     False: [[[4, 0], [1, 3]], [[2, 3], [2, 4]], [[0, 4], [0, 2]]],
@@ -119,3 +124,63 @@ def test_keys(draw):
     with pytest.raises(ValueError, match=r"key is key<fry>\[2\]; expected one key"):
         draw(jax.random.split(jax.random.key(0)))
     assert (draw(jax.random.PRNGKey(0)) == draw(jax.random.key(0))).all()
+
+
+REPEATS = {
+    "pairs": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), n_inputs=3, n_detectors=2, n_anchors=5),
+        "sample_anchors: n_anchors is 5, but 3 inputs have 3 pairs, .* Use at most n_anchors=3, or more inputs.",
+    ),
+    "distinct pairs": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 2, 2, 2, distinct=True),
+        "sample_anchors: n_anchors is 2, but 2 inputs have 1 pair, ",
+    ),
+    "candidates": (
+        lambda: lutjax.sample_anchors(
+            jax.random.key(0), 9, 2, 4, candidates=np.array([[0, 1, 2, 3], [4, 5, 6, -1]])
+        ),
+        "sample_anchors: n_anchors is 4, but 3 inputs have 3 pairs, ",
+    ),
+    "ProjectionLUT": (
+        lambda: layers.ProjectionLUT(8, 8, heads=4, tables=8, bits=9, rngs=nnx.Rngs(0)),
+        "ProjectionLUT: bits is 9, but 2 inputs have 1 pair, .* Use at most bits=1, ",
+    ),
+    "LUT": (
+        lambda: layers.LUT(3, 8, n_detectors=2, n_anchors=4, rngs=nnx.Rngs(0)),
+        "LUT: n_anchors is 4, but 3 inputs have 3 pairs, ",
+    ),
+    "WindowLUT": (
+        lambda: layers.WindowLUT((4, 4), 2, kernel=(1, 2), n_detectors=2, n_anchors=2, rngs=nnx.Rngs(0)),
+        "n_anchors is 2, but 2 inputs have 1 pair, ",
+    ),
+    "balanced": (
+        lambda: wiring.balanced(jax.random.key(0), n_inputs=2, n_gates=3, arity=3),
+        "balanced: arity is 3, but there are 2 inputs to read, ",
+    ),
+    "random": (
+        lambda: wiring.random(jax.random.key(0), n_inputs=1, n_gates=3),
+        "random: arity is 2, but there is 1 input to read, ",
+    ),
+    "trees": (
+        lambda: wiring.trees(jax.random.key(0), n_inputs=2, n_trees=3, depth=2, arity=4),
+        "trees: arity is 4, but there are 2 inputs to read, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_repetitions_that_cannot_be_avoided_are_warned_of(name):
+    draw, message = REPEATS[name]
+    with pytest.warns(lutjax.RepeatedInputsWarning, match=message):
+        draw()
+
+
+def test_what_need_not_repeat_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lutjax.sample_anchors(jax.random.key(0), 3, 20, 3)
+        lutjax.sample_anchors(jax.random.key(0), 3, 0, 9)
+        layers.ProjectionLUT(6, 6, heads=2, tables=4, bits=3, rngs=nnx.Rngs(0))
+        anchors = np.array([[[0, 1], [1, 0]]] * 2)  # given ones are meant
+        layers.LUT(2, 8, n_detectors=2, n_anchors=2, anchors=anchors, rngs=nnx.Rngs(0))
+        wiring.trees(jax.random.key(0), n_inputs=3, n_trees=3, depth=3)

@@ -1,9 +1,12 @@
 """Layers whose `dtype` is not that of their tables: stored rows are read, and only their sums are rounded."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worlds
 from cases import slow
 from every_layer import CASES
 from flax import nnx
@@ -143,3 +146,37 @@ def test_no_copy_of_a_table(name, dtype):
         for function_ in (forward,) if name == "int8" else (forward, backward):
             lowered = jax.jit(function_).lower(state, jnp.zeros(shape))
             assert lowered.compile().memory_analysis().temp_size_in_bytes < n_bytes // 4
+
+
+KERNELS = {
+    "lookup_attention": FEW["LUTAttention"],
+    "lut_pair_attention": FEW["LUTPairAttention"],
+    "lut_at_places": CASES["ConvLUT"],
+    "scored_lut": FEW["ProjectionLUT"],
+    "sparse_lookup": FEW["SparseLUT"],
+}
+"""A case of a layer for each op whose kernels get inputs and tables."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "op"), worlds.in_worlds(KERNELS, slow))
+def test_kernels_take_inputs_and_tables_of_two_dtypes(world, op, request):
+    case = in_dtype(KERNELS[op], "bfloat16")
+    arrays, x = variables_of(case), inputs_of(case)
+    trained = {name: a for name, a in arrays.items() if name in ("weights", "positions")}
+
+    def run(implementation):
+        spec = dataclasses.replace(case.spec, implementation=implementation)
+
+        @jax.jit
+        def both(trained, x):
+            y, pull = jax.vjp(lambda trained, x: spec({**arrays, **trained}, x), trained, x)
+            return y, pull(jnp.ones_like(y))
+
+        return jax.tree.map(lambda a: a.astype(jnp.float32), both(trained, x))
+
+    wanted = run("xla")
+    with worlds.of(world, request) as implementation:
+        found = run((implementation, "xla"))
+    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        assert_close(f"{op}, {world}: {jax.tree_util.keystr(path)}", a, b, 2**-7)

@@ -19,6 +19,7 @@ import lutjax
 from lutjax.dispatch.catalogue import KERNELS, XLA
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
+from lutjax.values import _ngrams
 
 README = (ROOT / "README.md").read_text()
 OPS = (ROOT / "docs" / "reference" / "ops.md").read_text()
@@ -322,6 +323,15 @@ def test_sources_exist():
                 assert {n for n in numbers if n} <= sections.get(page, set()), f"{path}: {source}"
                 found += 1
     assert found >= 60
+
+
+def test_hashes_of_ngrams_are_those_of_the_page():
+    """The multipliers, by the formula as Python: its operators are bitwise, so the numbers are odd."""
+    text = (ROOT / "docs" / "semantics.md").read_text()
+    formula = re.search(r"^    m\(n, head, j\) = (.*)$", text, re.MULTILINE)[1]
+    names = {"mix": lambda h: _ngrams._mix(h % 2**32), "n": 3, "head": 5, "j": 2, "seed": 7}
+    assert eval(formula, names) == _ngrams.multiplier(3, 5, 2, 7)
+    assert eval(formula, {**names, "j": 1}) == _ngrams.multiplier(3, 5, 1, 7)
 
 
 def test_gates_are_those_of_the_page():
