@@ -248,8 +248,9 @@ class KernelSpec:
         Raises:
           TypeError: the target has no such function, or one with other arguments.
         """
-        result: Callable[..., Any] = getattr(self._holder, direction, None)
-        _require_function(f"{self.names[1]} of {self.op} ({self.target})", direction, result)
+        found = getattr(self._holder, direction, None)
+        _require_function(f"{self.names[1]} of {self.op} ({self.target})", direction, found)
+        result: Callable[..., Any] = found
         return result
 
     @property

@@ -721,7 +721,7 @@ def test_memory_that_cannot_be_locked_is_said_once(driver: Any, monkeypatch: pyt
 
 
 def test_duplicates_are_gathered_as_fast_as_different_rows():
-    """One row from the cache takes no longer than rows from memory; the best of several reads, as threads of others take time."""
+    """A row in the cache takes no longer than rows in memory: the best of several reads, as other processes take time."""
     table = HostTable((1, 400_000, 64), jnp.float32, jax.nn.initializers.zeros)
     table.draw(jax.random.key(0))
     n = 98_304

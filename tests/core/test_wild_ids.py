@@ -265,7 +265,7 @@ DATA = {"lookup", "lookup_attention", "weighted_lookup"}
 @pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
 @pytest.mark.parametrize("op", sorted(set(CASES) - DATA))
 def test_known_ids_are_refused(op, make):
-    """Whether they are arguments or constants of a trace; and what was refused once is refused again."""
+    """An error in each call, also of ids that are constants of a trace."""
     call, wild, clamped, arguments = CASES[op]()
     function = lutjax.kernel_registry.function(op)
     wild, fine = ([a.astype(np.int32) for a in ids] for ids in (wild, clamped))
