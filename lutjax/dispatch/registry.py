@@ -248,7 +248,7 @@ class KernelSpec:
         Raises:
           TypeError: the target has no such function, or one with other arguments.
         """
-        found = getattr(self._holder, direction, None)
+        found: Any = getattr(self._holder, direction, None)
         _require_function(f"{self.names[1]} of {self.op} ({self.target})", direction, found)
         result: Callable[..., Any] = found
         return result
