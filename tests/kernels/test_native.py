@@ -563,7 +563,7 @@ def test_without_a_compiler_the_package_has_no_library(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wheel for Linux")
 def test_the_wheel_for_linux(tmp_path):
-    """Build it as docs/cpu.md says, and run it in an environment of its own that borrows this one's other packages."""
+    """Build it as docs/dev/releasing.md says, and run it in an environment of its own that borrows this one's other packages."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS", "CXX")}
     code, out = run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
     assert code == 0, out
