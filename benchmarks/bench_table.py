@@ -1,7 +1,7 @@
 """Implementations side by side, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
 
 A case of a later file takes the place of the same case of an earlier one. Prints Markdown: the table, and what is to be known of its rows: devices,
-versions and days, and which of them are older than their kernels. Without a file it writes the tables of docs/gpu.md, from those that are recorded.
+versions and days, and which of them are older than their kernels. Without a file it writes the tables of docs/appendix/gpu.md, from those that are recorded.
 """
 
 import csv
@@ -11,7 +11,7 @@ from pathlib import Path
 from lutjax.benchmark.results import duration, size, sources
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "gpu.md"
+PAGE = DOCS / "appendix" / "gpu.md"
 RECORDED = {
     "table": "h200",
     "table h100": "h100",

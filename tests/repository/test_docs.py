@@ -102,6 +102,18 @@ def test_tables_are_those_of_the_rows(monkeypatch):
     assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
 
 
+def test_figures_of_gpus_are_rows_of_the_appendix():
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    lines = (ROOT / "docs" / "appendix" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    rows = re.findall(r"^\| H[12]00 \| ([\w-]+) \| ([\w +,]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    cells = [{cell.strip() for cell in line.split("|")} for line in lines]
+    for shape, direction, times in rows:
+        shown = {time.strip() for time in times.split("|")}
+        same = [of for line, of in zip(lines, cells, strict=True) if line.startswith(f"| {shape} (")]
+        assert any({direction, *shown} <= of for of in same), (shape, direction)
+
+
 @pytest.mark.thorough
 def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
