@@ -307,7 +307,7 @@ TOPICS: dict[str, Topic] = {
     ),
     "exceptions": Topic(
         "Exceptions",
-        "Errors with a class of their own; all others are `ValueError` and `TypeError`. [Errors and what to do](../errors.md) has the messages.",
+        "Errors with a class of their own; all others are `ValueError` and `TypeError`. [Error messages](../errors.md) has the messages.",
         (
             (
                 "Ops and gradients",

@@ -76,7 +76,7 @@ def links_of(page, made):
     ("page", "words"),
     [
         pytest.param(
-            "start/ten-minutes", "They are trained as any other layer", id="a layer of your own, trained"
+            "start/ten-minutes", "Train them like any other layer", id="a layer of your own, trained"
         ),
         pytest.param("learn/replace-a-layer", "Somebody else", id="a layer of another's model, trained"),
         pytest.param("circuits", "lutjax export runs/digits", id="a circuit in Verilog"),
