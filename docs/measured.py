@@ -313,11 +313,11 @@ def table(name: str, kept: Mapping[str, Any]) -> str:
     lines += [f"| {' | '.join(row[key] for key in keys)} |" for row in rows]
     changed = sorted({k.split()[0] for k, v in _digests(name).items() if kept["kernels"].get(k) != v})
     older = (
-        f" Since then {', '.join(f'`{op}`' for op in changed)} changed: these are figures of older kernels."
+        f" Since then {', '.join(f'`{op}`' for op in changed)} changed, so these figures are from older kernels."
         if changed
         else ""
     )
-    said = f"`python docs/measured.py {name}`, {kept['date']}, lutjax {kept['lutjax']} in plain JAX, jax {kept['jax']}, {kept['machine']}; times are of the fastest of many calls.{older}"
+    said = f"`python docs/measured.py {name}`, {kept['date']}, lutjax {kept['lutjax']} in plain JAX, jax {kept['jax']}, {kept['machine']}; each time is the minimum over many calls.{older}"
     return "\n".join([*lines, "", said])
 
 
