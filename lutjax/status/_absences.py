@@ -1,14 +1,14 @@
-"""Reasons of ops that have no kernel somewhere on purpose."""
+"""Reasons for deliberately missing kernels."""
 
 import dataclasses
 
-_FEW_COMPARISONS = "a few comparisons of each distance, which XLA makes one small loop of"
-_WORDS = "exclusive ors and ands of words, which XLA makes one loop of, bound by memory"
-_ONE_PRODUCT = "comparisons and one product, which XLA makes; where tables follow, scored_lut makes them in its own kernel"
-_TREES = "runs by its parts there, gates level by level, which have kernels"
-_PLACES = "runs by its parts there, a detection and a look-up, which have kernels"
-_LAYERS = "runs by its parts there, layer by layer"
-_ATOMICS = "adds single numbers by atomics, which were no faster in shared memory than in the L2 cache"
+_FEW_COMPARISONS = "a few comparisons per distance, which XLA compiles to one small loop"
+_WORDS = "bitwise operations on words, which XLA compiles to one memory-bound loop"
+_ONE_PRODUCT = "comparisons and one product, which XLA computes; before tables, scored_lut computes them in its own kernel"
+_TREES = "runs by its parts: gates level by level, which have kernels"
+_PLACES = "runs by its parts: a detection and a lookup, which have kernels"
+_LAYERS = "runs by its parts: layer by layer"
+_ATOMICS = "adds single values with atomics, which were no faster in shared memory than in the L2 cache"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"little to gain: on an H200 Triton takes {self.microseconds} us of the {self.limit} us that the bytes of "
-            f"{self.shape} ({self.row}) need"
+            f"little to gain: for {self.shape} ({self.row}) on an H200, Triton takes {self.microseconds} us, and the "
+            f"memory traffic at least {self.limit} us"
         )
 
 
@@ -41,7 +41,7 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "packed_lut": _WORDS,
     },
     "pallas/gpu": {
-        "detect forward": "nothing to gain: the bytes of x and of the detections are all that Triton moves",
+        "detect forward": "nothing to gain: Triton transfers only x and the detections",
         "detect backward": _ATOMICS,
         "detect_signs": _FEW_COMPARISONS,
         "margins": _ONE_PRODUCT,
@@ -54,10 +54,10 @@ ABSENT: dict[str, dict[str, str | Measured]] = {
         "bilinear_gates forward": "was no faster than Triton",
         "bilinear_gates backward": Measured("gates", "dense", 435, 324),
         "gate_network": _LAYERS,
-        "logic_trees": "bound by reads of leaves from the caches, which Triton makes, too",
+        "logic_trees": "bound by leaf reads from the caches, as in Triton",
         "lut_at_places forward": "reads single values and rows from the caches, as Triton does",
         "lut_at_places backward": _ATOMICS,
-        "soft_lut": "bound by reads of wires from the L2 cache, which Triton makes at its bandwidth",
+        "soft_lut": "bound by wire reads from the L2 cache, which Triton performs at full bandwidth",
     },
     "native/cpu": {"logic_trees": _TREES, "lut_at_places": _PLACES},
     "pallas/tpu": {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LETTERS = ", ".join(f"{state.letter} {state}" for state in State)
-OLDER_LETTERS = "o ran, c compiles, l lowers: of an older source than this one"
+OLDER_LETTERS = "o ran, c compiles, l lowers, each with an older kernel source"
 _ORDER = "float32, bfloat16, float16, float64"
 
 
@@ -49,7 +49,7 @@ def not_installed(cells: Iterable[Cell]) -> list[str]:
 
 
 def remarks(cells: Iterable[Cell]) -> list[str]:
-    """Devices, versions and days of what was checked; the ops of which that was an older source."""
+    """Return a line for each device, version and day of the checks, with the ops that had an older source."""
     recorded = [c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)]
     current = [(f"{_title(c.column)}: {c}", "") for c in recorded if not c.is_older]
     older = [(f"{_title(c.column)}: {c}", f"{c.op} {c.direction}") for c in recorded if c.is_older]
@@ -120,15 +120,15 @@ def as_json(cells: Iterable[Cell]) -> str:
 
 
 def summary(cells: Iterable[Cell]) -> str:
-    """Totals in a line, and how many of them are of an older source."""
+    """Return the totals in a line, and the number of cells with an older source."""
     cells = list(cells)
     older = sum(cell.is_older for cell in cells)
-    of_older = [f"{older} of these of an older source"] if older else []
+    of_older = [f"{older} of these with an older source"] if older else []
     return ", ".join([*(f"{count} {state}" for state, count in totals(cells).items()), *of_older])
 
 
 def markdown(cells: Iterable[Cell]) -> str:
-    """The page of what is recorded."""
+    """Return the support matrix page."""
     cells = list(cells)
     titles = [column.title for column in COLUMNS]
     lines = [
@@ -136,11 +136,11 @@ def markdown(cells: Iterable[Cell]) -> str:
     ]
     return "\n".join(
         [
-            "# What runs where",
+            "# Support matrix",
             "",
-            "Written by `lutjax status --recorded --markdown docs/status.md` from what was checked and recorded; plain",
-            "`lutjax status` checks what it can on the machine it runs on. Each cell is of one op, direction, implementation",
-            f"and dtype: the letters stand for {_ORDER}, in this order.",
+            "Written by `lutjax status --recorded --markdown docs/status.md` from recorded validation results. Run",
+            "`lutjax status` to check your own machine. Each letter is one cell: an op, direction, implementation",
+            f"and dtype, in the order {_ORDER}.",
             "",
             f"{LETTERS}; {OLDER_LETTERS}.",
             "",
@@ -156,15 +156,16 @@ def markdown(cells: Iterable[Cell]) -> str:
             f"| --- |{' --- |' * len(titles)}",
             *lines,
             "",
-            "Checked means: outputs and cotangents, or the table after a step, compared with `lutjax.reference` at one size of",
-            "the suite. Kernels of packages that are not installed are shown as recorded. Compiled means: by libtpu ahead of time, with the memory of the chip; nobody ran it.",
-            "By its parts means: plain JAX runs a fused op as the ops that it is made of, which have cells of their own.",
+            "- *Ran*: outputs and cotangents, or the updated table, agree with `lutjax.reference` at one size from the test suite.",
+            "  Kernels from packages missing on your machine appear as recorded.",
+            "- *Compiles*: libtpu compiles the kernel ahead of time, within the chip's memory. It has not run on a TPU.",
+            "- *By its parts*: plain JAX runs a fused op as its component ops, which have their own cells.",
             "",
-            "## Where and by what",
+            "## Validation results",
             "",
             *(f"- {line}" for line in remarks(cells)),
             "",
-            "## Why not",
+            "## Unsupported cells",
             "",
             *(f"- {line}" for line in reasons(cells)),
             "",

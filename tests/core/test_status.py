@@ -102,7 +102,7 @@ def test_records_of_an_older_source_say_so(tmp_path):
     assert "older source" in str(read[older.place])
     assert [cell.letter for cell in read.values()] == ["r", "o"]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", cell.date) for cell in read.values())
-    assert _report.summary(read.values()) == "2 ran, 1 of these of an older source"
+    assert _report.summary(read.values()) == "2 ran, 1 of these with an older source"
     assert _report.remarks(read.values())[-1].endswith("older source than this one (lookup backward)")
     # Compiled from this source says more than run from an older one.
     compiled = dataclasses.replace(older, state=_matrix.State.COMPILES, digest=of_older)
