@@ -14,8 +14,8 @@ SINGLE = 16 * float(np.finfo(np.float32).eps)
 SECTION = Section(
     "Attention Kernels",
     "`q` is (batch, queries, heads, features), `k` and `v` (batch, keys, heads, features).",
-    "`jax.nn.dot_product_attention` computes its softmax in float32 whatever its arguments are, so its rows are held to "
-    f"the rounding of float32: {SINGLE:.0e}.",
+    "`jax.nn.dot_product_attention` computes its softmax in float32 for any argument dtype, so its rows are compared to "
+    f"float32 rounding: {SINGLE:.0e}.",
 )
 
 

@@ -12,7 +12,7 @@ from coverage_rows.utilities import dropped
 
 SECTION = Section(
     "Fused Kernels",
-    "Each is one `jax.jit`; which of its operations share a kernel is decided by XLA.",
+    "Each row is one `jax.jit`; XLA decides which operations to fuse.",
 )
 
 DENSE = {"x": normal(3, 4), "w": normal(4, 5), "b": normal(5)}

@@ -8,7 +8,7 @@ from coverage_rows._row import Section, fixed, indices, normal, positive
 
 SECTION = Section(
     "Graph Neural Network Kernels",
-    "Edges are two lists of nodes, `senders` and `receivers`; the graph of the check has 5 nodes. Sparse matrices are "
+    "Edges are two node lists, `senders` and `receivers`; the test graph has 5 nodes. Sparse matrices are "
     "`values` at `rows` and `cols`.",
 )
 

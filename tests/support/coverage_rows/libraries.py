@@ -11,8 +11,8 @@ from coverage_rows.recurrent import SERIES, affine, affine_backward, over_time
 
 SECTION = Section(
     "Kernels of JAX Libraries",
-    "Names of arguments are those of section 6, with one axis of heads. Where JAX has no parameter for a variant, the row says so, and has the lines that compute it. "
-    "Rows that call `jax.nn.dot_product_attention` are held to the rounding of float32, as there.",
+    "Arguments are named as in section 6, with one head axis. If JAX has no parameter for a variant, the row says so and shows code to compute it. "
+    "Rows that call `jax.nn.dot_product_attention` are compared to float32 rounding, as in section 6.",
 )
 
 LENGTHS = {"lengths": fixed([3, 5])}

@@ -8,7 +8,7 @@ from coverage_rows._row import Section, indices, normal
 
 SECTION = Section(
     "3D/Mesh Kernels",
-    "`neighbours` are the four edges around each edge of a mesh, `spirals` the vertices of the spiral around each vertex.",
+    "`neighbours` contains the four edges around each mesh edge, `spirals` the vertices in the spiral around each vertex.",
 )
 
 MESH = {"x": normal(6, 2), "neighbours": indices(6, 6, 4), "w": normal(10, 3), "b": normal(3)}

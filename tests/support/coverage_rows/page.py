@@ -11,31 +11,31 @@ from coverage_rows._row import GRADIENT_TOLERANCE, STEP, VALUE_TOLERANCE, Row, S
 
 PATH = DOCS / "coverage.md"
 
-_INTRODUCTION = """# Kernels that JAX already has
+_INTRODUCTION = """# JAX equivalents for common kernels
 
-Runtimes that are written by hand keep lists of the kernels that training needs. This page goes through such a list, the
-kernel status of a runtime for CUDA, HIP and OpenCL: {sections} sections, {rows} kernels. (Its own summary says 118: it leaves out
-sections 11 and 12, with 23 kernels, and 4 of the losses.) In JAX each is a call of JAX, Flax or optax, or a few lines of
-them, and a backward kernel is the gradient of the forward one. lutjax implements none of them again. The last section has
-{more} more: families that libraries of JAX have kernels for.
+Custom runtimes publish lists of training kernels. This page follows one such list, the kernel status of a runtime
+for CUDA, HIP and OpenCL: {sections} sections with {rows} kernels. (Its own summary counts 118, because it omits sections 11
+and 12, with 23 kernels, and 4 losses.) In JAX, each kernel is a JAX, Flax or Optax call or a few lines of code, and each
+backward kernel is the gradient of the forward kernel. lutjax reimplements none of them. The last section adds
+{more} kernels from families that JAX libraries provide.
 
-The code below is the code that the check runs, in one `jax.jit`, in float64 and on a CPU. `jnp` is `jax.numpy`, and the
-name of a kernel in the code of another one stands for that kernel's code. The last columns are the largest relative errors of
+The checks execute the code below in one `jax.jit`, in float64 on a CPU. `jnp` is `jax.numpy`, and a kernel name in
+another kernel's code stands for its code. The last columns show the largest relative errors in
 the run that wrote this page ({versions}):
 
-- *value*: against a reference in NumPy, written from the definition; of backward kernels, against a formula derived by
-  hand. At most {value:.0e}.
-- *gradient*: every cotangent, against central differences of the reference, with steps of {step:.0e}. At most {gradient:.0e}.
+- *value*: against a NumPy reference written from the definition. Backward kernels are compared with a formula derived
+  by hand. At most {value:.0e}.
+- *gradient*: every cotangent, against central differences of the reference with step {step:.0e}. At most {gradient:.0e}.
 
-An error is relative to the largest number of its array. A cell without a number says why, and is empty where no formula was derived.
-From the folder `tests/support`,
+Errors are relative to the largest magnitude in the array. A cell without a number states the reason, or is empty if no
+formula was derived. Run the checks from the folder `tests/support`:
 
 ```sh
 python -m coverage_rows          # checks every row
 python -m coverage_rows --write  # and writes this page
 ```
 
-and `pytest -m slow tests/repository/test_coverage.py` runs the same checks; the ordinary tests run those of a row of each section, and
+`pytest -m slow tests/repository/test_coverage.py` runs the same checks. The default tests check one row per section, and
 compare the page with the code and with its digest.
 """
 

@@ -8,8 +8,8 @@ from coverage_rows._row import Section, normal
 
 SECTION = Section(
     "Recurrent Kernels (LSTM/GRU)",
-    "`x` is (batch, time, features), or (batch, features) for one step of a cell. `params` are those of Flax's cells: a "
-    "kernel for the input and one for the state of each gate.",
+    "`x` is (batch, time, features), or (batch, features) for a single cell step. `params` follows Flax's cells: "
+    "each gate has an input kernel and a state kernel.",
 )
 
 LSTM = {
