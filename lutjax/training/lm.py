@@ -152,7 +152,8 @@ def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[L
     if isinstance(config, GPTConfig):
         if quantised:
             return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
-        return Structure(lambda rngs: GPT(config, rngs=rngs), one_program=False)
+        # Rows of a memory have the bits of host-resident tables in one program only.
+        return Structure(lambda rngs: GPT(config, rngs=rngs), one_program=config.memory)
     assert not quantised
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
