@@ -12,6 +12,8 @@ from jax._src import core
 from jax._src.extend import random
 from jax.typing import DTypeLike
 
+Primitive = core.Primitive
+
 
 def varying_axes(a: jax.Array) -> frozenset[str]:
     """Mesh axes over which `a` differs inside a `shard_map` that tracks them; empty elsewhere."""
@@ -50,11 +52,6 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
     # A foreign call looks for the axes in the mesh of the sharding.
     whole = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole, manual_axis_type=varying)
-
-
-def is_refused_forward_mode(error: TypeError) -> bool:
-    """Return whether jax raised `error` because a function that has a `jax.custom_vjp` was differentiated in forward mode."""
-    return "forward-mode" in str(error) and "custom_vjp" in str(error)
 
 
 def partitions_by_rule(backend: str) -> bool:

@@ -23,6 +23,7 @@ from lutjax.dispatch import _meshes
 from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._partition import first_element, some_element
 from lutjax.dispatch._plan import Plan
+from lutjax.values._derivatives import FORWARD_MODE, reverse_only, without_derivative
 from lutjax.values._detection import Detection, cotangent as cotangent_of_margin
 from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
@@ -59,6 +60,11 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
     op, accumulate = plan.op, cast(Any, plan.accumulate)
     n, n_taps = len(op.arrays()), 2 if tapped else 0
     forward_kernel = kernel(plan, "forward")
+    of_every_order = f"use lutjax.reference.{op.op}, which has derivatives of every order in every mode."
+    no_forward_mode = (
+        f"{op.op}: the op has gradients (jax.grad, jax.vjp) and {FORWARD_MODE}; {of_every_order}"
+    )
+    no_second = f"{op.op}: its gradient is differentiated again, and the op has no second derivative; {of_every_order}"
     twin = None if plan.in_floats is None else kernel(plan.in_floats, "forward")
 
     def summed(of_arrays: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -86,7 +92,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         args = _meshes.varying_alike(args)
         if any(needs):  # a call that has no gradient fails here, not in the backward pass
             plan.backward(args)
-        outputs = _without_derivative(op.op, run)(*args)
+        outputs = run(*without_derivative(args, no_second))
         return outputs, (_mark(needs), outlines, plan.call(args).residuals(outputs).values())
 
     def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
@@ -109,7 +115,8 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         every_axis = _meshes.varying_over(outlines)
 
         def cotangents(plan: Plan) -> list[Any]:
-            backward_kernel = _without_derivative(op.op, kernel(plan, "backward", needs))
+            backward_kernel = kernel(plan, "backward", needs)
+            arguments = without_derivative((*saved, cotangent), no_second)
 
             def of_argument(ct: Any, need: bool, outline: Any) -> Any:
                 if not need:
@@ -118,7 +125,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
                 others = tuple(sorted(every_axis - _meshes.varying_over(part)))
                 return _sum_over_devices(ct, others, part.dtype, plan.accumulate)
 
-            return list(map(of_argument, backward_kernel(*saved, cotangent), needs, outlines))
+            return list(map(of_argument, backward_kernel(*arguments), needs, outlines))
 
         found = cotangents(chosen)
         if chosen.in_floats is not None:
@@ -130,21 +137,11 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
         )
 
     call.defvjp(forward, backward, symbolic_zeros=True)
-    return call
 
+    def in_reverse(*args: Any) -> Any:
+        return call(*args[:n_taps], *reverse_only(args[n_taps:], no_forward_mode))
 
-def _without_derivative(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel as the forward and backward rules of a gradient call it: what differentiates it wants a second one."""
-    function = jax.custom_jvp(kernel)
-
-    @function.defjvp
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise TypeError(
-            f"{name}: its gradient is differentiated again, and the op has no second derivative; use "
-            f"lutjax.reference.{name}, which has derivatives of every order in every mode."
-        )
-
-    return function
+    return in_reverse
 
 
 def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:

@@ -88,17 +88,9 @@ def _planned(shapes: Call, names: tuple[str, ...], devices: tuple[Device, ...]) 
 def _by_kernels(call: Call, plan: Plan, feature_axis: int) -> Any:
     reads = _table_reads.current()
     table = None if reads is None or call.table_name is None else reads.name(getattr(call, call.table_name))
-    try:
-        if reads is not None and table is not None:
-            return reads.look_up(table, call, functools.partial(_run_tapped, plan))
-        return compiled(plan, feature_axis=feature_axis)(*call.values())
-    except TypeError as error:
-        if not _compat.is_refused_forward_mode(error):
-            raise
-        raise TypeError(
-            f"{call.op}: the op has gradients (jax.grad, jax.vjp) and no forward mode (jax.jvp, jax.jacfwd, "
-            f"jax.hessian); use lutjax.reference.{call.op}, which has derivatives of every order in every mode."
-        ) from error
+    if reads is not None and table is not None:
+        return reads.look_up(table, call, functools.partial(_run_tapped, plan))
+    return compiled(plan, feature_axis=feature_axis)(*call.values())
 
 
 def _by_parts(call: Call, plan: Plan, fused: Plan, implementation: Implementation, feature_axis: int) -> Any:

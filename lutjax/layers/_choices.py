@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from lutjax._compat import cast_varying, varying_axes
 from lutjax.dispatch import _meshes
 from lutjax.kernels._xla._row_gathers import read
+from lutjax.values._derivatives import FORWARD_MODE, reverse_only
 from lutjax.values._dtypes import accumulator
 
 Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
@@ -27,6 +28,8 @@ Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
 
 _JUDGES = 64
 """Samples that judge a candidate, at most: more would cost more than they tell."""
+
+_NO_FORWARD_MODE = f"scores of wires have gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
 
 
 def judged(
@@ -60,6 +63,7 @@ def judged(
         dy, x = (a.reshape(len(a), math.prod(a.shape[1:])) for a in (dy, x))
         return _gradient(slopes, dy, scores, x, wires, candidates, tables)
 
+    scores = reverse_only(scores, _NO_FORWARD_MODE)
     scores = cast_varying(scores, varying_axes(y))
     rest = jax.lax.stop_gradient((x, wires, candidates, tables))
     return _with_gradient(
@@ -119,23 +123,52 @@ def _gains(
     slopes: Slopes, dy: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array, tables: Any
 ) -> list[jax.Array]:
     """Return for each input of gates what candidates add to the loss, read instead of the chosen wire: ``[G, k]`` each."""
-    n_candidates, batch = candidates.shape[-1], x.shape[-1]
-    size = min(batch // n_candidates, _JUDGES)
-    used = n_candidates * size or batch  # too few samples cannot be divided: all judge every candidate
-    x, dy = x[:, :used], dy[:, :used]
+    n_candidates = candidates.shape[-1]
+    x, dy, n_parts, is_judge, scale = _judges(x, dy, n_candidates)
     inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
 
     def in_parts(values: jax.Array) -> jax.Array:
-        return values.reshape(len(values), n_candidates if size else 1, size or batch)
+        return values.reshape(values.shape[0], n_parts, values.shape[1] // n_parts)
 
     parts = in_parts(x)
-    part = jnp.arange(n_candidates, dtype=candidates.dtype) if size else jnp.zeros_like(candidates[0, 0])
+    part = (
+        jnp.arange(n_candidates, dtype=candidates.dtype) if n_parts > 1 else jnp.zeros_like(candidates[0, 0])
+    )
     gains = []
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
-        of_part = _summed(in_parts(slope) * (others - in_parts(inputs[pin])))
-        gains.append(of_part * (batch / size if size else 1.0))
+        values = in_parts(slope) * (others - in_parts(inputs[pin]))
+        of_part = _summed(values if is_judge is None else jnp.where(is_judge[None], values, 0))
+        gains.append(of_part * scale)
     return gains
+
+
+def _judges(
+    x: jax.Array, dy: jax.Array, n_candidates: int
+) -> tuple[jax.Array, jax.Array, int, jax.Array | None, Any]:
+    """Select the samples that judge each candidate.
+
+    Returns:
+      Inputs and cotangents of these samples, one part after the other; the number of parts; a mask ``[parts, samples of a part]``, or None
+      where every sample counts; and the factor by which sums over a part stand for those over the batch.
+    """
+    batch = x.shape[-1]
+    if isinstance(batch, int):
+        size = min(batch // n_candidates, _JUDGES)
+        if not size:  # a batch with fewer samples than candidates is one part
+            return x, dy, 1, None, 1.0
+        used = n_candidates * size
+        return x[:, :used], dy[:, :used], n_candidates, None, batch / size
+    # The size of the parts depends on the symbolic batch, so each gets room for the largest size, and a mask.
+    n = jnp.asarray(batch, jnp.int32)
+    size = jnp.minimum(n // n_candidates, _JUDGES)
+    first = jnp.arange(n_candidates, dtype=jnp.int32)[:, None] * size
+    place = jnp.arange(max(_JUDGES, n_candidates - 1), dtype=jnp.int32)[None]
+    ids = (first + place).reshape(-1)
+    is_judge = jnp.broadcast_to(place < jnp.where(size > 0, size, n), (n_candidates, place.shape[1]))
+    scale = jnp.where(size > 0, n.astype(dy.dtype) / jnp.maximum(size, 1).astype(dy.dtype), 1)
+    x, dy = (jnp.take(a, ids, axis=1, mode="clip") for a in (x, dy))
+    return x, dy, n_candidates, is_judge, scale
 
 
 def _summed(values: jax.Array) -> jax.Array:

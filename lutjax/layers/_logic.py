@@ -23,7 +23,7 @@ from lutjax.layers import _choices
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES, accumulation
-from lutjax.values._derivatives import with_derivative_of
+from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivative_of
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import nan_where_apart
 from lutjax.values._wires import check_wires
@@ -52,18 +52,23 @@ def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) ->
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
-@jax.custom_vjp
-def _within(values: jax.Array) -> jax.Array:
+def _within(layer: str, values: jax.Array) -> jax.Array:
     """Return values clipped to [-1, 1]. At the ends, only a gradient that leads back inside passes."""
+    refusal = f"{layer}: a table has gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
+    return _clipped(reverse_only(values, refusal))
+
+
+@jax.custom_vjp
+def _clipped(values: jax.Array) -> jax.Array:
     return jnp.clip(values, -1, 1)
 
 
-def _within_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
+def _clipped_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
     outward = jnp.where(cotangent < 0, values >= 1, values <= -1)
     return (jnp.where(outward, 0, cotangent),)
 
 
-_within.defvjp(lambda values: (_within(values), values), _within_backward)
+_clipped.defvjp(lambda values: (_clipped(values), values), _clipped_backward)
 
 
 def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
@@ -912,7 +917,7 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         """Return numbers that are positive where a corner's bit is 1: logits, or raw values."""
         table = jnp.asarray(arrays["table"])
         if self.parametrisation == "raw":
-            return _within(table)
+            return _within(self.layer, table)
         if self.parametrisation == "light":
             return table
         ids = np.arange(2**self.n_inputs)
@@ -1006,11 +1011,11 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         """Return the values of slots, or hard ones: ``[tables, 2**n_inputs]``."""
-        table = _within(jnp.asarray(arrays["table"]))
+        table = _within(self.layer, jnp.asarray(arrays["table"]))
         return (table > 0).astype(table.dtype) if deterministic else table
 
     def _corners(self, arrays: Arrays) -> jax.Array:
-        return (_within(jnp.asarray(arrays["table"])) + 1) / 2
+        return (_within(self.layer, jnp.asarray(arrays["table"])) + 1) / 2
 
     def _truth(self, arrays: Arrays) -> jax.Array:
         return jnp.asarray(arrays["table"]) > 0

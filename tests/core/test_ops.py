@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import ops, slow
+from flax import nnx
 
 import lutjax
 from lutjax import testing
+from lutjax.cases import Tag
+from lutjax.layers import nnx as of_nnx
 
 ANCHORS = np.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]], np.int32)
 X = np.float32([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
@@ -564,6 +567,86 @@ def test_forward_mode_and_second_derivatives_name_the_reference():
             second(X)
         with pytest.raises(TypeError, match="no second derivative"):
             jax.jit(second)(X)
+
+
+FORWARD = {
+    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+    "linearize": lambda f: jax.linearize(f, X)[1](X),
+    "jacfwd": lambda f: jax.jacfwd(f)(X),
+    "jacrev of jacfwd": lambda f: jax.jacrev(jax.jacfwd(f))(X),
+}
+SECOND = {
+    "hessian": lambda f: jax.hessian(lambda x: f(x).sum())(X),
+    "jvp of grad": lambda f: jax.jvp(jax.grad(lambda x: f(x).sum()), (X,), (X,)),
+    "linearize of grad": lambda f: jax.linearize(jax.grad(lambda x: f(x).sum()), X)[1](X),
+    "grad of grad": lambda f: jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(X),
+    "grad of jvp": lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (x,))[1].sum())(X),
+}
+INSIDE = {
+    "nothing": lambda f: f,
+    "jit": jax.jit,
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])).sum(0),
+    "vmap of jit": lambda f: lambda x: jax.vmap(jax.jit(f))(jnp.stack([x, x])).sum(0),
+    "checkpoint": jax.checkpoint,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (c, f(x)), 0, None, length=2)[1].sum(0),
+    "scan of a carry": lambda f: (
+        lambda x: jax.lax.scan(lambda c, _: (c + f(c.sum() * x), None), f(x), None, length=2)[0]
+    ),
+    "map": lambda f: lambda x: jax.lax.map(lambda _: f(x), jnp.arange(2)).sum(0),
+    "cond": lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, lambda x: f(-x), x),
+    "fori_loop": lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda _, c: c + f(x), jnp.zeros_like(f(x))),
+}
+
+
+@pytest.mark.fast("jvp-*", "linearize-nothing", "linearize-jit", "jacfwd-nothing", "hessian-scan of a carry")
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("mode", [*FORWARD, *SECOND])
+def test_every_forward_mode_names_the_reference(mode, inside):
+    """Outside and inside of a jit, which finds forward mode when it lowers a program."""
+    derivative = {**FORWARD, **SECOND}[mode]
+    if inside == "fori_loop" and mode not in FORWARD and mode != "grad of jvp":
+        pytest.skip("JAX has no gradient of fori_loop of a traced body")
+    weights = jnp.ones((2, 4, 3))
+    f = INSIDE[inside](lambda x: lutjax.lut(x, weights, ANCHORS))
+    why = "no forward mode" if mode in FORWARD else "no (forward mode|second derivative)"
+    for run in (lambda: derivative(f), jax.jit(lambda: derivative(f))):
+        with pytest.raises(TypeError, match=rf"^detect: .*{why}.*use lutjax\.reference\.detect") as raised:
+            run()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "op", [op if op in ("lookup", "bilinear_gates") else slow(op) for op in ops("backward")]
+)
+def test_forward_mode_of_every_op(op):
+    case = testing.case(op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags))
+
+    def outputs(differentiable):
+        y = case.call(
+            lutjax.kernel_registry.function(op), {**case.differentiable, **case.fixed, **differentiable}
+        )
+        return [a for a in y.values() if jnp.issubdtype(a.dtype, jnp.floating)]
+
+    for name, array in case.differentiable.items():
+        with pytest.raises(TypeError, match=r"no forward mode .*use lutjax\.reference\."):
+            jax.jit(lambda a: jax.linearize(outputs, a)[1](a))({name: array})
+
+
+def test_forward_mode_beside_ops():
+    """Name the parameter where a custom gradient is not that of an op."""
+    wires = of_nnx.LogicGates(6, 4, wiring="top-k", candidates=2, rngs=nnx.Rngs(0))
+    raw = of_nnx.SoftLUT(6, 4, n_inputs=2, parametrisation="raw", rngs=nnx.Rngs(0))
+
+    def called(layer, name):
+        spec, arrays = layer.spec, {v.name: getattr(layer, v.name)[...] for v in layer.spec.variables()}
+        return lambda a: spec({**arrays, name: a}, jnp.ones((2, 6))), arrays[name]
+
+    for message, (f, at) in {
+        "scores of wires have gradients and no forward mode": called(wires, "scores"),
+        "SoftLUT: a table has gradients and no forward mode": called(raw, "table"),
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            jax.jit(lambda a: jax.linearize(f, a)[1](a))(at)  # noqa: B023
 
 
 def test_reference_has_forward_mode():
