@@ -20,6 +20,9 @@ from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 _MOST_NUMBERS = 2**20
 """Counts that are in memory at a time, of the positions of a call beside each other; it bounds the memory and changes no result beyond rounding."""
 
+_SYMBOLIC_SIZE = 32
+"""Size that stands for a symbolic dimension of an export when positions are divided into blocks."""
+
 
 def attended(
     weights: Float[Array, "detectors rows outputs"],
@@ -43,7 +46,8 @@ def attended(
     """
     length = index.shape[-2]
     sums: Any = {"accumulate": accumulate, "implementation": implementation}
-    size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(counts.shape), 1))
+    sizes = (n if isinstance(n, int) else _SYMBOLIC_SIZE for n in counts.shape)
+    size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(sizes), 1))
     if size >= length:
         return _attended_block(weights, counts, index, is_key, **sums)
     n_blocks = -(-length // size)
@@ -73,7 +77,7 @@ def _attended_block(
             jnp.int32
         )  # [..., length, T, codes]
         before = counts[..., None, :, :] + jnp.cumsum(new, -3, dtype=jnp.int32) - new
-        after = before[..., -1, :, :] + new[..., -1, :, :]
+        after = counts + jnp.sum(new, -3, dtype=jnp.int32)
         return jnp.where(is_key[..., None, None], before, 0), after
 
     count = _meshes.divided_by_compiler(

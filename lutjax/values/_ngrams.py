@@ -127,11 +127,11 @@ def rows_at(
 
 def places(xp: Any, segments: Any, length: int) -> Any:
     """Return the number of tokens of its segment that come directly before each token, int32 ``[..., length]``."""
-    at = np.arange(length, dtype=np.int32)
+    at = xp.arange(length, dtype=np.int32)
     if segments is None:
-        return xp.asarray(at)
-    at = np.broadcast_to(at, segments.shape)
-    if not length:
+        return at
+    at = xp.broadcast_to(at, segments.shape)
+    if length == 0:
         return segments.astype(np.int32)
     lead = [(0, 0)] * (segments.ndim - 1)
     begins = xp.pad(segments[..., 1:] != segments[..., :-1], [*lead, (1, 0)], constant_values=True)

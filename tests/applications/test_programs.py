@@ -1,5 +1,6 @@
 """Models as programs of JAX: a process without this package computes with them what the model does."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -95,12 +96,35 @@ LUT = LUTTransformerConfig(
 SOFTMAX = GPTConfig(
     vocab_size=11, features=8, context=5, n_layers=1, n_heads=2, lut_heads=2, lut_tables=2, lut_bits=2
 )
+LANGUAGE_MODELS: dict[str, Any] = {
+    "lut": LUT,
+    "counts": dataclasses.replace(LUT, memory="counts", n_position_bits=0),
+    "pairs": dataclasses.replace(LUT, attention="pair"),
+    "gpt": SOFTMAX,
+    "memory": dataclasses.replace(SOFTMAX, memory=True, memory_rows=7),
+}
+
+
+def language_model(kind: str) -> Any:
+    config = LANGUAGE_MODELS[kind]
+    return (GPT if isinstance(config, GPTConfig) else LUTTransformer)(config, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.fast("decode-counts", "start-memory", "forward-memory")
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", ["forward", "loss", "start", "decode"])
+def test_programs_of_language_models_are_traced(name: str, kind: str) -> None:
+    model = language_model(kind)
+    program = programs.programs_of(model)[name]
+    weights = {".".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(nnx.state(model))}
+    with lutjax.use_implementation("xla"):
+        jax.jit(program.function).trace(weights, *program.arguments.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lut", "gpt"])
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
 def test_language_models(kind: str, tmp_path: Path) -> None:
-    model: Any = LUTTransformer(LUT, rngs=nnx.Rngs(0)) if kind == "lut" else GPT(SOFTMAX, rngs=nnx.Rngs(0))
+    model = language_model(kind)
     rng = np.random.default_rng(0)
     for _, layer in nnx.iter_modules(model):
         if hasattr(layer, "weights"):

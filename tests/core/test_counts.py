@@ -5,6 +5,7 @@ import functools
 
 import haiku as hk
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -235,3 +236,24 @@ def test_bad_calls():
     layer = of_nnx.LUTAttention(FEATURES, OUTPUTS, **SIZES, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="keeps either ids or counts"):
         layer.init_cache(x.shape, ids=True, counts=True)
+
+
+@pytest.mark.usefixtures("without_typechecking")
+@pytest.mark.parametrize("sums", ["floats", pytest.param("checked", marks=pytest.mark.slow)])
+def test_symbolic_batches(sums, monkeypatch):
+    """A block of positions at a time does not depend on the size of the batch."""
+    monkeypatch.setattr(_counts, "_MOST_NUMBERS", 4 * _counts._SYMBOLIC_SIZE * DETECTORS * 2**BITS)
+    spec, arrays = dataclasses.replace(SPEC, accumulate=SUMS[sums]), arrays_of()
+
+    def attend(x):
+        return spec.attend_with_cache(arrays, spec.empty_cache(x.shape, x.dtype, cached="counts"), x)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shape = jax.ShapeDtypeStruct((batch, LENGTH, FEATURES), jnp.float32)
+    with lutjax.use_implementation("xla"):
+        call = jax.export.export(jax.jit(attend))(shape).call
+    for n in (1, 3):
+        x = drawn(2, n, LENGTH, FEATURES)
+        (y, cache), (want, of_cache) = call(x), jax.jit(attend)(x)
+        np.testing.assert_allclose(y, want, atol=1e-5)
+        np.testing.assert_array_equal(cache["cached_counts"], of_cache["cached_counts"])

@@ -49,6 +49,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
     shape: tuple[int, ...]  # of its input
     other_sizes: tuple[Any, ...] | None = None  # than as many inputs as the last axis has, and 6 outputs
+    given: dict[str, Any] | None = None  # other arguments of a call than those that follow from the shape
 
     @property
     def sizes(self) -> tuple[Any, ...]:
@@ -57,6 +58,8 @@ class Case(NamedTuple):
     @property
     def call(self) -> dict[str, Any]:
         """Arguments that a call takes beside its input."""
+        if self.given is not None:
+            return self.given
         if self.layer != "NgramMemory":
             return {}
         return {"tokens": np.arange(np.prod(self.shape[:-1]), dtype=np.int32).reshape(self.shape[:-1]) % 5}

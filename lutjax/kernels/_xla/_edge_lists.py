@@ -112,7 +112,7 @@ class EdgeLists:
         def go_on(of: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             done, carry = of
             number = done + jnp.arange(block, dtype=jnp.int32)
-            sample = jnp.searchsorted(upto, number, side="right").astype(jnp.int32)
+            sample = _counts_up_to(upto, number)
             last = jnp.minimum(sample, n - 1)
             nth = number - read(upto, last) + read(more, last) + 1
             stop = jnp.where(sample < n, read(end, last), 0)
@@ -219,6 +219,14 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
 def _padded(dy: jax.Array, weights: jax.Array) -> jax.Array:
     """A cotangent ``[n, O]`` as it is accumulated, with a zero for what is no edge of a row."""
     return jnp.pad(dy.astype(accumulator(weights.dtype)), ((0, 0), (0, 1)))
+
+
+def _counts_up_to(ascending: jax.Array, values: jax.Array) -> jax.Array:
+    """Return how many elements of an ascending array are at most each value."""
+    if isinstance(ascending.shape[0], int):
+        return jnp.searchsorted(ascending, values, side="right").astype(jnp.int32)
+    # The number of steps of a binary search depends on the length, which is symbolic: compare every element.
+    return jnp.sum(ascending[None, :] <= values[:, None], 1, dtype=jnp.int32)
 
 
 def _numbers(rows: jax.Array) -> jax.Array:

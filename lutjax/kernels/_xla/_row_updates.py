@@ -72,7 +72,7 @@ def of_groups(dy: jax.Array, n_detectors: int, groups: int) -> Callable[[Detecto
     """Return the cotangents that a group of detectors receives, from ``[n, G * O]``: ``[n, O]``, or ``[group, n, O]``."""
     if groups == 1:
         return lambda detectors: dy
-    by_group = dy.reshape(len(dy), groups, dy.shape[1] // groups).transpose(1, 0, 2)
+    by_group = dy.reshape(dy.shape[0], groups, dy.shape[1] // groups).transpose(1, 0, 2)
     number = jnp.arange(n_detectors, dtype=jnp.int32) // (n_detectors // groups)
     return lambda detectors: _row_gathers.read(by_group, detectors(number))
 

@@ -144,7 +144,7 @@ class SlotRows:
             )
 
             def own(carry: Any, rows: jax.Array, values: jax.Array, counts: jax.Array | None) -> Any:
-                number = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+                number = jnp.arange(rows.shape[0], dtype=jnp.int32)[:, None]
                 rows = clamped(weights, rows)
                 return body(carry, rows, lists.of_slots(self.padded(values), number, rows), counts)
 

@@ -25,7 +25,7 @@ Way = tuple[jax.Array, jax.Array]
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     weights, groups = call.weights, call.groups
-    shape = len(call.index), groups, weights.shape[2]
+    shape = call.index.shape[0], groups, weights.shape[2]
     if call.valued == 0:
         return zeros_varying(call.coefficients, shape, weights.dtype)
     y = _row_gathers.sum_ways(weights, _ways(call)[: call.valued], device, call.accumulate, groups)
