@@ -304,7 +304,7 @@ class GPT(Decoder):
         if decode and segments is None:
             segments = jnp.zeros((length,), jnp.int32)
         if segments is not None:
-            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(-1, length)
+            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(math.prod(batch), length)
         cached: Any = None
         turns: Array
         if segments is None:
@@ -339,7 +339,7 @@ class GPT(Decoder):
         first, held = self.cache_index[...], self.cached_segments[...]
         before, is_token = self.cached_lengths[...], (segments >= 0).astype(jnp.int32)
         turns = self.cached_turns[...]
-        if length > 1:
+        if length != 1:
             turns = _turns(self.config, before[:, None] + jnp.cumsum(is_token, 1) - is_token)
         after = before + jnp.sum(is_token, 1, dtype=jnp.int32)
         place, context = first + length, self.config.context
@@ -421,7 +421,7 @@ class _Attention(nnx.Module):
     ) -> Array:
         *batch, length, features = x.shape
         window = self.config.context - 1
-        heads = (-1, length, 3 * self.config.n_heads, features // self.config.n_heads)
+        heads = (math.prod(batch), length, 3 * self.config.n_heads, features // self.config.n_heads)
         query, key, value = jnp.split(self.project(x).reshape(heads), 3, 2)
         query, key = _rotate(query, turns), _rotate(key, turns)
         if cached is not None:
@@ -474,11 +474,12 @@ class _Memory(NgramMemory):
         if not decode:
             y = self(z, tokens, segments=None if segments is None else segments.reshape(tokens.shape))
             return y
-        length, features = z.shape[-2:]
+        *batch, length, features = z.shape
+        n = math.prod(batch)
         caches = [getattr(self, name) for name in self.cache_names]
         history = History(*(cache[...] for cache in caches))
         y, history = self(
-            z.reshape(-1, length, features), tokens.reshape(-1, length), segments=segments, history=history
+            z.reshape(n, length, features), tokens.reshape(n, length), segments=segments, history=history
         )
         for cache, value in zip(caches, history, strict=True):
             cache[...] = value
@@ -554,12 +555,12 @@ def _decoded(
     Args:
       segments: of the queries and new keys, ``[n, length]``; held: of the cached keys, ``[n, context]``. Padding is negative.
     """
-    n, length, heads, size = query.shape
+    n, length, n_heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)
 
     def of_heads(x: Array, axes: tuple[int, ...]) -> jax.Array:
         y = jnp.transpose(x, axes)
-        return y.reshape(n * heads, *y.shape[2:])
+        return y.reshape(n * n_heads, *y.shape[2:])
 
     query = of_heads(query, (0, 2, 1, 3))
     new_keys, new_values = of_heads(key, (0, 2, 3, 1)), of_heads(value, (0, 2, 1, 3))
@@ -569,7 +570,7 @@ def _decoded(
         keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
         values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
         held = jax.lax.dynamic_update_slice_in_dim(held, segments, slot, 1)
-        y = _attend_to_cache(query, keys, values, _same_segment(segments, held))
+        y = _attend_to_cache(query, keys, values, _same_segment(segments, held), n_heads)
     else:
         every_key = jnp.concatenate([keys, new_keys], 2)
         every_value = jnp.concatenate([values, new_values], 1)
@@ -577,11 +578,11 @@ def _decoded(
         distance = position[:, None] - key_position[None, :]
         seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
         same = _same_segment(segments, jnp.concatenate([held, segments], 1))
-        y = _attend_to_cache(query, every_key, every_value, seen[None] & same)
+        y = _attend_to_cache(query, every_key, every_value, seen[None] & same, n_heads)
         latest = position[-context:] % context
         keys = jnp.asarray(keys).at[:, :, latest].set(new_keys[:, :, -context:])
         values = jnp.asarray(values).at[:, latest].set(new_values[:, -context:])
-    return y.reshape(n, heads, length, size).transpose(0, 2, 1, 3), keys, values
+    return y.reshape(n, n_heads, length, size).transpose(0, 2, 1, 3), keys, values
 
 
 def _attend_to_cache(
@@ -589,13 +590,14 @@ def _attend_to_cache(
     keys: Float[Array, "heads size slots"],
     values: Float[Array, "heads slots size"],
     seen: Bool[Array, "n length slots"],
+    n_heads: int,
 ) -> jax.Array:
-    """Return what `attend` does, of keys and values that lie as the caches keep them."""
+    """Compute `attend` for keys and values in the layout of the caches."""
     dtype = accumulator(query.dtype)
     scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
         query.shape[-1] ** -0.5, dtype
     )
-    of_texts = scores.reshape(seen.shape[0], -1, *seen.shape[1:])
+    of_texts = scores.reshape(seen.shape[0], n_heads, *seen.shape[1:])
     of_texts = jnp.where(seen[:, None], of_texts, jnp.finfo(dtype).min)
     return jnp.matmul(jax.nn.softmax(of_texts).reshape(scores.shape).astype(values.dtype), values)
 

@@ -1,4 +1,6 @@
-"""Models, their packed forms, and layers take batches without samples: shapes of outputs, and gradients of 0."""
+"""Models, their packed forms, and layers take batches without samples and decode no positions: shapes of outputs, and gradients of 0."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from flax import nnx
 
 import lutjax
 from lutjax import models, wiring
-from lutjax.layers import nnx as layers
+from lutjax.layers import _tables, nnx as layers
 
 TREES = models.LogicTreeNetConfig((6, 4, 1), 2, kernels=(4,), layers=(8, 4), padding=1)
 EDGES = models.LogicTreeNetConfig((6, 4, 1), 2, kernels=(4,), layers=(8, 4), padding=1, edges=True)
@@ -131,3 +133,86 @@ def test_scored_reads_of_no_samples_in_fixed_point(read):
     assert value == 0
     assert of_x.shape == (0, 3)
     np.testing.assert_array_equal(of_weights, 0)
+
+
+CACHES = {
+    "keys": {"cached": "keys", "window": 5},
+    "ids": {"cached": "ids", "window": 5},
+    "positions": {"n_positions": 5, "n_position_bits": 2},
+    "blocks of keys": {"cached": "keys", "blocks": (6, 3), "window": 5},
+    "blocks of ids": {"cached": "ids", "blocks": (6, 3), "window": 5},
+    "counts": {"cached": "counts"},
+    "counts of integers": {"cached": "counts", "accumulate": lutjax.FixedPoint(2.0**10, checked=True)},
+}
+
+
+@pytest.mark.fast("LUTAttention-counts", "LUTAttention-keys")
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("layer", ["LUTAttention", "LUTPairAttention"])
+def test_decoding_no_positions(layer, kind):
+    """Outputs have no positions, and caches stay, empty or not: the specs are those of all libraries."""
+    if layer == "LUTPairAttention" and "counts" in kind:
+        pytest.skip("LUTPairAttention has no cache of counts")
+    spec = getattr(_tables, f"{layer}Spec")(6, 4, n_detectors=3, n_anchors=2, **CACHES[kind])
+    rng = np.random.default_rng(0)
+    arrays = {
+        v.name: rng.integers(0, 6, v.shape, np.int32)
+        if v.kind == "anchors"
+        else rng.normal(size=v.shape).astype(np.float32)
+        for v in spec.variables()
+    }
+    x = rng.normal(size=(2, 3, 6)).astype(np.float32)
+    cache = spec.empty_cache(x.shape, x.dtype)
+    for held, part in enumerate((x[:, :0], x, x[:, :0])):
+        others = {}
+        if spec.blocks is not None:
+            others["block_tables"] = np.array([[0, 1], [3, 4]], np.int32)
+            others["lengths"] = np.full(2, 3 * (held > 1), np.int32)
+        y, after = jax.jit(spec.attend_with_cache)(arrays, cache, part, **others)
+        assert y.shape == (*part.shape[:2], 4)
+        if not part.size:
+            assert after.keys() == cache.keys()
+            for name, array in cache.items():
+                np.testing.assert_array_equal(after[name], array, strict=True)
+        cache = after
+
+
+GPT = models.GPTConfig(
+    vocab_size=11,
+    features=8,
+    context=6,
+    n_layers=1,
+    n_heads=2,
+    lut_tables=2,
+    lut_bits=2,
+    memory=True,
+    memory_rows=7,
+)
+LUT = models.LUTTransformerConfig(
+    vocab_size=11,
+    features=6,
+    context=6,
+    n_layers=1,
+    n_detectors=3,
+    n_anchors=2,
+    n_position_bits=0,
+    ffn_anchors=3,
+)
+LANGUAGE_MODELS = {
+    "GPT": lambda rngs: models.GPT(GPT, rngs=rngs),
+    "LUTTransformer": lambda rngs: models.LUTTransformer(LUT, rngs=rngs),
+    "counts": lambda rngs: models.LUTTransformer(dataclasses.replace(LUT, memory="counts"), rngs=rngs),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 1)], ids=str)
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_of_no_tokens(name, shape):
+    def both(tokens):
+        model = LANGUAGE_MODELS[name](nnx.Rngs(0))
+        model.init_cache(shape[:1])
+        y = model(tokens, deterministic=True), model(tokens, segments=tokens, deterministic=True)
+        return *y, model(tokens, decode=True, deterministic=True)
+
+    for y in jax.eval_shape(both, zeros(*shape, dtype=jnp.int32)):
+        assert y.shape == (*shape, 11)
