@@ -8,16 +8,20 @@ values are those of fixed-point sums, bit for bit; derivatives are those of the 
 mode, so an op's cotangents differ from them by up to one resolution for each addend.
 """
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
+from lutjax.dispatch import _meshes
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 from lutjax.ops.quantise_tables import quantise_tables
@@ -62,6 +66,70 @@ __all__ = [
 ]
 
 
+# ------------------------------------------------------------------------------------- meshes
+Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = Mapping[str, Any]
+
+
+def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Function], Function]:
+    """Return a decorator for functions that also take arrays on a mesh with explicit axes.
+
+    The compiler then divides the function, and each output has the sharding `spec` returns for the arguments by name.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            leaves, structure = jax.tree.flatten((args, options))
+            at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+            if not any(_meshes.explicit_axes(leaves[i]) for i in at):
+                return function(*args, **options)
+
+            def of_arrays(*arrays: jax.Array) -> Any:
+                own = dict(zip(at, arrays, strict=True))
+                given = (own.get(i, leaf) for i, leaf in enumerate(leaves))
+                args, options = jax.tree.unflatten(structure, given)
+                return function(*args, **options)
+
+            outputs = spec(signature.bind(*args, **options).arguments)
+            divided = _meshes.divided_by_compiler(of_arrays, lambda *_: outputs)
+            return divided(*(leaves[i] for i in at))
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def _leading(name: str, n_axes: int) -> Callable[[Arguments], PartitionSpec]:
+    """Return the rule by which outputs have the leading axes of an argument, before its last `n_axes`, and one more with groups."""
+
+    def spec(given: Arguments) -> PartitionSpec:
+        a = given[name]
+        a = a.index if isinstance(a, Detection) else jnp.asarray(a)
+        # Groups have an axis of their own in inputs; detections have none.
+        last = n_axes + (given.get("groups") is not None and name == "x")
+        return PartitionSpec(*_meshes.spec_of(a)[: a.ndim - last])
+
+    return spec
+
+
+def _of_images(given: Arguments) -> PartitionSpec:
+    return PartitionSpec(*_meshes.spec_of(given["images"])[:-3])
+
+
+def _of_features(given: Arguments) -> PartitionSpec:
+    """Samples as those of the inputs; features are whole."""
+    first = given.get("feature_axis", -1) == 0
+    spec = _meshes.spec_of(given["x"])
+    return PartitionSpec(None, *spec[1:]) if first else PartitionSpec(*spec[:-1])
+
+
+def _replicated(given: Arguments) -> PartitionSpec:
+    return PartitionSpec()
+
+
 # ------------------------------------------------------------------------------------- detection
 def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> Detection:
     bits = delta.shape[-1]
@@ -92,6 +160,7 @@ def _take(x: jax.Array, ids: Array, axis: int = -1) -> jax.Array:
     return jnp.take(x, _clamped(ids, x.shape[axis]), axis=axis, mode="clip")
 
 
+@_sharded_as(_leading("x", 1))
 def detect(
     x: Float[Array, "*batch inputs"],
     anchors: Anchors,
@@ -103,6 +172,7 @@ def detect(
     return _detect_deltas(_take(x, anchors[..., 0]) - _take(x, anchors[..., 1]), epsilon)
 
 
+@_sharded_as(_leading("positions", 1))
 def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0) -> Detection:
     return _detect_deltas(jnp.asarray(positions).astype(accumulator(positions.dtype)), epsilon)
 
@@ -186,6 +256,7 @@ def _sum(
 
 
 # ------------------------------------------------------------------------------------- look-ups
+@_sharded_as(_leading("detection", 1))
 def lookup(
     weights: Float[Array, "detectors rows outputs"],
     detection: Detection,
@@ -207,6 +278,7 @@ def _sum_groups(
     return _sum(values.reshape(*batch, groups, n_detectors // groups, n_outputs), -2, dtype, accumulate)
 
 
+@_sharded_as(_leading("detection", 1))
 def sparse_lookup(
     weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
     detection: Detection,
@@ -250,6 +322,7 @@ def _sum_edges(
 
 
 # ------------------------------------------------------------------------------------- weighted reads
+@_sharded_as(_leading("index", 2))
 def weighted_lookup(
     weights: Float[Array, "detectors rows outputs"],
     index: Int[Array, "*batch detectors ways"],
@@ -284,6 +357,7 @@ def _weighted_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return _weighted(c, rows, reads), tangents[0] * rows + of_rows
 
 
+@_sharded_as(_leading("x", 1))
 def margins(
     x: Float[Array, "*batch inputs"],
     anchors: Int[Array, "detectors comparisons *pair"],
@@ -300,6 +374,7 @@ def margins(
     return values[..., 0] - values[..., 1] if values.shape[-1] == 2 else values[..., 0]
 
 
+@_sharded_as(_leading("x", 1))
 def scored_lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
@@ -391,6 +466,7 @@ def _align(a: jax.Array, ndim: int) -> jax.Array:
     return a.reshape((1,) * (ndim - a.ndim) + a.shape)
 
 
+@_sharded_as(_leading("query", 1))
 def lookup_attention(
     weights: Float[Array, "detectors rows slots"],
     query: Detection,
@@ -453,6 +529,7 @@ def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: Fixe
     return _sum(value, (-3, -2), dtype, accumulate)
 
 
+@_sharded_as(_leading("x", 1))
 def lut_pair_attention(
     x: Float[Array, "*batch queries inputs"],
     weights: Float[Array, "detectors rows slots"],
@@ -510,6 +587,7 @@ def lut_pair_attention(
 
 
 # ------------------------------------------------------------------------------------- compositions
+@_sharded_as(_leading("x", 1))
 def lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows outputs"],
@@ -523,6 +601,7 @@ def lut(
     return lookup(weights, d, groups=groups, accumulate=accumulate)
 
 
+@_sharded_as(_leading("x", 1))
 def sparse_lut(
     x: Float[Array, "*batch inputs"],
     weights: Float[Array, "detectors rows slots"] | Float[Array, " edges"],
@@ -538,6 +617,7 @@ def sparse_lut(
     return sparse_lookup(weights, d, targets, n_outputs, groups=groups, accumulate=accumulate)
 
 
+@_sharded_as(_of_images)
 def conv_lut(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -577,6 +657,7 @@ def _patches(
     return patches
 
 
+@_sharded_as(_of_images)
 def lut_at_places(
     images: Float[Array, "*batch height width channels"],
     weights: Float[Array, "detectors rows outputs"],
@@ -602,6 +683,7 @@ def lut_at_places(
     return sparse_lookup(weights, d, of_tables[:, None], n_outputs, accumulate=accumulate)
 
 
+@_sharded_as(_leading("x", 1))
 def lut_attention(
     x: Float[Array, "*batch length inputs"],
     weights: Float[Array, "detectors rows slots"],
@@ -662,6 +744,7 @@ GATES = np.array(
 """Coefficients of 1, a, b and ab of the sixteen gates of two inputs; bit 3 of a number is its answer to ab = 00."""
 
 
+@_sharded_as(_replicated)
 def gate_coefficients(
     logits: Float[Array, "..."], *, hard: bool = False, axis: int = -1
 ) -> Float[Array, "4 gates"]:
@@ -689,6 +772,7 @@ def _over_samples(a: jax.Array, rank: int) -> jax.Array:
     return a.reshape(*(1,) * (rank - 1), *a.shape)
 
 
+@_sharded_as(_of_features)
 def bilinear_gates(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -708,6 +792,7 @@ def bilinear_gates(
     return _unwired(c0 + c1 * a + (c2 + c3 * a) * b, feature_axis, x.dtype)
 
 
+@_sharded_as(_of_features)
 def gate_network(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 gates"],
@@ -728,6 +813,7 @@ def gate_network(
     return values.astype(x.dtype)
 
 
+@_sharded_as(_of_features)
 def logic_gates(
     x: Float[Array, "..."],
     logits: Float[Array, "gates 16"],
@@ -742,6 +828,7 @@ def logic_gates(
     return bilinear_gates(x, coefficients, wires, feature_axis=feature_axis, accumulate=accumulate)
 
 
+@_sharded_as(lambda given: PartitionSpec(None, None, *_meshes.spec_of(given["x"])[1:]))
 def logic_trees(
     x: Float[Array, "..."],
     coefficients: Float[Array, "4 trees nodes"],
@@ -791,6 +878,7 @@ def logic_trees(
     return y.reshape(len(leaves), math.prod(places.groups), *batch).astype(x.dtype)
 
 
+@_sharded_as(_of_features)
 def soft_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],
@@ -811,6 +899,7 @@ def soft_lut(
     return _unwired(y, feature_axis, x.dtype)
 
 
+@_sharded_as(_of_features)
 def binary_lut(
     x: Float[Array, "..."],
     table: Float[Array, "gates slots"],
@@ -842,6 +931,7 @@ def binary_lut(
     return _unwired(with_derivative_of(value, smooth), feature_axis, x.dtype)
 
 
+@_sharded_as(_replicated)
 def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
     bits = jnp.asarray(bits).astype(bool)
     bits = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % 32)))
@@ -849,6 +939,7 @@ def pack_bits(bits: Array) -> UInt32[Array, "features words"]:
     return jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32)[None, None], -1, dtype=jnp.uint32)
 
 
+@_sharded_as(_replicated)
 def unpack_bits(
     words: UInt32[Array, "features words"], n_samples: int
 ) -> Bool[Array, "features {n_samples}"]:
@@ -856,6 +947,7 @@ def unpack_bits(
     return bits.reshape(words.shape[0], 32 * words.shape[1])[:, :n_samples] != 0
 
 
+@_sharded_as(lambda given: PartitionSpec(None, *_meshes.spec_of(given["words"])[1:]))
 def packed_lut(
     words: UInt32[Array, "inputs *batch"], truth: Bool[Array, "gates slots"], wires: Int[Array, "gates bits"]
 ) -> UInt32[Array, "gates *batch"]:
@@ -877,6 +969,7 @@ def _scale_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Arr
     return _scale_gradient(*primals), tangents[0] * primals[1]
 
 
+@_sharded_as(lambda given: _meshes.spec_of(given["x"]))
 def scale_gradient(x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]) -> Float[Array, "*shape"]:
     x = jnp.asarray(x)
     return _scale_gradient(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))

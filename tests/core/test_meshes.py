@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import called_weights, slow
+from cases import called_weights, ops, slow
 from every_layer import CASES
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -15,7 +15,8 @@ from layer_libraries import LIBRARIES, by_kind, function, nnx_layer, variables_o
 from machine import needs_devices
 
 import lutjax
-from lutjax import models, sharding
+from lutjax import models, sharding, testing
+from lutjax.cases import Tag
 from lutjax.models import (
     GPTConfig,
     LogicCAConfig,
@@ -438,3 +439,102 @@ def _check_layer(library, name, kind, by_sample=True):
         specs = sharding.specs({"layer": params}, mesh, by_rows=rows)["layer"]
         actual = run(put(params, specs, mesh), put(x, of_x, mesh))
     assert_same(actual, expected, kind)
+
+
+# ------------------------------------------------------------------------------------- the reference
+REFERENCES = {
+    "conv_lut": lambda r, x: r.conv_lut(jnp.expand_dims(x, 1), array_of(6, 4, 4), ANCHORS, kernel=1),
+    "gate_coefficients": lambda r, x: r.gate_coefficients(jnp.tile(x[:, 0], (1, 2))),
+    "logic_gates": lambda r, x: r.logic_gates(x, array_of(6, 16), WIRES),
+    "lut": lambda r, x: r.lut(x, array_of(6, 4, 4), ANCHORS),
+    "lut, groups": lambda r, x: r.lut(x, array_of(6, 4, 4), ANCHORS, groups=6),
+    "lut_attention": lambda r, x: r.lut_attention(x, array_of(6, 16, 4), ANCHORS),
+    "scale_gradient": lambda r, x: r.scale_gradient(x, array_of(4, 6, 8)),
+    "sparse_lut": lambda r, x: r.sparse_lut(x, array_of(6, 4, 3), ANCHORS, TARGETS, 5),
+    "soft_lut, features first": lambda r, x: r.soft_lut(
+        jnp.moveaxis(x, -1, 0), array_of(6, 4), WIRES, feature_axis=0
+    ),
+}
+
+
+def array_of(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def derivatives(f, arguments):
+    """Values, and derivatives forward, forward and backward, and of second order."""
+    floats = lambda a: [v for v in jax.tree.leaves(f(a)) if jnp.issubdtype(v.dtype, jnp.floating)]  # noqa: E731
+    if not floats(arguments):
+        return f(arguments), (), ()
+    tangents = jax.linearize(floats, arguments)[1](arguments)
+    total = lambda a: sum(jnp.sum(jnp.sin(v)) for v in jax.jvp(floats, (a,), (a,))[1])  # noqa: E731
+    return f(arguments), tangents, jax.grad(total)(arguments)
+
+
+def assert_trees_close(what, found, want):
+    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
+        testing.assert_close(what + jax.tree_util.keystr(path), a, b, 2e-5)
+
+
+@pytest.mark.fast("lookup-*", "bilinear_gates-batch")
+@pytest.mark.parametrize("axis", ["batch", "detector"])
+@pytest.mark.parametrize("op", ops())
+def test_reference_of_every_op(op, axis, mesh):
+    """The reference has the values of one device, in every mode, and its outputs lie as those of the op do."""
+    case = testing.case(op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags))
+
+    def laid_out(name, a):
+        at = getattr(case.axes[name], axis)
+        divides = at is not None and a.shape[at] % 2 == 0
+        return jax.device_put(a, NamedSharding(mesh, P(*[None] * at, "shards") if divides else P()))
+
+    fixed = {name: a for name, a in case.fixed.items() if isinstance(a, jax.Array)}
+    fixed = {name: laid_out(name, a) for name, a in fixed.items()}
+    on_mesh = {name: laid_out(name, a) for name, a in case.differentiable.items()}
+
+    def called(function, others):
+        return lambda a: case.call(function, {**case.fixed, **others, **a})
+
+    reference = getattr(lutjax.reference, op)
+    want = jax.jit(lambda a: derivatives(called(reference, {}), a))(case.differentiable)
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda a, others: derivatives(called(reference, others), a))(on_mesh, fixed)
+        assert_trees_close(op, found, want)
+        if axis == "batch":
+            function = lutjax.kernel_registry.function(op)
+            of_op = jax.jit(lambda a, others: called(function, others)(a))(on_mesh, fixed)
+            for name, a in of_op.items():
+                assert jax.typeof(found[0][name]).sharding.spec == jax.typeof(a).sharding.spec
+
+
+@pytest.mark.fast("lut", "scale_gradient")
+@pytest.mark.parametrize("name", REFERENCES)
+def test_other_functions_of_the_reference(name, mesh):
+    call = REFERENCES[name]
+    f = lambda x: call(lutjax.reference, x)  # noqa: E731
+    want = jax.jit(lambda x: derivatives(f, x))(X)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("shards")))
+        found = jax.jit(lambda x: derivatives(f, x))(x)
+    assert_trees_close(name, found, want)
+    spec = jax.typeof(found[0]).sharding.spec
+    if name not in ("gate_coefficients", "soft_lut, features first"):
+        assert spec[0] == "shards"
+
+
+def test_references_are_all_here():
+    named = {name.partition(",")[0] for name in REFERENCES} | set(ops())
+    assert set(lutjax.reference.__all__) == named | {"pack_bits", "unpack_bits"}
+
+
+def test_reference_of_packed_bits(mesh):
+    bits = np.random.default_rng(0).integers(0, 2, (6, 64)).astype(bool)
+    words = lutjax.reference.pack_bits(bits)
+    for spec in (P("shards"), P(None, "shards")):
+        on_mesh = jax.device_put(jnp.asarray(bits), NamedSharding(mesh, spec))
+        found = jax.jit(lutjax.reference.pack_bits)(on_mesh)
+        np.testing.assert_array_equal(found, words)
+        again = jax.jit(lambda words: lutjax.reference.unpack_bits(words, 64))(
+            jax.device_put(words, NamedSharding(mesh, spec))
+        )
+        np.testing.assert_array_equal(again, bits)
