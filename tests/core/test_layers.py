@@ -536,6 +536,39 @@ def test_check_after_reading():
         f.apply({"layer": arrays}, {"layer": wrong}, None)
 
 
+STATES = {
+    "state": lambda state: state,
+    "pure dict": nnx.to_pure_dict,
+    "frozen dict": lambda state: flax.core.freeze(nnx.to_pure_dict(state)),
+    "dict of variables": lambda state: {"layers": {0: {**state["layers"][0]}, 1: state["layers"][1]}},
+    "strings in place of numbers": lambda state: {
+        "layers": {str(i): part for i, part in nnx.to_pure_dict(state)["layers"].items()}
+    },
+    "flat state": nnx.to_flat_state,
+    "pairs": lambda state: list(nnx.to_flat_state(state)),
+    "flat dict": lambda state: dict(nnx.to_flat_state(state)),
+}
+
+
+@pytest.mark.parametrize("form", STATES)
+def test_check_of_a_state(form):
+    case = CASES["sparse_per_row"]
+    layer = nnx_layer(case)
+    model = nnx.Sequential(layer, nnx_layer(case))
+    lutjax_nnx.check(model, STATES[form](nnx.state(model)))
+    trained = STATES[form](nnx.state(model, nnx.Param))
+    with pytest.raises(ValueError, match="SparseLUT: the state has no anchors, which belong to its weights"):
+        lutjax_nnx.check(model, trained)
+
+
+@pytest.mark.parametrize("wrong", [3, "weights", [1], [("weights", 1)], np.zeros(3)], ids=str)
+def test_check_of_no_state(wrong):
+    with pytest.raises(
+        TypeError, match=r"check: restored is of type .*; expected an nnx\.State, nested dicts"
+    ):
+        lutjax_nnx.check(nnx_layer(CASES["sparse_per_row"]), wrong)
+
+
 @pytest.mark.parametrize("layer", ["LUT", "SparseLUT", "LUTAttention", "LUTPairAttention"])
 def test_linen_has_the_options_of_the_spec(layer):
     inferred = dict.fromkeys(("in_features", "out_features"))  # which Linen allows to leave out

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -246,16 +246,18 @@ def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
     return found
 
 
-def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> None:
+def check(model: nnx.Module, restored: Any = None) -> None:
     """Check every layer of this package in a model, for example after a checkpoint was read.
 
     Args:
       model: the model.
-      restored: the state that it was updated by. Ids belong to the tables that were trained with them, so a state that has variables of a layer, and
-        not its ids, is an error; in the model nothing shows it.
+      restored: the state that updated the model: an `nnx.State`, nested dicts, as `nnx.to_pure_dict` returns and `nnx.update` takes them, or a flat
+        state, as `nnx.to_flat_state` returns it. Ids belong to the tables that were trained with them. A state with variables of a layer and without
+        its ids is an error, which the model alone does not show.
 
     Raises:
       ValueError: a variable has a wrong shape or holds an id that does not exist, or `restored` lacks ids.
+      TypeError: `restored` is no state.
 
     Example:
       >>> from flax import nnx
@@ -271,7 +273,7 @@ def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> Non
       ...
       ValueError: LUT: anchors holds ids from 4 to 7; inputs are 0 to 3.
     """
-    there = None if restored is None else {path for path, _ in nnx.to_flat_state(restored)}
+    there = None if restored is None else set(_paths_of(restored))
     for path, module in nnx.iter_modules(model):
         if isinstance(module, Layer):
             module.check()
@@ -279,9 +281,28 @@ def check(model: nnx.Module, restored: nnx.State[Any, Any] | None = None) -> Non
                 _check_restored(module.spec, path, there)
 
 
-def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[Any, ...]]) -> None:
+def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the variables of a state in any form; JSON and checkpoints turn the numbers in paths into strings."""
+    items = state.items() if isinstance(state, Mapping) else state
+    is_flat = isinstance(state, nnx.FlatState | Sequence) and all(
+        isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) for item in items
+    )
+    if not isinstance(state, Mapping) and not is_flat:
+        raise TypeError(
+            f"check: restored is of type {type(state).__name__}; expected an nnx.State, nested dicts of arrays (nnx.to_pure_dict) or a flat state "
+            "(nnx.to_flat_state)."
+        )
+    for key, value in items:
+        path = tuple(map(str, key if isinstance(key, tuple) else (key,)))
+        if isinstance(value, Mapping):
+            yield from ((*path, *below) for below in _paths_of(value))
+        else:
+            yield path
+
+
+def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]]) -> None:
     names = {v.name: v.collection for v in spec.variables()}
-    found = {name for name in names if (*path, name) in there}
+    found = {name for name in names if (*map(str, path), name) in there}
     missing = [name for name, kind in names.items() if kind != "params" and name not in found]
     if found and missing:
         raise ValueError(
