@@ -78,7 +78,11 @@ def links_of(page, made):
         pytest.param(
             "start/ten-minutes", "Train them like any other layer", id="a layer of your own, trained"
         ),
-        pytest.param("learn/replace-a-layer", "# Replace a feed-forward layer", id="a layer of another's model, trained"),
+        pytest.param(
+            "learn/replace-a-layer",
+            "# Replace a feed-forward layer",
+            id="a layer of another's model, trained",
+        ),
         pytest.param("circuits", "lutjax export runs/digits", id="a circuit in Verilog"),
         pytest.param(
             "reference/api/ops-tables", ".. autofunction:: lutjax.lookup", id="the reference of an op"
