@@ -12,8 +12,7 @@ import lutjax
 import lutjax_cpu
 
 _SUFFIXES = (".so", ".dylib", ".dll")
-# pip keeps what it built of a source distribution, and would take the same library again.
-_AGAIN = "install it again: pip install --force-reinstall --no-deps --no-cache-dir lutjax-cpu, or in a checkout pip install ./native"
+_AGAIN = "install it again, in a checkout of lutjax: pip install --force-reinstall --no-deps ./native"
 _NONE = "no_library.txt"  # says why the package was built without one
 
 
@@ -27,15 +26,13 @@ def opened() -> ctypes.CDLL:
     if lutjax_cpu.__version__ != lutjax.__version__:
         raise ImportError(
             f"lutjax-cpu {lutjax_cpu.__version__} runs with lutjax {lutjax_cpu.__version__}, and this is lutjax {lutjax.__version__}; "
-            'install one version of both: pip install --upgrade "lutjax[cpu]", or in a checkout pip install . ./native'
+            "install one version of both, in a checkout of lutjax: pip install . ./native"
         )
     folder = Path(__file__).parent
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
         raise ImportError(
-            f"lutjax-cpu {not_built()}"
-            if not_built()
-            else f"lutjax-cpu has no library in {folder}; install it with: pip install ./native"
+            f"lutjax-cpu {not_built()}" if not_built() else f"lutjax-cpu has no library in {folder}; {_AGAIN}"
         )
     try:
         library = ctypes.CDLL(str(paths[0]))

@@ -100,6 +100,13 @@ T* allocated(const Call& call, int64_t n) { return static_cast<T*>(call.allocate
 #define LUTJAX_INLINE inline
 #endif
 
+// Of long functions that several instances of a template call once for much work: each of these would be compiled with a copy of them.
+#if defined(__GNUC__)
+#define LUTJAX_NOINLINE __attribute__((noinline))
+#else
+#define LUTJAX_NOINLINE __declspec(noinline)
+#endif
+
 // Fetches a cache line that is read (or written) soon.
 LUTJAX_INLINE void prefetch(const void* p) {
 #if defined(__GNUC__)

@@ -383,11 +383,13 @@ inline Floats log1p_of(Floats x) {
 }
 
 // ------------------------------------------------------------------------------------- rows
-// Calls body(lanes, i) for elements i, i + 1, ... from `first` to `last`; the type of `lanes` says how many: `Lanes` of T.
-template <class T = float, class Body>
+// Calls body(lanes, i) for elements i, i + 1, ... from `first` to `last`; the type of `lanes` says how many: `Lanes` of T. `whole`: their number
+// is a multiple of kLanes, and the body is not compiled for fewer.
+template <class T = float, bool whole = false, class Body>
 void in_lanes(int64_t first, int64_t last, const Body& body) {
   int64_t i = first;
   for (; i + kLanes <= last; i += kLanes) body(Lanes<T, kLanes>{}, i);
+  if constexpr (whole) return;
   if constexpr (kLanes > 4)
     for (; i + 4 <= last; i += 4) body(Lanes<T, 4>{}, i);
   for (; i < last; ++i) body(Lanes<T, 1>{}, i);

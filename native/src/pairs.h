@@ -109,7 +109,7 @@ class Walk {
       : pairs_(pairs), part_(part), source_(source), table_(part.table - 1), sample_(part.end_of_samples), query_(part.end_of_queries) {}
 
   // False if there is none left.
-  bool next(int64_t most_pairs, Run* run) {
+  LUTJAX_NOINLINE bool next(int64_t most_pairs, Run* run) {
     while (key_ >= end_)
       if (!next_query()) return false;
     int64_t end = least(end_, key_ + most_pairs);
@@ -230,7 +230,7 @@ struct Block {
   W* rows[kWays][kPairs + kPairsAhead];
   typename Source::More more;
 
-  void fill(Walk<Source>& walk, Source& source, W* weights, int64_t n_rows, int64_t n_outputs) {
+  LUTJAX_NOINLINE void fill(Walk<Source>& walk, Source& source, W* weights, int64_t n_rows, int64_t n_outputs) {
     int32_t ids[kWays][kPairs];
     n = n_runs = 0;
     Run run;

@@ -63,7 +63,7 @@ constexpr int64_t kDigits = 2048;  // of a pass of the sort
 inline int64_t bytes_to_sort(int64_t n_hits) { return 2 * n_hits * static_cast<int64_t>(sizeof(Hit)) + kDigits * 4; }
 
 // Sorts hits by row; those of one row keep their order. `hits` has room for twice as many, then for the counts of digits. Returns the sorted hits.
-inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n_rows) {
+LUTJAX_NOINLINE inline Hit* sorted(Hit* hits, int64_t n, int64_t room, int64_t n_rows) {
   if (n <= 16) {
     for (int64_t i = 1; i < n; ++i) {
       const Hit hit = hits[i];

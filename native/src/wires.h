@@ -85,7 +85,7 @@ bool in_memory(int64_t n_inputs, int64_t batch) {
   return n_inputs * batch * static_cast<int64_t>(sizeof(X)) > kCached;
 }
 
-// Whether rows of so many numbers may be written past the caches.
+// Whether rows of so many numbers may be written past the caches: they have whole lanes then.
 template <class T>
 bool aligned(const T* to, int64_t batch) { return sizeof(T) == 4 && reinterpret_cast<uintptr_t>(to) % 64 == 0 && batch % 16 == 0; }
 
@@ -200,17 +200,22 @@ void sum_over_readers(const Readers& readers, int64_t i, int64_t first, int64_t 
   for (int64_t r = begin; r < end; ++r) {
     const auto values = addend(readers.of[r]);
     const bool starts = r == begin, ends = r + 1 == end;
-    const auto pass = [&](auto sum) {
+    // One loop for all addends: a loop for each case would compile `values`, which may be long, four times.
+    in_lanes<float, past>(first, last, [&](auto lanes, int64_t j) {
+      auto sum = values(lanes, j);
+      if (!starts) sum = read<decltype(lanes)>(sums + (j - first)) + sum;
       if (ends)
-        in_lanes(first, last, [&](auto lanes, int64_t j) { put<past>(sum(lanes, j), to + j); });
+        put<past>(sum, to + j);
       else
-        in_lanes(first, last, [&](auto lanes, int64_t j) { store(sum(lanes, j), sums + (j - first)); });
-    };
-    if (starts)
-      pass(values);
-    else
-      pass([&](auto lanes, int64_t j) { return read<decltype(lanes)>(sums + (j - first)) + values(lanes, j); });
+        store(sum, sums + (j - first));
+    });
   }
+}
+
+// Calls f(i): f is compiled once, whatever the number of its callers.
+template <class F>
+LUTJAX_NOINLINE void call_apart(const F& f, int64_t i) {
+  f(i);
 }
 
 // The cotangents of inputs and of parameters of gates, of those that are wanted (not null, more than no gates): threads share both.
@@ -239,7 +244,7 @@ const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t 
         const int64_t i = order[k];
         for (int64_t first = 0; first < batch; first += kColumns) sum_inputs(i, first, least(first + kColumns, batch));
         for (int64_t r = readers.first[i]; of_gates && r < readers.first[i + 1]; ++r)
-          if (readers.of[r] % wires.per_gate == 0) of_gate(readers.of[r] / wires.per_gate);
+          if (readers.of[r] % wires.per_gate == 0) call_apart(of_gate, readers.of[r] / wires.per_gate);
       }
       if (past) finish_writes();
     });
@@ -256,7 +261,7 @@ const char* cotangents(const Call& call, const Wires& wires, float* dx, int64_t 
       if (past) finish_writes();
     } else {
       const int64_t row = (task - input_tasks) * gates;
-      for (int64_t g = row; g < least(row + gates, n_gates); ++g) of_gate(g);
+      for (int64_t g = row; g < least(row + gates, n_gates); ++g) call_apart(of_gate, g);
     }
   });
   return nullptr;

@@ -171,7 +171,9 @@ def test_a_library_that_was_not_built_is_an_error(tmp_path, monkeypatch):
     from lutjax_cpu import _native
 
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
-    with pytest.raises(ImportError, match=r"has no library in .*; install it with: pip install"):
+    with pytest.raises(
+        ImportError, match=r"has no library in .*; install it again, in a checkout of lutjax: pip install"
+    ):
         _native.opened.__wrapped__()
 
 
@@ -181,7 +183,10 @@ def test_what_is_no_library_is_an_error(tmp_path, monkeypatch):
 
     (tmp_path / "_library.so").write_bytes(b"of another machine")
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.py"))
-    with pytest.raises(ImportError, match=r"cannot load its library \(.*\); install it again: pip install"):
+    with pytest.raises(
+        ImportError,
+        match=r"cannot load its library \(.*\); install it again, in a checkout of lutjax: pip install",
+    ):
         _native.opened.__wrapped__()
 
 
@@ -191,7 +196,8 @@ def test_another_version_of_lutjax_is_refused(monkeypatch):
 
     monkeypatch.setattr(lutjax, "__version__", "9.8.7")
     with pytest.raises(
-        ImportError, match=r"this is lutjax 9\.8\.7; install one version of both: pip install"
+        ImportError,
+        match=r"this is lutjax 9\.8\.7; install one version of both, in a checkout of lutjax: pip install",
     ):
         _native.opened.__wrapped__()
 
@@ -208,7 +214,8 @@ def test_a_library_that_was_built_with_other_files_is_refused(tmp_path, monkeypa
     changed = folder / "kernels" / "lookup.py"
     changed.write_text(changed.read_text() + "\n")
     with pytest.raises(
-        ImportError, match=r"other files of Python than those beside it; install it again: pip"
+        ImportError,
+        match=r"other files of Python than those beside it; install it again, in a checkout of lutjax: pip",
     ):
         _native.opened.__wrapped__()
 
@@ -504,10 +511,7 @@ def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     code, out = run(sys.executable, "-c", WITHOUT, env=environment, cwd=tmp_path)
     assert code == 0, out
-    why = (
-        "needs a compiler; then install it again: pip install --force-reinstall --no-deps --no-cache-dir lutjax-cpu, or in a checkout "
-        "pip install ./native"
-    )
+    why = "needs a compiler; then install it again, in a checkout of lutjax: pip install --force-reinstall --no-deps ./native"
     ran, no_native, index, sources, *refused = out.splitlines()
     assert ran == "kernels: plain JAX for detect_signs"
     assert no_native == f"no native code for detect_signs: {why}"

@@ -18,7 +18,7 @@ SOURCES = ROOT / "native"
 def why_not() -> str | None:
     """Return why no test uses native kernels, None where tests do."""
     if not importlib.metadata.entry_points(group="lutjax.kernels", name="cpu"):
-        return 'lutjax-cpu is not installed: pip install ./native, or "lutjax[cpu]"'
+        return "lutjax-cpu is not installed: pip install ./native"
     spec = importlib.util.find_spec("lutjax_cpu")
     if spec is None or spec.origin is None:
         return "lutjax-cpu is not whole: it has no package; pip install --force-reinstall ./native"

@@ -94,7 +94,7 @@ struct Detected {
     }
   }
 
-  void rows(const Run& run, int32_t (*of)[kPairs], More* more) const {
+  LUTJAX_NOINLINE void rows(const Run& run, int32_t (*of)[kPairs], More* more) const {
     int32_t index[kPairs];
     for (int64_t p = 0; p < run.n; ++p) index[p] = 0;
     float* margin = more->margin + (kFlipped ? run.at : 0);

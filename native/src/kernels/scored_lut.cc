@@ -276,6 +276,11 @@ struct Reads {
   bool unknown;
 };
 
+// The scores of `n` tables for one sample, whose comparisons are u[comparison * kBlock + table].
+LUTJAX_NOINLINE void scores_of_tables(const Read& read, const float* u, bool keep, int n, Scores& s) {
+  score_in<false>(read, [&](int j, int i) { return load(u + j * kBlock + i); }, keep, n, s);
+}
+
 // Finds it for tables from `first` on, `n` of them, and asks for the rows. units: coefficients are those of integers.
 template <class W>
 void find_reads(const Layer& a, const W* weights, const float* x, const float* keep, int64_t first, int n, bool units, Reads& found) {
@@ -295,7 +300,7 @@ void find_reads(const Layer& a, const W* weights, const float* x, const float* k
     for (int j = 0; j < read.bits; ++j) u[j * kBlock + i] = 0;
     s.keep[i] = 0;
   }
-  score_in<false>(read, [&](int j, int i) { return load(u + j * kBlock + i); }, keep != nullptr, n, s);
+  scores_of_tables(read, u, keep != nullptr, n, s);
   found.unknown = false;
   if (units)
     for (int k = 0; k < read.valued; ++k)
@@ -418,6 +423,22 @@ void differentiate_in(const Layer& a, const Sums& sums, int64_t t, int64_t group
   for (int i = 0; i < a.read.n_scalars; ++i) own.d_scalars[i] += sum_of(total[i]);
 }
 
+template <class Sums>
+LUTJAX_NOINLINE void differentiate_read(const Layer& a, const Sums& sums, int64_t t, int64_t group, int64_t block, Scores& s,
+                                        const Own<typename Sums::T>& own, int64_t first_block) {
+  switch (a.read.family) {
+#define LUTJAX_FAMILY(name) \
+    case Family::name: return differentiate_in<Family::name>(a, sums, t, group, block, s, own, first_block);
+    LUTJAX_FAMILY(blend)
+    LUTJAX_FAMILY(soft_sign)
+    LUTJAX_FAMILY(confidence)
+    LUTJAX_FAMILY(confidence_one_way)
+    LUTJAX_FAMILY(powers)
+    LUTJAX_FAMILY(powers_one_way)
+#undef LUTJAX_FAMILY
+  }
+}
+
 template <int ways, bool of_rows, bool of_read, class W, class Sums>
 void table_of(const Layer& a, const Sums& sums, const Wanted& wanted, const W* weights, typename Sums::T* total, int64_t t,
               int64_t group, int64_t block, int64_t first_block, const Own<typename Sums::T>& own) {
@@ -432,17 +453,7 @@ void table_of(const Layer& a, const Sums& sums, const Wanted& wanted, const W* w
   add_weighted_rows<ways, of_rows, of_read>(sums, weights + t * size, index, coefficient, dy, a.n_outputs, n,
                                    of_rows ? total + t * size : nullptr, product);
   if constexpr (of_read) {
-    switch (a.read.family) {
-#define LUTJAX_FAMILY(name) \
-      case Family::name: differentiate_in<Family::name>(a, sums, t, group, block, s, own, first_block); break;
-      LUTJAX_FAMILY(blend)
-      LUTJAX_FAMILY(soft_sign)
-      LUTJAX_FAMILY(confidence)
-      LUTJAX_FAMILY(confidence_one_way)
-      LUTJAX_FAMILY(powers)
-      LUTJAX_FAMILY(powers_one_way)
-#undef LUTJAX_FAMILY
-    }
+    differentiate_read(a, sums, t, group, block, s, own, first_block);
     if (wanted.d_keep != nullptr)
       for (int b = 0; b < n; ++b) wanted.d_keep[(block * kBlock + b) * a.n_tables + t] = s.keep[b];
   }

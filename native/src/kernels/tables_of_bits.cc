@@ -102,7 +102,7 @@ const char* forward(const Call& call) {
     of.rows(g, rows);
     const float* slots = table + (g << n);
     float* to = y + g * of.batch;
-    in_lanes(0, of.batch, [&](auto lanes, int64_t j) {
+    in_lanes<float, decltype(past)::value>(0, of.batch, [&](auto lanes, int64_t j) {
       using V = decltype(lanes);
       V x[n];
       read_places<n>(rows, j, x);
@@ -126,7 +126,7 @@ const char* packed(const Call& call) {
     uint32_t slots[1 << n];
     for (int k = 0; k < 1 << n; ++k) slots[k] = truth[(g << n) + k] != 0 ? ~uint32_t{0} : 0;
     uint32_t* to = y + g * of.batch;
-    in_lanes<uint32_t>(0, of.batch, [&](auto words, int64_t j) {
+    in_lanes<uint32_t, decltype(past)::value>(0, of.batch, [&](auto words, int64_t j) {
       using V = decltype(words);
       V x[n];
       read_places<n>(rows, j, x);
