@@ -173,14 +173,15 @@ def _generate(
         drawn_by = whole.rounded_model(folder, model, tables=integers)
 
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
-    _write(texts, _continuations(drawn_by, texts, n_bytes, **options), echo=echo)
+    ends_line = _write(texts, _continuations(drawn_by, texts, n_bytes, **options), echo=echo)
     if speed:
         start = time.perf_counter()
         for parts in _continuations(drawn_by, texts, n_bytes, **options):
             for _ in parts:
                 pass
         rate = len(texts) * n_bytes / (time.perf_counter() - start)
-        _say_error(f"{rate:,.0f} bytes a second.")
+        # The text itself gets no line feed, as a pipe takes it byte by byte; the terminal may show both streams.
+        _say_error(f"{'' if ends_line else chr(10)}{rate:,.0f} bytes a second.")
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
@@ -220,16 +221,19 @@ def _continuations(
 
 def _write(
     texts: Sequence[tuple[bytes, int]], continuations: Iterable[Iterable[bytes]], *, echo: bool
-) -> None:
-    """Write texts to the standard output, as they come."""
+) -> bool:
+    """Write texts to the standard output, as they come, and return whether the output ends with a line feed."""
     from lutjax.training import hosts
 
     first, out = hosts.is_first(), sys.stdout.buffer
     terminal = first and sys.stdout.isatty()
+    last = b""
     for (prompt, _), parts in zip(texts, continuations, strict=True):
         decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
 
         def write(part: bytes, final: bool = False, decode: Any = decode) -> None:
+            nonlocal last
+            last = part[-1:] or last
             if terminal:
                 click.echo(escaped(decode(part, final)), nl=False)
             elif first:
@@ -243,6 +247,8 @@ def _write(
         write(b"", True)
         if first and (terminal or len(texts) > 1):
             click.echo()
+            last = b"\n"
+    return last == b"\n"
 
 
 def escaped(text: str) -> str:

@@ -2,11 +2,17 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from lutjax.cli._measuring import check_file, file_option, make_console
+from lutjax.cli._measuring import Progress, check_file, file_option, make_console
+
+if TYPE_CHECKING:
+    from lutjax.status._checks import CheckOne
+    from lutjax.status._matrix import Cell, Column
 
 MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"op"'}
 """For each option what stands near the beginning of the files that it writes."""
@@ -54,7 +60,6 @@ def status(
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes that check share a GPU
     import jax
-    from rich.progress import track
 
     from lutjax.status import _checks, _matrix, _records, _report
 
@@ -74,17 +79,13 @@ def status(
     console = make_console()
     cells: list[_matrix.Cell] = []
     recorded_cells = {} if compiles else _records.read()
-    keys = () if check is None else _matrix.to_check(recorded_cells, columns, ops or None)
     try:
-        with contextlib.nullcontext() if check is None else _checks.in_processes(check, keys) as check:
-            for cell in track(
-                _matrix.matrix(recorded_cells, check, columns, ops or None),
-                "checking",
-                len(places),
-                console=make_console(stderr=True),
-                transient=True,
-                disable=recorded,
-            ):
+        with contextlib.ExitStack() as stack:
+            if check is not None:
+                keys = dict.fromkeys(_matrix.to_check(recorded_cells, columns, ops or None))
+                check = stack.enter_context(_checks.in_processes(check, keys))
+                check = stack.enter_context(_with_progress(check, len(keys)))
+            for cell in _matrix.matrix(recorded_cells, check, columns, ops or None):
                 cells.append(cell)
     except KeyboardInterrupt:
         click.echo(f"interrupted after {len(cells)} of {len(places)} cells.", err=True)
@@ -113,3 +114,20 @@ def status(
         raise SystemExit(130)
     if any(cell.state.is_gap for cell in cells):
         raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
+    """Show on the standard error which checks were made: by a bar on a terminal, else by a line for each."""
+    console = make_console(stderr=True)
+    console.print(f"checking {n_checks} combinations of op, implementation and dtype", highlight=False)
+    with Progress(console, n_checks) as progress:
+
+        def shown(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":
+            progress.starts(f"{op}, {column.key}, {dtype}")
+            found = check(op, column, dtype)
+            states = dict.fromkeys(str(cell.state) for cell in found.values())
+            progress.ended(f"{op}, {column.key}, {dtype}: {', '.join(states)}")
+            return found
+
+        yield shown

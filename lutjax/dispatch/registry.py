@@ -426,6 +426,10 @@ class KernelRegistry:
         """Return the names of the ops that have a function or an implementation, in the order of their registration."""
         return tuple(name for name, op in self._ops.items() if op.module or self._specs.get(name))
 
+    def compositions(self) -> tuple[str, ...]:
+        """Return the names of functions that call ops and are no ops themselves; `explain` takes them like ops."""
+        return tuple(self._compositions)
+
     def function(self, name: str) -> Callable[..., Any]:
         """Return the function of an op, or of a composition of ops."""
         if name not in self._compositions:
@@ -823,7 +827,7 @@ class KernelRegistry:
           >>> print(lutjax.explain("lookup", jnp.zeros((1, 4, 3)), d))  # doctest: +ELLIPSIS
           lookup on cpu (cpu)
             forward
-              native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install "lutjax[cpu]"
+              native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install ...
               pallas/gpu (lutjax.kernels._pallas.gpu.lookup): runs on gpu, the call runs on cpu (cpu)
               triton/gpu (lutjax.kernels._triton.lookup): runs on gpu, the call runs on cpu (cpu)
               pallas/tpu (lutjax.kernels._pallas.tpu.lookup): runs on tpu, the call runs on cpu (cpu)

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute
+from lutjax._extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.serving._app import application
@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importable(__name__, _MODULES)

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from lutjax._extras import needed_by
+from lutjax.files._json import listed, shown
 from lutjax.files._messages import in_a_line
 from lutjax.models import LogicClassifier, LogicTreeNet
 from lutjax.models._decoder import Decoder
 from lutjax.serving._engine import Engine, FullError, Job, StoppedError
 from lutjax.serving._limits import Limits
 from lutjax.serving._metrics import Metrics
-from lutjax.serving._requests import Completion, RequestError, loads
+from lutjax.serving._requests import Completion, RequestError, check_cells, loads, not_hosted
 from lutjax.serving._text import Answer
 from lutjax.training import predictions
 from lutjax.training.samples import SamplesError
@@ -312,10 +313,11 @@ class _ClassServer(_Server):
         if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
             raise RequestError(
                 400,
-                "expected rows, a list of samples, or columns, an object of lists, and nothing else but model.",
+                f"the body has the fields {listed(sorted(found), 100) or 'none'}; it must have rows, a list of samples, or columns, an object "
+                "of lists, and nothing else but model.",
             )
         if found.get("model") not in (None, self.name):
-            raise RequestError(404, f"this is the model {self.name}.", "model")
+            raise RequestError(404, not_hosted(found["model"], self.name), "model")
         x = self._numbers(found)
         if self._waiting >= self.limits.queue:
             raise RequestError(429, f"{self.limits.queue} requests wait already; try again later.", retry=1)
@@ -347,18 +349,23 @@ class _ClassServer(_Server):
         """
         name = "rows" if "rows" in found else "columns"
         raw = found[name]
-        lists = raw.values() if isinstance(raw, dict) and name == "columns" else [raw]
+        lists = [raw] if name == "rows" else raw.values() if isinstance(raw, dict) else []
         if not lists or not all(isinstance(one, list) for one in lists):
-            raise RequestError(
-                400, f"{name} is not {'a list' if name == 'rows' else 'an object of lists'}.", name
-            )
+            kind = "a list of samples" if name == "rows" else "an object of lists"
+            raise RequestError(400, f"{name} is {shown(raw)}; it must be {kind}.", name)
         size = max(len(one) for one in lists)
         if not 1 <= size <= self.limits.rows:
-            raise RequestError(400, f"{name} has {size} samples; expected 1 to {self.limits.rows}.", name)
+            raise RequestError(
+                400, f"{name} has {size} samples; the number must be from 1 to {self.limits.rows}.", name
+            )
+        is_table = self.run.form.encoding is not None
+        check_cells(raw, name, is_table=is_table)
         try:
-            return self.run.form.numbers(np.asarray(raw) if name == "rows" else raw, name=name)
-        except (SamplesError, ValueError, TypeError) as error:
-            raise RequestError(400, f"{name}: {in_a_line(error)}", name) from error
+            return self.run.form.numbers(
+                np.asarray(raw, None if is_table else np.float64) if name == "rows" else raw, name=name
+            )
+        except (SamplesError, ValueError, TypeError) as error:  # its message begins with the name
+            raise RequestError(400, in_a_line(error), name) from error
 
     def warm(self) -> None:
         self._answers(np.zeros((1, math.prod(self.run.form.shape)), np.float32))

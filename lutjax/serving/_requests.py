@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import sys
 from typing import Any
 
 from lutjax.files import _json
@@ -70,6 +71,79 @@ def loads(body: bytes) -> dict[str, Any]:
     return found
 
 
+def not_hosted(asked: Any, model: str) -> str:
+    """Return the message of a request for another model than the one of this server."""
+    return f"model is {_json.shown(asked)}; this server hosts {_json.shown(model)}. Leave it out, or name that one."
+
+
+_MOST_AXES = 4  # of samples: rows, columns and channels of an image
+
+
+def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: bool) -> None:
+    """Raise if samples are not regular lists of numbers; those of a table may be text or null, too.
+
+    Args:
+      raw: a list of samples, or a list of cells for each column.
+      name: of the field, for messages.
+
+    Raises:
+      RequestError: lists side by side differ in length or depth, or a cell is of another kind; the message names the first such place.
+    """
+    if isinstance(raw, dict):
+        first = next(iter(raw))
+        for column, cells in raw.items():
+            if len(cells) != len(raw[first]):
+                raise RequestError(
+                    400,
+                    f"{name}[{_json.shown(column)}] has {len(cells)} cells, but {name}[{_json.shown(first)}] has {len(raw[first])}; "
+                    "all columns must have as many.",
+                    name,
+                )
+            for row, cell in enumerate(cells):
+                _check_cell(cell, f"{name}[{_json.shown(column)}][{row}]", name, is_table)
+        return
+    _shape(raw, name, name, is_table)
+
+
+def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]:
+    """Return the lengths of lists in lists, which have to be regular."""
+    if not isinstance(value, list):
+        _check_cell(value, place, name, is_table)
+        return ()
+    if place.count("[") >= _MOST_AXES:
+        raise RequestError(
+            400, f"{place} is {_json.shown(value)}; a sample has at most {_MOST_AXES - 1} axes.", name
+        )
+    first: tuple[int, ...] = ()
+    for i, item in enumerate(value):
+        found = _shape(item, f"{place}[{i}]", name, is_table)
+        if i == 0:
+            first = found
+        elif found != first:
+            raise RequestError(
+                400,
+                f"{place}[{i}] has {_sizes(found)}, but {place}[0] has {_sizes(first)}; all must have as many.",
+                name,
+            )
+    return len(value), *first
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return f"{' x '.join(map(str, shape))} values" if shape else "a single value"
+
+
+def _check_cell(cell: Any, place: str, name: str, is_table: bool) -> None:
+    if is_table and (cell is None or isinstance(cell, str)):
+        return
+    if not isinstance(cell, int | float):
+        expected = "a number, a text or null" if is_table else "a number"
+        raise RequestError(400, f"{place} is {_json.shown(cell)}; it must be {expected}.", name)
+    if (
+        not is_table and not abs(cell) <= sys.float_info.max
+    ):  # an integer of JSON may be larger than any float
+        raise RequestError(400, f"{place} is {_json.shown(cell)}; it must be finite.", name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """A request for a text.
@@ -111,9 +185,7 @@ class Completion:
             if name not in _UNUSED and name not in _KNOWN:
                 raise RequestError(400, f"the field {_json.shown(name)} is unknown; leave it out.", name)
         if found.get("model") not in (None, model):
-            raise RequestError(
-                404, f"the model {_json.shown(found['model'])} is not here; this is {model}.", "model"
-            )
+            raise RequestError(404, not_hosted(found["model"], model), "model")
         prompt = found.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]

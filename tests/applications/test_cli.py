@@ -21,11 +21,13 @@ import click
 import jax
 import kills
 import pytest
+import small_runs
 from click.testing import CliRunner, Result
 from commands import command
 from machine import needs_devices
 
 import lutjax
+from lutjax import _extras
 from lutjax.cli import _generate, _progress, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli
@@ -418,7 +420,7 @@ def test_tensorboard_is_an_extra(text: Path, tmp_path: Path, monkeypatch: pytest
     )
     result = command("train", "lm", "--text", text, "--out", tmp_path / "run", "--tensorboard")
     assert result.exit_code == 1
-    assert result.output == 'Error: --tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"\n'
+    assert result.output == f"Error: --tensorboard needs tensorboardX: {_extras.command('tensorboardX')}\n"
 
 
 def test_events_of_tensorboard(tmp_path: Path) -> None:
@@ -662,8 +664,27 @@ def run_module(*words: str) -> None:
 def test_without_the_extra(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "orbax" else find(name))
-    with pytest.raises(SystemExit, match=r"^lutjax: orbax not found: pip install 'lutjax\[apps\]'$"):
+    message = f"lutjax: orbax not found: {_extras.command('orbax')}"
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
         run()
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn", "safetensors"])
+def test_a_command_without_its_extra_is_one_line(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_runs.RUNS["ca"](tmp_path / "run")
+    module = {"starlette": "starlette.applications", "safetensors": "safetensors.numpy"}.get(package, package)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "lutjax.serving._app", raising=False)
+    name, *words = (
+        ("save", tmp_path / "run", tmp_path / "bundle")
+        if package == "safetensors"
+        else ("serve", tmp_path / "run")
+    )
+    result = command(name, *words)
+    message = f"lutjax {name} needs {package}, which is not installed: {_extras.command(package)}"
+    assert (result.exit_code, result.output) == (1, f"Error: {message}\n")
 
 
 def test_the_module_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,10 @@ def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) ->
     assert texts[0].output == texts[1].output
     fast = command(*words, path, "--speed")
     assert fast.stdout == texts[0].stdout
-    assert re.fullmatch(r"[\d,]+ bytes a second\.\n", fast.stderr)
+    # On a terminal both streams are one text.
+    assert re.fullmatch(r"\n[\d,]+ bytes a second\.\n", fast.stderr)
+    several = command(*words, path, "--speed", "--samples", 2)
+    assert re.fullmatch(r"[\d,]+ bytes a second\.\n", several.stderr)
 
 
 def test_sizes(deployed: tuple[Path, Result]) -> None:

@@ -28,6 +28,7 @@ from starlette.testclient import TestClient
 import lutjax
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.serving import Limits, application
+from lutjax.serving._requests import RequestError, check_cells
 from lutjax.serving._text import Answer
 from lutjax.training import classifier, models, runs
 from lutjax.training.raw import Form
@@ -165,7 +166,7 @@ BAD: list[tuple[Any, int, str]] = [
     ({"prompt": "x", "n": 2}, 400, "n is 2, which this server does not have"),
     ({"prompt": "x", "top_p": 0.5}, 400, "top_p is 0.5, which this server does not have"),
     ({"prompt": "x", "colour": 2}, 400, 'the field "colour" is unknown'),
-    ({"prompt": "x", "model": "other"}, 404, 'the model "other" is not here; this is texts'),
+    ({"prompt": "x", "model": "other"}, 404, 'model is "other"; this server hosts "texts"'),
     (b" " * 5000, 413, "the body has more than 4,096 bytes"),
 ]  # fmt: skip
 
@@ -294,19 +295,56 @@ def test_classifiers(classes: TestClient, tmp_path: Path) -> None:
     assert found["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
     for body, status, message in (
         ({"rows": [[1, 2]]}, 400, "expected [N, 3]"),
-        ({"rows": [[1, 2], [3]]}, 400, "rows"),
-        ({"rows": [["a", "b", "c"]]}, 400, "expected numbers"),
-        ({"rows": []}, 400, "rows has 0 samples; expected 1 to 8"),
+        (
+            {"rows": [[1, 2], [3]]},
+            400,
+            "rows[1] has 1 values, but rows[0] has 2 values; all must have as many.",
+        ),
+        ({"rows": [[1, 2, 3], 4]}, 400, "rows[1] has a single value, but rows[0] has 3 values;"),
+        ({"rows": [[1, [2], 3]]}, 400, "rows[0][1] has 1 values, but rows[0][0] has a single value;"),
+        ({"rows": [["a", "b", "c"]]}, 400, 'rows[0][0] is "a"; it must be a number.'),
+        ({"rows": [[1, 2, None]]}, 400, "rows[0][2] is null; it must be a number."),
+        ({"rows": [[1, 2, {"a": 1}]]}, 400, 'rows[0][2] is {"a": 1}; it must be a number.'),
+        ({"rows": [[1, 2, 10**400]]}, 400, "it must be finite."),
+        ({"rows": [[[[[1]]]]]}, 400, "a sample has at most 3 axes"),
+        ({"rows": [[]]}, 400, "expected [N, 3]"),
+        ({"rows": []}, 400, "rows has 0 samples; the number must be from 1 to 8"),
         ({"rows": [[0, 0, 0]] * 9}, 400, "rows has 9 samples"),
-        ({"rows": 3}, 400, "rows is not a list"),
+        ({"rows": 3}, 400, "rows is 3; it must be a list of samples."),
+        ({"columns": [[1]]}, 400, "columns is [[1]]; it must be an object of lists."),
         ({"columns": {"a": [1]}}, 400, "columns are columns, but the run was trained on arrays"),
-        ({"x": 1}, 400, "expected rows"),
-        ({"rows": [[1, 2, 3]], "model": "other"}, 404, "this is the model classes"),
+        ({"x": 1}, 400, 'the body has the fields "x"; it must have rows'),
+        ({"rows": [[1, 2, 3]], "model": "other"}, 404, 'this server hosts "classes"'),
     ):
         response = classes.post("/v1/classify", json=body)
         assert response.status_code == status, (body, response.text)
-        assert message in response.json()["error"]["message"]
+        found = response.json()["error"]["message"]
+        assert message in found
+        assert not re.search(r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", found), found
     assert 'lutjax_items_total{kind="rows"} 5' in classes.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (
+            {"a": [1, 2], "b": [1]},
+            'columns["b"] has 1 cells, but columns["a"] has 2; all columns must have as many.',
+        ),
+        ({"a": [[1]]}, 'columns["a"][0] is [1]; it must be a number, a text or null.'),
+        ({"a": [True]}, None),
+        ([["x", None, 3]], None),
+        ([["x", {}, 3]], "rows[0][1] is {}; it must be a number, a text or null."),
+        ([["x"], ["y", "z"]], "rows[1] has 2 values, but rows[0] has 1 values; all must have as many."),
+    ],
+)
+def test_cells_of_tables(raw: Any, message: str | None) -> None:
+    name = "rows" if isinstance(raw, list) else "columns"
+    if message is None:
+        check_cells(raw, name, is_table=True)
+    else:
+        with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+            check_cells(raw, name, is_table=True)
 
 
 @pytest.mark.thorough

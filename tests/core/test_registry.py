@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from cases import absence, detections
 from commands import command, output
 
 import lutjax
+from lutjax import _extras
 from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 from lutjax.training import tables
 
@@ -504,16 +506,14 @@ def test_missing_packages_of_kernels_name_their_extra(weights, detection, regist
 
     monkeypatch.setattr(registry, "_installed", lambda package: False)
     registered("lookup", "triton", "cpu", "nowhere", requires=("jax_triton", "triton"))
-    why = r'needs jax_triton, triton, not installed: pip install "lutjax\[triton\]"'
+    why = re.escape(f"needs jax_triton, triton, not installed: {_extras.command('triton')}")
     with pytest.raises(lutjax.NoImplementationError, match=why):
         lutjax.lookup(weights, detection, implementation="triton/cpu")
 
 
 def test_kernels_that_can_be_installed_are_named(weights, detection):
     """Name them in explain and in errors, and choose none."""
-    line = (
-        'native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: pip install "lutjax[cpu]"'
-    )
+    line = f"native/cpu (lutjax_cpu.kernels.lookup): needs lutjax_cpu, not installed: {_extras.command(_extras.NATIVE)}"
     assert lutjax.explain("lookup", weights, detection).count(line) == 3
     with pytest.raises(lutjax.NoImplementationError) as error:
         lutjax.lookup(weights, detection, implementation="native")
@@ -597,6 +597,34 @@ def test_the_command_explains_ops():
         refused = command("explain", *words)
         assert refused.exit_code == 2
         assert message in refused.output
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("lut", "detect, lookup"),
+        ("sparse_lut", "detect, sparse_lookup"),
+        ("lut_attention", "detect, detect_signs, lookup_attention"),
+        ("conv_lut", "lut_at_places, detect, lookup"),
+        ("logic_gates", "bilinear_gates"),
+        ("update_table", "lookup"),
+    ],
+)
+def test_the_command_explains_compositions(name, called):
+    found = output("explain", name).splitlines()
+    assert found[0] == f"{name} calls {called}"
+    assert sum(line.endswith(": chosen") for line in found) >= len(called.split(", "))
+
+
+def test_the_command_has_arguments_for_every_composition():
+    from lutjax.benchmark import compositions
+
+    assert set(compositions.OPS) == set(lutjax.kernel_registry.compositions())
+    refused = command("explain", "lut", "--size", "none")
+    assert refused.exit_code == 2
+    assert "lut: size is 'none'; it must be one of ffn, unembed" in refused.output
+    refused = command("explain", "lut", "--dtype", "uint32")
+    assert "lut: dtype is uint32; it must be one of float32" in refused.output
 
 
 def test_dir_has_public_names_alone():

@@ -15,6 +15,7 @@ from commands import command
 from folders import DOCS
 
 import lutjax
+from lutjax import _extras
 from lutjax.dispatch import _records as shipped
 from lutjax.kernels._xla import lookup as plain
 from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
@@ -160,12 +161,23 @@ def test_command(tmp_path):
 
 
 @pytest.mark.usefixtures("without_native")
+def test_every_check_is_shown_at_once():
+    """The standard error has a line before the first check, and one for each."""
+    result = command("status", "--op", "packed_lut", "--json")
+    first, *lines = result.stderr.splitlines()
+    assert first == f"checking {len(lines)} combinations of op, implementation and dtype"
+    assert "packed_lut, xla/cpu, uint32: runs here" in lines
+    json.loads(result.stdout)
+    assert not command("status", "--op", "packed_lut", "--recorded").stderr
+
+
+@pytest.mark.usefixtures("without_native")
 def test_what_is_not_installed_is_named():
     native = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
     cells = list(_matrix.matrix({}, _checks.check, [native], ["lookup"]))
     assert {c.state for c in cells} == {"not checked"}
     assert _report.not_installed(cells) == [
-        'Native, CPU: needs lutjax_cpu, not installed: pip install "lutjax[cpu]"'
+        f"Native, CPU: needs lutjax_cpu, not installed: {_extras.command(_extras.NATIVE)}"
     ]
     assert not _report.gaps(cells)
 
