@@ -432,7 +432,7 @@ def commands() -> str:
     lines = [
         "# Command line",
         "",
-        "What `--help` of each command says. `python -m lutjax` is the same command; it comes with `lutjax[apps]`.",
+        "What `--help` of each command says. `python -m lutjax` is the same command; it comes with the extra `apps`.",
         "",
     ]
 

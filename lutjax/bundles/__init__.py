@@ -6,7 +6,7 @@ and models of Flax NNX the extra ``apps``.
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute
+from lutjax._extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.bundles._reading import Bundle, read
@@ -22,4 +22,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importable(__name__, _MODULES)

@@ -150,7 +150,7 @@ def _use(config: Config) -> Iterator[str]:
     yield from (
         "## Use",
         "",
-        "With lutjax (`pip install lutjax[apps,bundles]`):",
+        'With lutjax (in a checkout of it, `pip install ".[apps,bundles]"`):',
         "",
         "```python",
         "import lutjax",

@@ -18,9 +18,6 @@ from lutjax.files import _json
 from lutjax.files._files import digest_of
 from lutjax.files._messages import in_a_line
 
-with needed_by("lutjax.bundles"):
-    from safetensors import SafetensorError, safe_open
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bundle:
@@ -82,6 +79,9 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
       >>> lutjax.bundles.read(folder).tree()["params"]["weights"].shape
       (2, 4, 3)
     """
+    with needed_by("lutjax.bundles.read"):
+        from safetensors import SafetensorError, safe_open
+
     path = Path(folder)
     config = read_config(path)
     place, size = path / TENSORS, _size(path, TENSORS)

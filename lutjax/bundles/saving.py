@@ -34,10 +34,6 @@ from lutjax.bundles._reading import read_config
 from lutjax.bundles.errors import BundleError
 from lutjax.files._files import atomically, digest_of
 
-with needed_by("lutjax.save"):
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
 MOST_NAME = 512
 """Characters of the longest name of a tensor."""
 
@@ -84,6 +80,10 @@ def save(
       >>> bool((other.anchors[...] == layer.anchors[...]).all())
       True
     """
+    with needed_by("lutjax.save"):
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+
     place = Path(folder)
     if table_dtype is not None and table_dtype not in TABLE_DTYPES:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The `lutjax` command. Its packages come with ``pip install 'lutjax[apps]'``."""
+"""The `lutjax` command. Its packages come with the extra ``apps``."""
 
 import importlib.util
 import logging
@@ -9,10 +9,12 @@ _PACKAGES = ("click", "flax", "matplotlib", "optax", "orbax", "rich", "sklearn")
 
 
 def main() -> None:
-    """Runs the command line; without its packages, says how to install them and exits with status 1."""
+    """Run the command line; without its packages, print how to install them and exit with status 1."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(f"lutjax: {', '.join(missing)} not found: pip install 'lutjax[apps]'")
+        from lutjax._extras import command
+
+        sys.exit(f"lutjax: {', '.join(missing)} not found: {command(*missing)}")
 
     # Where a home cannot be written matplotlib warns of its caches, which nobody asked for.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)

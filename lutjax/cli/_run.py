@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax import _extras
 from lutjax.cli._errors import OUT_OF_MEMORY, explain
 from lutjax.cli._flags import FieldsCommand, MeshType, flag_of
 from lutjax.files.errors import FolderError
@@ -260,7 +261,7 @@ def _train(
     from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
-        raise click.ClickException('--tensorboard needs tensorboardX: pip install "lutjax[tensorboard]"')
+        raise click.ClickException(f"--tensorboard needs tensorboardX: {_extras.command('tensorboardX')}")
     if dry_run and resume:
         raise click.UsageError("--dry-run shows a run that is not there yet; leave --resume out.")
 

@@ -5,7 +5,7 @@ Hard outputs are the same; what is the same of soft ones is said of each. They n
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute
+from lutjax._extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix
@@ -33,4 +33,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importable(__name__, _MODULES)

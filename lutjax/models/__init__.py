@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute
+from lutjax._extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.models._slots import Slots
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return importable(__name__, _MODULES)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int, Shaped
 
 import lutjax
 from lutjax import circuits
 from lutjax._arguments import require_array, shown
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import bits_of, tables_of
@@ -32,6 +32,9 @@ from lutjax.models._config import Config, require_arguments
 from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
 from lutjax.values._wires import check_wires
+
+with needed_by("lutjax.models.automaton"):
+    from flax import nnx
 
 
 @dataclasses.dataclass(frozen=True)

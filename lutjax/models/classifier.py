@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from lutjax import wiring as wirings
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
@@ -30,6 +30,9 @@ from lutjax.models._encoder import check_threshold_gradient, encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import PackedClassifier, number_of, outputs_of
+
+with needed_by("lutjax.models.classifier"):
+    from flax import nnx
 
 TABLES = ("gates", "light", "walsh", "raw", "binary")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from lutjax import reads
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
@@ -24,6 +24,9 @@ from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
 from lutjax.tables.host import PLACEMENTS
 from lutjax.values._dtypes import FLOATS, accumulator
+
+with needed_by("lutjax.models.gpt"):
+    from flax import nnx
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
@@ -17,6 +17,9 @@ from lutjax.models._decoder import Decoder
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._pages import n_entries
 from lutjax.values._dtypes import FLOATS, accumulator
+
+with needed_by("lutjax.models.transformer"):
+    from flax import nnx
 
 ATTENTION = ("concatenated", "pair", "pair_interleaved")
 MEMORY = ("window", "counts")

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
 from lutjax._arguments import shown
+from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
@@ -30,6 +30,9 @@ from lutjax.models._encoder import check_threshold_gradient, encoder_of
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import Packed, bits_of, by_samples, classes_of_bits, through_layers
+
+with needed_by("lutjax.models.tree_net"):
+    from flax import nnx
 
 # Words of samples that go through all layers together.
 _WORDS = 4

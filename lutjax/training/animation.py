@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+from lutjax._extras import needed_by
+
 if TYPE_CHECKING:
     from lutjax.models import LogicCA
     from lutjax.training.automaton import Run
@@ -30,7 +32,8 @@ def animate(
       captions: what is written below each frame; as many as there are frames.
       side: about how many pixels a panel is wide.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    with needed_by("lutjax.training.animation"):
+        from PIL import Image, ImageDraw, ImageFont
 
     title_font, caption_font = ImageFont.load_default(18), ImageFont.load_default(15)
     height, width = next(iter(panels.values())).shape[1:3]

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Bool, Int
 
+from lutjax._extras import needed_by
 from lutjax.circuits import Circuit, simplify
 from lutjax.circuits.circuit import alive_nodes
 from lutjax.layers._logic import truth_of
 from lutjax.models import LogicCA, automaton
 from lutjax.training.automaton import EVALUATION_BATCH, N_BOARDS, Run
 from lutjax.training.circuits import INPUTS, live
+
+with needed_by("lutjax.training.pruning"):
+    from flax import nnx
 
 CONSTANTS = (0, 15)
 """Gates without an input."""

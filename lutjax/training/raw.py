@@ -158,7 +158,9 @@ def _table(raw: Any, names: Sequence[str], name: str) -> Table:
             raise SamplesError(
                 f"{name} have shape {list(rows.shape)}; expected [N, {len(names)}], the columns {', '.join(names)}, or columns by name."
             )
-        cells = {column: columns.strings(values) for column, values in zip(names, rows.T, strict=True)}
+        cells = {
+            column: columns.strings(map(_cell, values)) for column, values in zip(names, rows.T, strict=True)
+        }
     sizes = {len(values) for values in cells.values()}
     if len(sizes) != 1:
         raise SamplesError(f"{name}: columns have {sorted(sizes)} rows; expected as many in each.")

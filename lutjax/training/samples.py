@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
+from lutjax._extras import command, needed_by
 from lutjax.files import _packed
 from lutjax.files._messages import in_a_line
 
@@ -89,7 +90,7 @@ def load_digits() -> Samples:
         from sklearn import datasets
     except ImportError:
         raise SamplesError(
-            "scikit-learn, which the digits come with, is not installed: pip install 'lutjax[apps]'"
+            f"scikit-learn, which the digits come with, is not installed: {command('sklearn')}"
         ) from None
     found = datasets.load_digits()
     return samples(found.images, found.target, name="scikit-learn's digits")
@@ -260,7 +261,8 @@ def split_ids(
     if not stratified:
         order = np.random.default_rng(seed).permutation(len(labels))
         return order[n_test:], order[:n_test]
-    from sklearn.model_selection import train_test_split
+    with needed_by("a stratified split"):
+        from sklearn.model_selection import train_test_split
 
     found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if counts.min() < 2 or n_test < len(found):

@@ -1,8 +1,9 @@
-"""Losses and tests for TensorBoard, by tensorboardX: ``pip install "lutjax[tensorboard]"``."""
+"""Losses and tests for TensorBoard, by tensorboardX, of the extra ``tensorboard``."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from lutjax._extras import needed_by
 from lutjax.training.experiments import Watcher
 
 
@@ -16,7 +17,8 @@ class Events(Watcher):
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], done: int):
-        from tensorboardX import SummaryWriter
+        with needed_by("lutjax.training.tensorboard"):
+            from tensorboardX import SummaryWriter
 
         self._names = [name.replace(" ", "_") for name in names]  # as TensorBoard wants them
         self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)

@@ -24,6 +24,7 @@ from click.testing import Result
 from commands import command
 
 import lutjax
+from lutjax import _extras
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import (
     checkpoints,
@@ -340,9 +341,8 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
 
 def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        SamplesError, match=r'pyarrow, which reads it, is not installed: pip install "lutjax\[parquet\]"'
-    ):
+    remedy = re.escape(f"pyarrow, which reads it, is not installed: {_extras.command('pyarrow')}")
+    with pytest.raises(SamplesError, match=remedy):
         columns.read(tmp_path / "a.parquet", "class")
 
 

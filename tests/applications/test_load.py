@@ -91,6 +91,7 @@ MISSING = {  # what is asked for, by the packages that are then missing, and the
 CODE = """
 import importlib, sys
 import lutjax
+from lutjax import _extras
 missing = {missing}
 for (package, extra), names in missing.items():
     before = set(sys.modules)
@@ -106,7 +107,7 @@ for (package, extra), names in missing.items():
         except ModuleNotFoundError as error:
             said = str(error)
             assert said.startswith("lutjax."), (name, said)
-            assert f'needs {{package}}, which is not installed: pip install "lutjax[{{extra}}]"' in said, (name, said)
+            assert f"needs {{package}}, which is not installed: {{_extras.command(package)}}" in said, (name, said)
             assert error.name.partition(".")[0] == package and type(error) is ModuleNotFoundError
         else:
             raise AssertionError(name)
@@ -131,18 +132,11 @@ def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     """Compare the extras with those of pyproject.toml: the installed metadata may be older."""
-    from lutjax._extras import EXTRAS
+    from lutjax._extras import DISTRIBUTIONS, EXTRAS
 
-    names = {
-        "PIL": "pillow",
-        "absl": "absl-py",
-        "haiku": "dm-haiku",
-        "orbax": "orbax-checkpoint",
-        "sklearn": "scikit-learn",
-    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():
         if package == "triton":  # comes with jax-triton's own requirements
             continue
-        name = names.get(package, package.replace("_", "-"))
+        name = DISTRIBUTIONS.get(package, package)
         assert any(one.startswith(name) for one in project["optional-dependencies"][extra]), package

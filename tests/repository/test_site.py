@@ -239,7 +239,7 @@ def test_the_site_installs_what_its_reference_imports():
     done = subprocess.run(
         [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    kernels = {"cpu", "triton"}  # are looked for, and not needed
+    kernels = {"triton"}  # is looked for, and not needed
     assert set(done.stdout.split()) - kernels <= installed
     assert "lutjax[flax]" in extras["apps"]
     workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
@@ -295,7 +295,7 @@ def test_everybody_can_read_the_pages_of_the_gallery(accessibility):
 
 needs_sphinx = pytest.mark.skipif(
     importlib.util.find_spec("sphinx_book_theme") is None,
-    reason="the packages of the site are not installed: pip install 'lutjax[docs]'",
+    reason="the packages of the site are not installed: pip install '.[docs]'",
 )
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 

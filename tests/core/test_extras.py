@@ -1,0 +1,202 @@
+"""Optional packages: what is said where they are missing, and that it helps."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from folders import ROOT
+
+from lutjax import _extras
+
+
+@pytest.fixture
+def installed_from(monkeypatch):
+    """Return a function that makes this process a lutjax which pip installed from a folder, or from an index."""
+
+    def install(folder: Path | None, *, editable: bool = False) -> None:
+        url = (
+            {}
+            if folder is None
+            else {"url": folder.as_uri(), "dir_info": {"editable": True} if editable else {}}
+        )
+        monkeypatch.setattr(_extras, "__file__", "/nowhere/site-packages/lutjax/_extras.py")
+        monkeypatch.setattr(_extras, "_direct_url", lambda: url)
+        monkeypatch.setattr(_extras, "_checkout", _extras._checkout.__wrapped__)
+
+    return install
+
+
+def targets(command: str) -> list[str]:
+    """Return what a command gives pip to install."""
+    pip, install, *words = shlex.split(command)
+    assert (pip, install) == ("pip", "install")
+    return [word for word in words if not word.startswith("-")]
+
+
+def extras() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("package", [*_extras.EXTRAS, _extras.NATIVE])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the checkout", "elsewhere"])
+def test_a_checkout_is_named_with_an_extra_that_it_has(
+    package, elsewhere, installed_from, tmp_path, monkeypatch
+):
+    installed_from(ROOT)
+    monkeypatch.chdir(tmp_path if elsewhere else ROOT)
+    [target] = targets(_extras.command(package))
+    folder, extra = re.fullmatch(r"(.*?)(?:\[(\w+)\])?", target).groups()
+    assert (Path.cwd() / folder / "pyproject.toml").is_file()
+    if package == _extras.NATIVE:
+        assert Path(folder).resolve() == ROOT / "native"
+        assert extra is None
+    else:
+        assert Path(folder).resolve() == ROOT
+        assert extra in extras()
+    assert Path(folder).is_absolute() == elsewhere
+
+
+def test_commands_of_a_checkout(installed_from, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    installed_from(ROOT)
+    assert _extras.command("safetensors") == 'pip install ".[bundles]"'
+    assert _extras.command("lutjax_cpu") == "pip install ./native"
+    assert _extras.command("optax", "uvicorn", "click") == 'pip install ".[apps,serve]"'
+    assert _extras.command("optax", "no_such_package") == ""
+    installed_from(ROOT, editable=True)
+    assert _extras.command("safetensors", "lutjax_cpu") == 'pip install -e ".[bundles]" ./native'
+
+
+def test_a_wheel_without_a_checkout_names_packages_of_an_index(installed_from, tmp_path):
+    for folder in (None, tmp_path / "deleted"):
+        installed_from(folder)
+        assert _extras.command("orbax", "safetensors") == "pip install orbax-checkpoint safetensors"
+        assert _extras.command("lutjax_cpu") == "pip install ./native in a checkout of lutjax"
+
+
+def test_pages_name_no_package_that_is_on_no_index():
+    """Find `pip install lutjax` and `lutjax-cpu` in pages, messages and comments."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "native" / "README.md"]
+    for folder, pattern in (
+        ("docs", "*.md"),
+        ("docs", "*.py"),
+        ("lutjax", "*.py"),
+        ("native/lutjax_cpu", "*.py"),
+    ):
+        files += (ROOT / folder).rglob(pattern)
+    for file in files:
+        found = re.findall(
+            r"pip install [^\n`&]*?\blutjax(?:\[|-cpu|\b(?=[`\"' ]))[^\n]*", file.read_text(encoding="utf-8")
+        )
+        assert not found, (file, found)
+
+
+def test_commands_of_pages_name_extras_of_the_package():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    found = [
+        name
+        for page in pages
+        for names in re.findall(r"pip install [^\n]*?\"\.\[([\w,]+)\]", page.read_text(encoding="utf-8"))
+        for name in names.split(",")
+    ]
+    assert len(found) > 10
+    assert set(found) <= extras()
+
+
+# ------------------------------------------------------------------------------------- names of packages that need one
+LISTED = """
+import inspect, json, pydoc, rlcompleter, sys
+for package in json.loads(sys.argv[1]):
+    sys.modules[package] = None
+import lutjax
+for name in ("", ".bundles", ".circuits", ".convert", ".layers", ".models", ".serving", ".training", ".wiring"):
+    module = __import__(f"lutjax{name}", fromlist=["lutjax"])
+    members = dict(inspect.getmembers(module))
+    assert set(members) >= set(dir(module)), name
+    completed = rlcompleter.Completer({"module": module}).attr_matches("module.")
+    assert {word.split(".")[1].rstrip("()") for word in completed} >= {w for w in dir(module) if w[0] != "_"}, name
+    assert len(pydoc.plain(pydoc.render_doc(module)).splitlines()) > 10, name
+print(*dir(lutjax))
+print(*dir(lutjax.bundles))
+print(*dir(lutjax.models))
+"""
+
+
+def listed(*missing: str) -> list[list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED, json.dumps(missing)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_help_and_completion_without_any_extra():
+    """Read the documentation of a package of which some names cannot be imported."""
+    package, bundles, models = listed(*_extras.EXTRAS)
+    assert {"save", "load", "lookup", "models"} <= set(package)
+    assert {"Bundle", "read"} <= set(bundles)
+    assert "GPT" not in models
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("package", ["flax", "optax", "orbax", "safetensors", "starlette"])
+def test_help_and_completion_without_one_package(package):
+    assert "save" in listed(package)[0]
+
+
+PUBLIC = """
+import importlib, json, pkgutil, sys
+extras = json.loads(sys.argv[1])
+for package in extras:
+    sys.modules[package] = None
+import lutjax
+for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda name: None):
+    if "._" in found.name or found.name.startswith("lutjax.cli"):
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as error:
+        assert str(error).startswith("lutjax.") and "is not installed: pip install" in str(error), (found.name, error)
+"""
+
+
+@pytest.mark.thorough
+def test_every_module_without_its_extra_says_how_to_install_it():
+    subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
+
+
+# ------------------------------------------------------------------------------------- pip itself
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["safetensors", "lutjax_cpu"])
+def test_the_command_installs(package, installed_from, tmp_path, monkeypatch):
+    """Run a message's command in an environment of its own."""
+    installed_from(ROOT)
+    monkeypatch.chdir(ROOT)
+    command = shlex.split(_extras.command(package))
+    venv.create(tmp_path, with_pip=True)
+    python = tmp_path / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    reached = subprocess.run(
+        [python, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path, "jaxtyping"], check=False
+    )
+    if reached.returncode:
+        pytest.skip("pip reaches no index")
+    # Only the package itself of the native kernels: they need lutjax, which is of the checkout.
+    words = ["--no-deps"] if package == _extras.NATIVE else []
+    subprocess.run([python, "-m", *command, *words], check=True, timeout=540)
+    found = subprocess.run(
+        [python, "-c", f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == "True"
