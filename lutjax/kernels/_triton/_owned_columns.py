@@ -15,6 +15,7 @@ share a row, the first adds what the second does, and the second does not.
 Triton has neither sums in shared memory nor such copies: they are inline PTX (`_owned_ptx`).
 """
 
+import itertools
 import math
 
 import jax
@@ -71,7 +72,7 @@ def _shares(tables: tuple[int, ...], groups: int, n_samples: int) -> int:
         partial = 4 * math.prod(tables) * (shares + 1) if shares > 1 else 0
         return rounds * n_samples / shares * _SECONDS_OF_SAMPLE + partial / _BYTES_PER_SECOND
 
-    return min(range(1, most + 1), key=seconds)
+    return min(itertools.takewhile(lambda n: n <= most, itertools.count(1)), key=seconds)
 
 
 def _warps(tables: tuple[int, ...], groups: int) -> int:
