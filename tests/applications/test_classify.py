@@ -884,7 +884,7 @@ def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], 
         assert result.exit_code == 0, result.output
         assert (tmp_path / "run.v").exists()
     for words in ((), (out, "--run", out)):
-        assert "Error: give the folder of one run, as RUN." in command("export", *words).output
+        assert "Error: give the folder of one run or bundle, as RUN." in command("export", *words).output
 
 
 @pytest.mark.thorough

@@ -350,7 +350,7 @@ def test_cells_of_tables(raw: Any, message: str | None) -> None:
 @pytest.mark.thorough
 def test_other_models_are_not_served(tmp_path: Path) -> None:
     RUNS["ca"](tmp_path / "run")
-    with pytest.raises(ValueError, match="a LogicCA is not served"):
+    with pytest.raises(ValueError, match="model is a LogicCA; only text models and classifiers are served"):
         application(lutjax.load(tmp_path / "run"))
     with pytest.raises(ValueError, match="slots is 0; it must be at least 1"):
         Limits(slots=0)
