@@ -449,32 +449,40 @@ def collectives(program: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def profile(run: Callable[[], Any], steps: int, limit: int = 25) -> list[str]:
-    """Return lines that say where the time of a device goes: microseconds and launches in a step, by kernel."""
+def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, float]]]:
+    """Return the name, the start and the end in nanoseconds of every kernel launch while a function runs, by GPU."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
         (path,) = Path(folder).rglob("*.xplane.pb")
         space = jax.profiler.ProfileData.from_file(str(path))
+    return {
+        plane.name: [
+            (event.name, event.start_ns, event.start_ns + event.duration_ns)
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+        ]
+        for plane in space.planes
+        if "GPU" in plane.name and plane.name.startswith("/device")
+    }
+
+
+def profile(run: Callable[[], Any], steps: int, limit: int = 25) -> list[str]:
+    """Return lines that say where the time of a device goes: microseconds and launches in a step, by kernel."""
     lines = []
-    for plane in space.planes:
-        if "GPU" not in plane.name or not plane.name.startswith("/device"):
-            continue
+    for device, launches in kernel_launches(run).items():
         by_name: dict[str, list[float]] = collections.defaultdict(list)
-        spans = []
-        for line in plane.lines:
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                by_name[event.name].append(event.duration_ns)
-                spans.append((event.start_ns, event.start_ns + event.duration_ns))
+        spans = [(begin, end) for _, begin, end in launches]
+        for name, begin, end in launches:
+            by_name[name].append(end - begin)
         busy, until = 0.0, -math.inf
         for begin, end in sorted(spans):
             busy += max(0.0, end - max(begin, until))
             until = max(until, end)
         whole = max((end for _, end in spans), default=0) - min((begin for begin, _ in spans), default=0)
         lines.append(
-            f"{plane.name}: {whole / steps / 1e3:.0f} us a step, of them {busy / steps / 1e3:.0f} busy, "
+            f"{device}: {whole / steps / 1e3:.0f} us a step, of them {busy / steps / 1e3:.0f} busy, "
             f"{len(spans) / steps:.0f} launches"
         )
         for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:limit]:

@@ -77,12 +77,9 @@ class Trials(Run):
         super().__init__(presets.make(GPTConfig, values), training, text.train)
         self._advance = jax.jit(self._steps, donate_argnums=0)
 
-    def _starts(self, number: Any, n_bytes: int) -> tuple[Any, Any]:
-        data_key, dropout_key = jax.random.split(
-            jax.random.fold_in(jax.random.key(self._trial["seed"]), number)
-        )
-        starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
-        return starts, dropout_key
+    @property
+    def _data_seed(self) -> Any:
+        return self._trial["seed"]
 
     def _steps(self, state: Any, first: Any, count: Any, text: Any, trial: dict[str, Any]) -> tuple[Any, Any]:
         def step(k: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ import argparse
 import collections
 import math
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from devices import kernel_launches  # beside this file
 from language_models import about, add_options, values_of  # beside this file
 
 from lutjax.models import GPTConfig
@@ -40,18 +40,9 @@ def kind_of(name: str) -> str:
 def kernel_times(run: Callable[[], Any]) -> dict[str, list[float]]:
     """Return microseconds of every launch while a function runs, by kernel."""
     times: dict[str, list[float]] = collections.defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            run()
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        space = jax.profiler.ProfileData.from_file(str(path))
-        for plane in space.planes:
-            if "GPU" not in plane.name or not plane.name.startswith("/device"):
-                continue
-            for line in plane.lines:
-                if line.name.startswith("Stream"):
-                    for event in line.events:
-                        times[event.name].append(event.duration_ns / 1e3)
+    for launches in kernel_launches(run).values():
+        for name, begin, end in launches:
+            times[name].append((end - begin) / 1e3)
     return times
 
 

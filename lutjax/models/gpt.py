@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from lutjax import reads
@@ -17,6 +18,7 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers._memory import History, NgramMemorySpec
 from lutjax.layers._projection import ProjectionLUTSpec
 from lutjax.layers._tables import LUTSpec
+from lutjax.layers.initializers import Normal
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
 from lutjax.models._attention import attend
 from lutjax.models._config import MOST_LAYERS, Config, require_arguments
@@ -48,23 +50,20 @@ _STANDARD_DEVIATION = 0.02
 _ROTARY_BASE = 10000.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Normal:
+class _Normal(Normal):
     """Initializer of normally distributed matrices, compiled once for each shape.
 
     A model built outside of `jax.jit` has the bits of one built inside: XLA folds the standard deviation into a constant of the sampler in both.
     """
 
-    deviation: float
-
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        sampled: jax.Array = _sample_normal(key, shape, jnp.dtype(dtype), self.deviation)
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        sampled: jax.Array = _initialize(Normal(self.deviation), key, shape, jnp.dtype(dtype))
         return sampled
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _sample_normal(key: Array, shape: tuple[int, ...], dtype: Any, deviation: float) -> jax.Array:
-    return jax.nn.initializers.normal(deviation)(jnp.asarray(key), shape, dtype)
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _initialize(init: Normal, key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    return init(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

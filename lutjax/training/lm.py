@@ -391,11 +391,14 @@ class Run(ModelRun[LanguageModel]):
             for place in self.config.memory_places
         }
 
+    @property
+    def _data_seed(self) -> int | Array:
+        """Seed of the data order and dropout."""
+        return self.training.seed
+
     def _starts(self, number: Array, n_bytes: int) -> tuple[Array, Array]:
         """Return the starts of the windows of a step in a text, and the key of its dropout."""
-        data_key, dropout_key = jax.random.split(
-            jax.random.fold_in(jax.random.key(self.training.seed), number)
-        )
+        data_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self._data_seed), number))
         starts = jax.random.randint(data_key, (self.training.batch_size,), 0, n_bytes - self.config.context)
         return starts, dropout_key
 
