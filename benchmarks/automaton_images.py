@@ -1,8 +1,8 @@
 """Pictures that automata learn: `python benchmarks/automaton_images.py [--only NAME ...] [--set FIELD=VALUE ...] [--png FILE]`.
 
-Each picture is drawn here, learnt as `lutjax train ca --target` does with one automaton (``runs=1``), and a row says what it needed: a test every 50 steps
+Each picture is drawn here, learned as `lutjax train ca --target` does with one automaton (``runs=1``), and a row says what it needed: a test every 50 steps
 counts the wrong bits of the hard automaton, and three without one, one after the other, end the run. ``--png`` draws targets beside what was
-learnt.
+learned.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from lutjax.training.automaton_runs import Automaton
 
-COLOURS = {"red": (255, 0, 0), "yellow": (255, 255, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+COLORS = {"red": (255, 0, 0), "yellow": (255, 255, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 
 
@@ -25,22 +25,22 @@ def face(size: int) -> Image.Image:
     """A yellow face on black: eyes are blue, the mouth is red."""
     image, unit = Image.new("RGB", (size, size)), size / 16
     draw = ImageDraw.Draw(image)
-    draw.ellipse((unit, unit, 14 * unit, 14 * unit), COLOURS["yellow"])
+    draw.ellipse((unit, unit, 14 * unit, 14 * unit), COLORS["yellow"])
     for x in (4, 9):
-        draw.rectangle((x * unit, 4 * unit, (x + 1.5) * unit, 6 * unit), COLOURS["blue"])
-    draw.rectangle((4 * unit, 9.5 * unit, 11 * unit, 11 * unit), COLOURS["red"])
+        draw.rectangle((x * unit, 4 * unit, (x + 1.5) * unit, 6 * unit), COLORS["blue"])
+    draw.rectangle((4 * unit, 9.5 * unit, 11 * unit, 11 * unit), COLORS["red"])
     return image
 
 
 def boat(size: int) -> Image.Image:
-    """A boat with two sails under a sun, on waves: seven colours."""
+    """A boat with two sails under a sun, on waves: seven colors."""
     image, unit = Image.new("RGB", (size, size), (0, 255, 255)), size / 16
     draw = ImageDraw.Draw(image)
-    draw.ellipse((11 * unit, unit, 14.5 * unit, 4.5 * unit), COLOURS["yellow"])
+    draw.ellipse((11 * unit, unit, 14.5 * unit, 4.5 * unit), COLORS["yellow"])
     draw.polygon([(7 * unit, 2 * unit), (7 * unit, 10 * unit), (1.5 * unit, 10 * unit)], _WHITE)
     draw.polygon([(8.5 * unit, 4 * unit), (8.5 * unit, 10 * unit), (12 * unit, 10 * unit)], (255, 0, 255))
-    draw.polygon([(unit, 11 * unit), (14 * unit, 11 * unit), (11 * unit, 13.5 * unit), (4 * unit, 13.5 * unit)], COLOURS["red"])  # fmt: skip
-    draw.rectangle((0, 14 * unit, size, size), COLOURS["blue"])
+    draw.polygon([(unit, 11 * unit), (14 * unit, 11 * unit), (11 * unit, 13.5 * unit), (4 * unit, 13.5 * unit)], COLORS["red"])  # fmt: skip
+    draw.rectangle((0, 14 * unit, size, size), COLORS["blue"])
     return image
 
 
@@ -72,10 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES), metavar="NAME")
     parser.add_argument("--set", nargs="+", default=[], help="fields of its configs, with values as in JSON")
-    parser.add_argument("--png", type=Path, help="draw targets above what was learnt")
+    parser.add_argument("--png", type=Path, help="draw targets above what was learned")
     arguments = parser.parse_args()
     print(
-        "| picture | colours | channels | gates | steps of the automaton | wrong bits | training steps | seconds |"
+        "| picture | colors | channels | gates | steps of the automaton | wrong bits | training steps | seconds |"
     )
     print("| --- | --: | --: | --: | --: | --: | --: | --: |")
     drawn = []
@@ -104,10 +104,10 @@ def main() -> None:
 
         side = 192
         sheet = Image.new("RGB", ((side + 8) * len(drawn), 2 * (side + 8)), "white")
-        for column, (target, learnt) in enumerate(drawn):
-            for row, pixels in enumerate((target, np.where(learnt, 255, 0).astype(np.uint8))):
+        for column, (target, learned) in enumerate(drawn):
+            for row, pixels in enumerate((target, np.where(learned, 255, 0).astype(np.uint8))):
                 tile = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
-                sheet.paste(ImageOps.expand(tile, 1, "grey"), (column * (side + 8), row * (side + 8)))
+                sheet.paste(ImageOps.expand(tile, 1, "gray"), (column * (side + 8), row * (side + 8)))
         sheet.save(arguments.png)
 
 

@@ -91,7 +91,7 @@ class Row:
     """Accuracy of one learner, and how it was measured.
 
     Attributes:
-      data, name: what was learnt, and by what.
+      data, name: what was learned, and by what.
       gates: gates of the network; None of others.
       reached: percent right on each split: "test" and "validation" of the hard network or of another learner, "soft test" and
         "soft validation" of the soft network.

@@ -29,7 +29,7 @@ import lutjax
 from lutjax import wiring
 from lutjax.benchmark.language_model import Step
 from lutjax.benchmark.results import sources
-from lutjax.dispatch.catalogue import KERNELS
+from lutjax.dispatch.catalog import KERNELS
 from lutjax.models import GPTConfig
 from lutjax.training import presets, tables
 from lutjax.training.lm import Run, TrainingConfig
@@ -208,7 +208,7 @@ def decoding() -> Iterator[Figure]:
         state = run.init()
         model = run.structure.model(written(state.params), state.others)
         if name == "int8":
-            model = layers.quantised(model)
+            model = layers.quantize(model)
         parts: Any = nnx.split(model)
         graph, arrays = parts
 
@@ -315,9 +315,9 @@ def draw(found: list[tuple[int, str, dict[str, float]]], path: Path) -> None:
     FigureCanvasAgg(picture)
     axes = picture.subplots()
     for what, style in (("forward", "-"), ("training", "--")):
-        for name, colour in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
+        for name, color in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
             points = [(n / 2**20, times[name] * 1e9) for n, done, times in found if done == what]
-            axes.loglog(*zip(*points, strict=True), style, marker=".", color=colour, label=f"{name}, {what}")
+            axes.loglog(*zip(*points, strict=True), style, marker=".", color=color, label=f"{name}, {what}")
     axes.set_xlabel("tables (MB)")
     axes.set_ylabel("ns for a row of 32 floats")
     axes.grid(alpha=0.3, which="both")

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lutjax.layers.nnx import quantised
+from lutjax.layers.nnx import quantize
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots
 from lutjax.training import presets
 
@@ -77,7 +77,7 @@ def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str,
     scored = {**values, "feed_forward": "projection_lut", "read": "powers_of_two"}
     model = GPT(presets.make(GPTConfig, scored), implementation=implementation, rngs=nnx.Rngs(0))
     yield f"tables, float32, else {values.get('dtype', 'float32')}", model
-    yield "tables, int8", quantised(model)
+    yield "tables, int8", quantize(model)
 
 
 def print_feed_forward(preset: str, implementation: str | None) -> None:

@@ -2,7 +2,7 @@
 
 The default is the larger network for MNIST of *Deep Differentiable Logic Gate Networks*, 6 layers of 8000 gates over 784 bits. Adam,
 softmax cross entropy, random bits. Memory is what the compiler plans, arguments and state included. With `--torchlogix` the same
-network of that package runs afterwards, eager and compiled.
+network of that package runs afterward, eager and compiled.
 """
 
 import argparse

@@ -58,7 +58,7 @@ def layers() -> dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]]:
 
 
 def bytes_moved(text: str) -> int:
-    """Return the bytes that the operations of an optimised program read and write, by its text. Bodies of loops count once."""
+    """Return the bytes that the operations of an optimized program read and write, by its text. Bodies of loops count once."""
     computations: dict[str, list[str]] = {}
     lines: list[str] = []
     entry = ""

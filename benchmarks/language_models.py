@@ -86,7 +86,7 @@ def parameters_read(config: GPTConfig) -> int:
     """Return the number of parameters that one token reads: matrices whole, of tables the rows that are read."""
     features, kind = config.features, config.feed_forward
     one = kind == "lut" or config.read == "hard" or config.read.endswith("_1")
-    rows = config.lut_tables * (1 if one else 2) * features  # a row, and its neighbour
+    rows = config.lut_tables * (1 if one else 2) * features  # a row, and its neighbor
     layer = {
         "dense": 8 * features**2,
         "lut": config.lut_heads * rows,

@@ -1,6 +1,6 @@
 """Measure how many steps of the Game of Life a second the C export takes on one core: `python benchmarks/life.py [CIRCUIT.json]`.
 
-The rule is a circuit of `lutjax export` of a run of `train ca`, or one that counts the neighbours by full adders. The program that is timed is the one that
+The rule is a circuit of `lutjax export` of a run of `train ca`, or one that counts the neighbors by full adders. The program that is timed is the one that
 `lutjax.circuits.c` writes, with `NAME_step`; its last grid is compared with the rule in NumPy.
 """
 
@@ -44,7 +44,7 @@ int main(int count, char **words)
 
 
 def rule() -> Circuit:
-    """Return the rule of one cell: alive with three in its neighbourhood of nine, or with four and itself among them."""
+    """Return the rule of one cell: alive with three in its neighborhood of nine, or with four and itself among them."""
     builder = Builder()
     cells = [bit for (bit,) in builder.input("x", 9)]
     count = arithmetic.popcount(builder, cells)

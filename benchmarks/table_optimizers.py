@@ -1,4 +1,4 @@
-"""Loss curves of the table optimisers: `python benchmarks/table_optimizers.py --png docs/table-optimizers.png`.
+"""Loss curves of the table optimizers: `python benchmarks/table_optimizers.py --png docs/table-optimizers.png`.
 
 The sizes of the demo preset, the same batches and as many steps for each; rates chosen on a validation part of
 another text (plays by Shakespeare).
@@ -45,7 +45,7 @@ def main() -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    print(f"{'optimiser':14} {'ms/step':>8} {'train':>8} {'test':>8}   ({arguments.steps} steps)")
+    print(f"{'optimizer':14} {'ms/step':>8} {'train':>8} {'test':>8}   ({arguments.steps} steps)")
     for name, options in CONFIGS.items():
         values = {**demo, **options, "table_optimizer": name, "steps": arguments.steps}
         run = Run(model, TrainingConfig(**_of(TrainingConfig, values)), text.train)

@@ -2,7 +2,7 @@
 
 Adam, softmax cross entropy, random images of the right shape. Memory is what the compiler plans, arguments and state included; beside it
 stand the bytes that all layers read and write in the forward pass: inputs, outputs and parameters. `--plan` compiles and does not run. With `--torchlogix` the same network of that package runs
-afterwards, eager and compiled.
+afterward, eager and compiled.
 """
 
 import argparse

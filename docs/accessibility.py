@@ -4,7 +4,7 @@ Of each page in ``docs/_build/html`` it wants a language, a title, one heading o
 picture, a name for every frame, link, button and field, and ids that are there once. That takes seconds, and no browser.
 
 With `--axe`, the file ``axe.min.js`` of axe-core (``npm install --no-save axe-core`` puts it into ``node_modules/axe-core``), pages of
-all kinds, or with `--all` all pages, are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colours: axe-core finds contrasts that are too small, names that are missing and parts
+all kinds, or with `--all` all pages, are also opened in headless Chromium or Chrome, wide and as on a phone, in light and dark colors: axe-core finds contrasts that are too small, names that are missing and parts
 that a keyboard does not reach. Then the Tab key walks through the page: what has the focus must show it.
 """
 
@@ -43,7 +43,7 @@ class _Page(HTMLParser):
         self.ids: Counter[str] = Counter()
         self.title = ""
         self._open: list[tuple[str, dict[str, str | None], list[str]]] = []
-        self._labelled: set[str] = set()
+        self._labeled: set[str] = set()
         self._fields: list[dict[str, str | None]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -60,7 +60,7 @@ class _Page(HTMLParser):
         if tag in ("iframe", "object", "embed") and not given.get("title"):
             self.problems.append(f"no title: {tag} {given.get('src', given.get('data'))}")
         if tag == "label" and given.get("for"):
-            self._labelled.add(str(given["for"]))
+            self._labeled.add(str(given["for"]))
         if tag in ("input", "select", "textarea") and given.get("type") not in ("hidden", "submit", "button"):
             inside = any(opened == "label" for opened, _, _ in self._open)
             if not inside:
@@ -102,7 +102,7 @@ class _Page(HTMLParser):
                 found.append(f"a heading of level {after} follows one of level {before}")
         found += [f"the id {name} is there {n} times" for name, n in self.ids.items() if n > 1]
         for given in self._fields:
-            if given.get("id") not in self._labelled and not any(
+            if given.get("id") not in self._labeled and not any(
                 given.get(a) for a in ("aria-label", "aria-labelledby", "title", "placeholder")
             ):
                 found.append(f"a field without a name: {given}")
@@ -134,7 +134,7 @@ FOCUS = """(() => { const e = document.activeElement; if (!e || e === document.b
 
 
 def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
-    """Yield what is wrong in a page as a browser shows it, in all sizes and colours."""
+    """Yield what is wrong in a page as a browser shows it, in all sizes and colors."""
     for size, width in SIZES.items():
         for dark in (False, True):
             browser.resize(width, 900, dark=dark, mobile=size == "phone")

@@ -55,12 +55,12 @@ def _draw_comparisons(axes, index: int, flip: int) -> None:
     axes.spines["left"].set_visible(False)
     for pair, (a, b) in enumerate(ANCHORS[0]):
         closest = flip == 1 << pair
-        height, colour = 1.25 + 0.75 * pair, NEAREST if closest else INK
-        ends = {"arrowstyle": "-", "color": colour, "linewidth": 1.5}
+        height, color = 1.25 + 0.75 * pair, NEAREST if closest else INK
+        ends = {"arrowstyle": "-", "color": color, "linewidth": 1.5}
         axes.annotate("", (a, height), (b, height), arrowprops=ends)
         answer = "yes: 1" if index >> pair & 1 else "no: 0"
         text = f"x[{a}] > x[{b}]?  {answer}" + ("  (the closest)" if closest else "")
-        axes.text((a + b) / 2, height + 0.08, text, ha="center", va="bottom", color=colour, fontsize=9)
+        axes.text((a + b) / 2, height + 0.08, text, ha="center", va="bottom", color=color, fontsize=9)
 
 
 def _draw_table(axes, row: int, nearest: int) -> None:
@@ -70,9 +70,9 @@ def _draw_table(axes, row: int, nearest: int) -> None:
     axes.set_ylim(rows + 0.1, -0.7)
     axes.axis("off")
     for number in range(rows):
-        colour = {row: READ, nearest: NEAREST}.get(number, MUTED)
+        color = {row: READ, nearest: NEAREST}.get(number, MUTED)
         axes.text(
-            -0.15, number + 0.5, f"{number:02b}", ha="right", va="center", color=colour, family="monospace"
+            -0.15, number + 0.5, f"{number:02b}", ha="right", va="center", color=color, family="monospace"
         )
         for output, value in enumerate(TABLE[0, number]):
             face = "#deebf7" if number == row else "white"
@@ -83,7 +83,7 @@ def _draw_table(axes, row: int, nearest: int) -> None:
             )
         note = {row: "output", nearest: "row if the closest\ncomparison flips"}.get(number)
         if note:
-            axes.text(outputs + 0.12, number + 0.5, note, va="center", color=colour, fontsize=9)
+            axes.text(outputs + 0.12, number + 0.5, note, va="center", color=color, fontsize=9)
     for output in range(outputs):
         axes.text(output + 0.5, -0.1, f"y[{output}]", ha="center", va="bottom", color=MUTED, fontsize=9)
 

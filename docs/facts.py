@@ -1,6 +1,6 @@
-"""Generate sentences of pages from the catalogue of kernels.
+"""Generate sentences of pages from the catalog of kernels.
 
-Each sentence stands between two comments, ``<!-- NAME -->`` and ``<!-- end -->``. After a change of the catalogue
+Each sentence stands between two comments, ``<!-- NAME -->`` and ``<!-- end -->``. After a change of the catalog
 
     python docs/facts.py
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from lutjax.dispatch.catalogue import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
+from lutjax.dispatch.catalog import KERNELS, NATIVE, TENSORCORE, TRITON, XLA
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "start", "choose", "reference", "appendix")

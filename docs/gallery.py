@@ -90,9 +90,9 @@ def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any
 
 
 def life() -> str:
-    """Return a page that runs the Game of Life, as the smallest circuit that ABC finds for what a run has learnt."""
+    """Return a page that runs the Game of Life, as the smallest circuit that ABC finds for what a run has learned."""
     from lutjax import circuits
-    from lutjax.training.export import optimised
+    from lutjax.training.export import optimized
 
     run = _automaton("life", None, steps=1500)
     state = run.init()
@@ -102,9 +102,9 @@ def life() -> str:
         raise RuntimeError(
             f"the automaton has {run.wrong(state)} wrong bits after {run.training.steps} steps"
         )
-    learnt = run.best(state).circuit()
-    circuit = optimised(circuits.tabulated(learnt), "ands")
-    print(f"life: {len(learnt)} gates learnt, {len(circuit)} AND nodes")
+    learned = run.best(state).circuit()
+    circuit = optimized(circuits.tabulate(learned), "ands")
+    print(f"life: {len(learned)} gates learned, {len(circuit)} AND nodes")
     return shown("life", circuit)
 
 

@@ -51,7 +51,7 @@ TOPICS: dict[str, Topic] = {
             ("Weighted and scored look-ups", "lutjax", "weighted_lookup scored_lut"),
             ("Attention", "lutjax", "lookup_attention lut_attention lut_pair_attention"),
             ("Rows of n-grams", "lutjax", "ngram_rows"),
-            ("Integers", "lutjax", "quantise_tables QuantisedTables FixedPoint"),
+            ("Integers", "lutjax", "quantize_tables QuantizedTables FixedPoint"),
             (
                 "Training",
                 "lutjax",
@@ -90,9 +90,9 @@ TOPICS: dict[str, Topic] = {
             (
                 "Kinds of variables",
                 "lutjax.layers.nnx",
-                "Tables Scalars Anchors Targets Wires Thresholds Quantised Keys",
+                "Tables Scalars Anchors Targets Wires Thresholds Quantized Keys",
             ),
-            ("Functions of models", "lutjax.layers.nnx", "check quantised tables_of host_tables_of"),
+            ("Functions of models", "lutjax.layers.nnx", "check quantize tables_of host_tables_of"),
             ("Initial values", "lutjax.layers.initializers", "residual_gates residual_table"),
         ),
     ),
@@ -125,7 +125,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "Lists of edges",
                 "lutjax.wiring",
-                "from_edges edges grown pruned carried Edges EdgeIds Changed",
+                "from_edges edges add_edges remove_edges carry_over Edges EdgeIds Changed",
             ),
             ("Names", "lutjax.wiring", "FIXED LEARNED"),
         ),
@@ -162,7 +162,7 @@ TOPICS: dict[str, Topic] = {
     ),
     "training-tables": Topic(
         "Training: tables",
-        "Gradients of tables in factors, optimisers that move rows in place, and penalties ([how-to](../../training-large-tables.md)).",
+        "Gradients of tables in factors, optimizers that move rows in place, and penalties ([how-to](../../training-large-tables.md)).",
         (
             (
                 "Gradients",
@@ -170,16 +170,16 @@ TOPICS: dict[str, Topic] = {
                 "value_and_grad microbatched TableGradient TableUseError",
             ),
             (
-                "Optimisers",
+                "Optimizers",
                 "lutjax.training.tables",
-                "Optimizer OptimizerState SGD RowAdagrad RowAdam RowMomentum RowRule scaled normalised",
+                "Optimizer OptimizerState SGD RowAdagrad RowAdam RowMomentum RowRule scaled normalized",
             ),
             ("Norms", "lutjax.training.tables", "global_norm clip_by_global_norm"),
             ("Flax NNX", "lutjax.training.nnx", "value_and_grad Optimizer update_host"),
             (
                 "In the memory of the host",
                 "lutjax.training.host",
-                "HostTable HostTables HostMemoryError Ahead Batch OnMesh given",
+                "HostTable HostTables HostMemoryError RowPrefetcher Batch ShardedHostTable given",
             ),
             ("Flax Linen", "lutjax.training.linen", "TrainState"),
             (
@@ -222,7 +222,7 @@ TOPICS: dict[str, Topic] = {
             (
                 "Netlists",
                 "lutjax.circuits",
-                "Circuit Port Format Builder of simplify tabulated resynthesised step_automaton draw",
+                "Circuit Port Format Builder from_model simplify tabulate resynthesize step_automaton draw",
             ),
             (
                 "Writers and readers",
@@ -239,7 +239,7 @@ TOPICS: dict[str, Topic] = {
             ("FPGAs", "lutjax.circuits.fpga", "report part_of Report Cost Family"),
             ("Boards", "lutjax.circuits.boards", "write Board"),
             ("Microcontrollers", "lutjax.circuits.mcu", "write c_test report Report Target"),
-            ("ABC", "lutjax.circuits.abc", "find cec lut_count optimised from_verilog Equivalence"),
+            ("ABC", "lutjax.circuits.abc", "find cec lut_count optimize from_verilog Equivalence"),
             (
                 "Folders and proofs",
                 "lutjax.circuits",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lutjax.ops.lut_pair_attention import lut_pair_attention
     from lutjax.ops.margins import margins
     from lutjax.ops.packed_lut import pack_bits, packed_lut, unpack_bits
-    from lutjax.ops.quantise_tables import quantise_tables
+    from lutjax.ops.quantize_tables import quantize_tables
     from lutjax.ops.scale_gradient import scale_gradient
     from lutjax.ops.scored_lut import scored_lut
     from lutjax.ops.soft_lut import soft_lut
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from lutjax.values._detection import Detection
     from lutjax.values._fixed_point import FixedPoint
     from lutjax.values._ngrams import ngram_rows
-    from lutjax.values._quantised import QuantisedTables
+    from lutjax.values._quantized import QuantizedTables
     from lutjax.values._thermometer import thermometer_thresholds
     from lutjax.values._wires import readers
 
@@ -71,7 +71,7 @@ __all__ = [
     "FixedPoint",
     "NoImplementationError",
     "Platform",
-    "QuantisedTables",
+    "QuantizedTables",
     "RepeatedInputsWarning",
     "Usage",
     "__version__",
@@ -100,7 +100,7 @@ __all__ = [
     "ngram_rows",
     "pack_bits",
     "packed_lut",
-    "quantise_tables",
+    "quantize_tables",
     "readers",
     "reads",
     "reference",
@@ -132,7 +132,7 @@ _HOMES = {
     "values._fixed_point": ("FixedPoint",),
     "values._ngrams": ("ngram_rows",),
     "training._load": ("load",),
-    "values._quantised": ("QuantisedTables",),
+    "values._quantized": ("QuantizedTables",),
     "values._thermometer": ("thermometer_thresholds",),
     "tables._usage": ("Usage", "usage"),
     "values._wires": ("readers",),

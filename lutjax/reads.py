@@ -19,7 +19,7 @@ from lutjax._typing import Array
 from lutjax.values._derivatives import with_derivative_of
 from lutjax.values._detection import is_above_zero
 from lutjax.values._fixed_point import FixedPoint, addends, result
-from lutjax.values._quantised import HIGHEST, SHIFT
+from lutjax.values._quantized import HIGHEST, SHIFT
 from lutjax.values._reproducible import reproducible
 
 __all__ = [
@@ -86,7 +86,7 @@ class Read(abc.ABC):
 
     @property
     def rounds_tables(self) -> bool:
-        """True where tables are rounded to int8 as they are read; see `lutjax.quantise_tables`."""
+        """True where tables are rounded to int8 as they are read; see `lutjax.quantize_tables`."""
         return False
 
     def __call__(
@@ -218,7 +218,7 @@ def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
-    """The row and its neighbour, which has a share; `hard`: a share of the gradient alone."""
+    """The row and its neighbor, which has a share; `hard`: a share of the gradient alone."""
     main = 1 - share
     if hard:
         # A distance that is NaN is seen in the output.
@@ -252,7 +252,7 @@ class Hard(Read):
 
 @dataclasses.dataclass(frozen=True)
 class Blend(Read):
-    """A fixed blend of the row and its nearest neighbour: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``."""
+    """A fixed blend of the row and its nearest neighbor: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``."""
 
     def initial(self) -> dict[str, jax.Array]:
         return {}
@@ -264,9 +264,9 @@ class Blend(Read):
 
 @dataclasses.dataclass(frozen=True)
 class SoftSign(Read):
-    """A learned blend of the row and its nearest neighbour.
+    """A learned blend of the row and its nearest neighbor.
 
-    The neighbour's share is ``sigmoid(-2 rho / T_select)`` with ``rho = m / (T_soft + m)``.
+    The neighbor's share is ``sigmoid(-2 rho / T_select)`` with ``rho = m / (T_soft + m)``.
 
     Attributes:
       hard: the value is the row alone, the gradient that of the blend.
@@ -293,7 +293,7 @@ class Confidence(Read):
     """Rows weighted by a score of how sure the comparisons are.
 
     The score is ``s = S exp(gamma L)`` with the sum of the distances ``S`` and ``L = sum log sigmoid(beta m)``. One way reads the row
-    with coefficient ``s``; two ways share it with the nearest neighbour, whose part is ``sigmoid(-2 m / tau)`` of the smallest
+    with coefficient ``s``; two ways share it with the nearest neighbor, whose part is ``sigmoid(-2 m / tau)`` of the smallest
     distance ``m``.
 
     Attributes:
@@ -321,8 +321,8 @@ class Rounding(NamedTuple):
 
     Attributes:
       lowest, highest: exponents of the coefficient of a row; of a lower one nothing is read.
-      farthest: the largest shift, from the row's coefficient to its neighbour's, of a neighbour that is read.
-      negligible: the least shift of a neighbour that leaves the row its whole score. most_shift: the largest there is.
+      farthest: the largest shift, from the row's coefficient to its neighbor's, of a neighbor that is read.
+      negligible: the least shift of a neighbor that leaves the row its whole score. most_shift: the largest there is.
       least_exact: exact coefficients count as at least this where a power of two is divided by them.
       most_ratio: the largest quotient of a power of two and the exact coefficient.
     """
@@ -336,7 +336,7 @@ class Rounding(NamedTuple):
     most_ratio: float
 
 
-_FARTHEST = 3  # a neighbour weighs at least an eighth of its row
+_FARTHEST = 3  # a neighbor weighs at least an eighth of its row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,7 +344,7 @@ class PowersOfTwo(Read):
     """`Confidence` with coefficients that are powers of two, over tables that are rounded to int8.
 
     The value is that of an integer machine: shifts and additions. A score below about ``2**-3.5`` reads nothing, coefficients end at
-    ``2**4``, and a neighbour that weighs less than an eighth of the row is dropped. Gradients are straight-through: of the
+    ``2**4``, and a neighbor that weighs less than an eighth of the row is dropped. Gradients are straight-through: of the
     exact coefficient ``E``, times ``F / E`` with the power of two ``F``. That ratio grows as ``1 / E`` where ``E`` is small, and all inputs
     near zero would have gradients without bound; it ends at ``2**8``.
 

@@ -24,7 +24,7 @@ from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
 from lutjax.dispatch import _meshes
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
-from lutjax.ops.quantise_tables import quantise_tables
+from lutjax.ops.quantize_tables import quantize_tables
 from lutjax.reads import Read, straight_through
 from lutjax.values._derivatives import mapped_as, with_derivative_of
 from lutjax.values._detection import Detection, existing, is_above_zero
@@ -32,7 +32,7 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._edges import Edges
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, difference
-from lutjax.values._quantised import QuantisedTables, power
+from lutjax.values._quantized import QuantizedTables, power
 from lutjax.values._reproducible import reproducible
 from lutjax.wiring._images import window_sizes, windows
 from lutjax.wiring._sizes import Size
@@ -251,7 +251,7 @@ def _sum(
     total = jnp.sum(values, axis).astype(dtype)
     if accumulate is None:
         return total
-    integers = jnp.sum(accumulate.quantised(jax.lax.stop_gradient(values)), axis, dtype=jnp.int32)
+    integers = jnp.sum(accumulate.quantize(jax.lax.stop_gradient(values)), axis, dtype=jnp.int32)
     return with_derivative_of(accumulate.total(integers, dtype), total)
 
 
@@ -377,7 +377,7 @@ def margins(
 @_sharded_as(_leading("x", 1))
 def scored_lut(
     x: Float[Array, "*batch inputs"],
-    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
+    weights: Float[Array, "detectors rows outputs"] | QuantizedTables,
     anchors: Int[Array, "detectors comparisons *pair"],
     scalars: Mapping[str, Scalar],
     *,
@@ -389,14 +389,14 @@ def scored_lut(
 ) -> Float[jax.Array, "*any outputs"]:
     u = margins(x, anchors, groups=groups)
     dtype = u.dtype
-    if isinstance(weights, QuantisedTables):
+    if isinstance(weights, QuantizedTables):
         tables = _scaled(weights).astype(dtype)
     else:
         tables = jnp.asarray(weights)
         dtype = tables.dtype
         if read.rounds_tables:
-            quantised = quantise_tables(jax.lax.stop_gradient(tables), groups=groups)
-            tables = straight_through(_scaled(quantised).astype(dtype), tables)
+            quantized = quantize_tables(jax.lax.stop_gradient(tables), groups=groups)
+            tables = straight_through(_scaled(quantized).astype(dtype), tables)
     index, coefficients = read(u, scalars)
     if keep is not None:
         keep = jnp.asarray(keep)[..., None].astype(coefficients.dtype)
@@ -419,7 +419,7 @@ def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPo
     return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
 
 
-def _scaled(tables: QuantisedTables) -> jax.Array:
+def _scaled(tables: QuantizedTables) -> jax.Array:
     scale = jnp.repeat(tables.exponents, tables.shape[0] // tables.exponents.shape[0], axis=0)
     return jnp.asarray(tables.values, jnp.float32) * power(scale[:, None], jnp.float32)
 

@@ -42,7 +42,7 @@ def specs(
     """Return for each array of a model how it is divided over a mesh: a pytree of `jax.sharding.PartitionSpec`.
 
     Tables of look-ups (``weights``, ``[T, R, O]``), position bits of attention with a table for each detector, logits, tables and scores of
-    gates are divided by detector, and so is what optimisers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
+    gates are divided by detector, and so is what optimizers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
     have one axis more in front, which is not divided.
 
     Gates that are divided exchange all their outputs, since the next layer reads them anywhere, and have few parameters: where a model has gates alone, divide
@@ -50,12 +50,12 @@ def specs(
 
     Args:
       params: a pytree of arrays or `jax.ShapeDtypeStruct`: parameters of any library, an `nnx.State`, the state of
-        `lutjax.training.tables.Optimizer` or of an optax optimiser.
+        `lutjax.training.tables.Optimizer` or of an optax optimizer.
       mesh: the devices.
       axis: name of the mesh axis over which detectors are divided. By default ``"detectors"``; a mesh without an axis of that name has
         everything on all of its devices.
       tables: names of the tables, as `lutjax.layers.linen.tables_of` finds them. An array is a table's if its own name has that of a
-        table in it, as in the state of an optimiser. By default all that is called ``weights``, with three axes or more, is taken for one.
+        table in it, as in the state of an optimizer. By default all that is called ``weights``, with three axes or more, is taken for one.
       by_rows: names of the tables that are divided by blocks of rows in place of detectors, as `lookup_in_blocks` reads them.
 
     Raises:

@@ -1,6 +1,6 @@
 """Strict settings for every test: no implicit dtype or rank promotion, and several devices on any machine.
 
-Most of the time of these tests is compilation, so code for CPUs is generated with few optimisations, and on the oldest
+Most of the time of these tests is compilation, so code for CPUs is generated with few optimizations, and on the oldest
 jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_optimization_level=3 pytest`` runs them
 on what users get.
 """

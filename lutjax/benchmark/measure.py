@@ -130,7 +130,7 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
         def body(_: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             token, state, _ = carry
             # The token is another one in every call, for all that the compiler knows, and so are the arguments that
-            # come with it. It has to be used afterwards, or the compiler takes it out again: so it is carried on.
+            # come with it. It has to be used afterward, or the compiler takes it out again: so it is carried on.
             token, now = jax.lax.optimization_barrier((token, args))
             return token, *call(state, now)
 

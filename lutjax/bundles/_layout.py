@@ -140,7 +140,7 @@ class Config:
       architecture: name of the class of the model.
       library: one of `LIBRARIES`.
       model: config fields of a lutjax model, or constructor arguments of a lutjax layer; None for other modules and for arrays.
-      quantised: whether the model is one with tables of integers, see `lutjax.layers.nnx.quantised`.
+      quantized: whether the model is one with tables of integers, see `lutjax.layers.nnx.quantize`.
       run: kind, steps, record and results of the run that trained the model; None without one.
       n_bytes, sha256: of the file of tensors.
       tensors: by name.
@@ -149,7 +149,7 @@ class Config:
     architecture: str
     library: str
     model: dict[str, Any] | None
-    quantised: bool
+    quantized: bool
     run: dict[str, Any] | None
     n_bytes: int
     sha256: str | None
@@ -164,7 +164,7 @@ class Config:
             "lutjax": __version__,
             "library": self.library,
             "model": self.model,
-            "quantised": self.quantised,
+            "quantized": self.quantized,
             "run": self.run,
             "files": {TENSORS: {"bytes": self.n_bytes, "sha256": self.sha256}},
             "tensors": {name: dataclasses.asdict(tensor) for name, tensor in self.tensors.items()},
@@ -208,7 +208,7 @@ class Config:
             names[0],
             library,
             either["model"],
-            fields.field(found, "quantised", bool),
+            fields.field(found, "quantized", bool),
             either["run"],
             of_file.field(file, "bytes", int),
             of_file.field(file, "sha256", str),

@@ -16,6 +16,7 @@ from lutjax.bundles.errors import BundleError
 from lutjax.files import _json
 from lutjax.files._messages import in_a_line
 from lutjax.layers import nnx as layers
+from lutjax.layers._spec import QUANTIZED
 from lutjax.layers.nnx._variables import KINDS
 from lutjax.models import (
     GPT,
@@ -48,7 +49,7 @@ CONFIGS: Mapping[str, Any] = {
 
 _KINDS = {kind: name for name, kind in KINDS.items()} | {nnx.Param: "params"}
 _PASSING = nnx.Any(nnx.RngState, nnx.Cache, nnx.Intermediate)
-"""Variables that are no part of what was learnt."""
+"""Variables that are no part of what was learned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Part:
 
 
 def parts(module: nnx.Module) -> Iterator[Part]:
-    """Yield what is learnt or kept in a module, without caches and streams of random numbers."""
+    """Yield what is learned or kept in a module, without caches and streams of random numbers."""
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Not(_PASSING))):
         kind = _KINDS.get(type(variable), type(variable).__name__.lower())
         yield Part(keys(path), kind, variable.get_value())
@@ -94,7 +95,7 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
     if name not in CONFIGS:
         return _arguments_of(module)
     config: Any = module.config  # type: ignore[attr-defined]
-    made, found = _described(_empty(config, is_quantised(module))), _described(module)
+    made, found = _described(_empty(config, is_quantized(module))), _described(module)
     for path in sorted({*made, *found}, key=str):
         if made.get(path) != found.get(path):
             raise ValueError(
@@ -122,21 +123,21 @@ def _described(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
     return {part.path: (part.array.shape, part.array.dtype) for part in parts(module)}
 
 
-def is_quantised(module: nnx.Module) -> bool:
+def is_quantized(module: nnx.Module) -> bool:
     """Return whether a module has tables of integers."""
-    return any(part.kind == "quantised" for part in parts(module))
+    return any(part.kind == QUANTIZED for part in parts(module))
 
 
-def _empty(config: Any, quantised: bool) -> Any:
+def _empty(config: Any, quantized: bool) -> Any:
     """Return a model of this package with shapes and dtypes in place of arrays.
 
     Raises:
       ValueError: it is to have tables of integers, and has no form with some.
     """
-    if quantised and not isinstance(config, GPTConfig):
+    if quantized and not isinstance(config, GPTConfig):
         raise ValueError(f"{type(config).__name__} has no form with tables of integers.")
     if isinstance(config, GPTConfig | LUTTransformerConfig):
-        return structure_of(config, quantised=quantised).empty()
+        return structure_of(config, quantized=quantized).empty()
     build: Callable[..., Any] = LogicCA if isinstance(config, LogicCAConfig) else classifier_of
     return Structure(lambda rngs: build(config, rngs=rngs)).empty()
 
@@ -172,7 +173,7 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
     """Return the model or layer of a bundle with shapes and dtypes in place of arrays."""
     config = bundle.config
     if config.architecture in CONFIGS:
-        return _empty(runs.made(CONFIGS[config.architecture], fields), config.quantised)
+        return _empty(runs.made(CONFIGS[config.architecture], fields), config.quantized)
     arrays = {name: bundle.values(name) for name, tensor in config.tensors.items() if len(tensor.path) == 1}
     return _layers.empty(config.architecture, fields, arrays)
 

@@ -113,7 +113,7 @@ def read_config(folder: Path) -> Config:
             f"the bundle {folder} is damaged: {CONFIG} has {size:,} bytes; at most {MOST_BYTES:,} are read."
         )
     try:
-        return Config.from_dict(_json.loads((folder / CONFIG).read_bytes()))
+        return Config.from_dict(_json.rename_fields(_json.loads((folder / CONFIG).read_bytes())))
     except BundleError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error}") from None
     except ValueError as error:

@@ -30,7 +30,7 @@ def stored(tensor: Tensor, values: Array) -> dict[str, Array]:
             name: np.zeros(values.shape, np.int8),
             scale_of(name): np.ones(tensor.scale_shape, np.float32),
         }
-    found = lutjax.quantise_tables(jnp.asarray(each.astype(np.float32)), groups=len(each))
+    found = lutjax.quantize_tables(jnp.asarray(each.astype(np.float32)), groups=len(each))
     scale = np.ldexp(np.float32(1), np.asarray(found.exponents))
     return {
         name: np.asarray(found.values).reshape(values.shape),

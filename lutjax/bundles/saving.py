@@ -118,7 +118,7 @@ def _taken_apart(model: Any, tables: frozenset[str]) -> tuple[dict[str, Any], li
     unknown = sorted(tables - {name for path in leaves for name in _called(path)})
     if unknown:
         raise ValueError(f"save: tables has {shown(unknown[0])}, which no array is called.")
-    facts = {"architecture": "arrays", "library": TREE, "model": None, "quantised": False, "run": None}
+    facts = {"architecture": "arrays", "library": TREE, "model": None, "quantized": False, "run": None}
     kinds = {path: TABLES if tables & set(_called(path)) else str(path[0]) for path in leaves}
     return facts, [(path, kinds[path], leaf) for path, leaf in leaves.items()]
 
@@ -138,7 +138,7 @@ def _of_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]
         "architecture": type(model).__name__,
         "library": NNX,
         "model": _modules.config_of(model),
-        "quantised": _modules.is_quantised(model),
+        "quantized": _modules.is_quantized(model),
         "run": _records.to_dict(record) if isinstance(record, Loaded) else None,
     }
     return facts, [(part.path, part.kind, part.array) for part in _modules.parts(model)]

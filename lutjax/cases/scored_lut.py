@@ -12,7 +12,7 @@ from lutjax.cases._case import Arrays, Axes, Case, Draw, Size, Sizes, Tag
 from lutjax.cases._lookups import LEAST, WORDS, address_bits
 from lutjax.cases._traffic import DENSE, FORWARD, ID_BYTES, UPDATE, Kind
 from lutjax.cases.margins import anchors_of, inputs_of
-from lutjax.values._quantised import QuantisedTables
+from lutjax.values._quantized import QuantizedTables
 
 READS: tuple[reads.Read, ...] = (
     reads.Confidence(ways=2),
@@ -136,7 +136,7 @@ def _deployed(draw: Draw, made: Case, groups: int) -> Case:
     }
 
     def call(op: Any, a: Arrays) -> Arrays:
-        return made.call(op, {**a, "weights": QuantisedTables(a["weights"], a["exponents"])})
+        return made.call(op, {**a, "weights": QuantizedTables(a["weights"], a["exponents"])})
 
     others = {name: a for name, a in made.differentiable.items() if name != "weights"}
     fixed, axes = {**made.fixed, **integers}, {**made.axes, "exponents": Axes()}

@@ -5,12 +5,12 @@ A circuit knows no format: each is a module with functions of a circuit, such as
 """
 
 from lutjax._lazy import modules_of
-from lutjax.circuits._resynthesis import resynthesised
-from lutjax.circuits._tabulation import tabulated
+from lutjax.circuits._resynthesis import resynthesize
+from lutjax.circuits._tabulation import tabulate
 from lutjax.circuits.builder import Builder, simplify
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.drawing import draw
-from lutjax.circuits.models import of, step_automaton
+from lutjax.circuits.models import from_model, step_automaton
 from lutjax.circuits.ports import Format, Port
 
 __all__ = [
@@ -19,11 +19,11 @@ __all__ = [
     "Format",
     "Port",
     "draw",
-    "of",
-    "resynthesised",
+    "from_model",
+    "resynthesize",
     "simplify",
     "step_automaton",
-    "tabulated",
+    "tabulate",
 ]
 
 __getattr__ = modules_of(__name__)

@@ -1,4 +1,4 @@
-"""Stages of circuits, and the stages of lists of layers: what `lutjax.circuits.of` and the models make circuits of."""
+"""Stages of circuits, and the stages of lists of layers: what `lutjax.circuits.from_model` and the models make circuits of."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ def of_layers(
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
         if len(rows.bits) != n_bits:
             raise ValueError(
-                f"circuits.of: inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
+                f"circuits.from_model: inputs are columns of {len(rows.bits)} bits; the first layer of gates reads {n_bits}."
             )
         numbers = [number for port in rows.ports for number in builder.input(port.name, 1, port.format)]
         builder.part("encoder")
@@ -170,7 +170,7 @@ class _Gates:
 
 @dataclasses.dataclass(frozen=True)
 class _Trees:
-    """Trees of gates at each place of an image, and the or of neighbouring places."""
+    """Trees of gates at each place of an image, and the or of neighboring places."""
 
     spec: _logic_images.LogicConvSpec
     wires: np.ndarray
@@ -259,7 +259,7 @@ def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
 # ------------------------------------------------------------------------------------- options
 def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None:
     """Return the format of numbers, or None for bits."""
-    where = f"circuits.of: inputs is {inputs!r}"
+    where = f"circuits.from_model: inputs is {inputs!r}"
     if inputs == "bits":
         return None
     if isinstance(inputs, str):
@@ -291,10 +291,10 @@ def _checked_outputs(outputs: str | None, votes: _Votes | None) -> str:
     if outputs is None:
         return "bits" if votes is None else "class"
     if outputs not in OUTPUTS:
-        raise ValueError(f"circuits.of: outputs is {outputs!r}; expected one of {OUTPUTS}.")
+        raise ValueError(f"circuits.from_model: outputs is {outputs!r}; expected one of {OUTPUTS}.")
     if outputs != "bits" and votes is None:
         raise ValueError(
-            f"circuits.of: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
+            f"circuits.from_model: outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
             "layers with GroupSum."
         )
     return outputs
@@ -348,29 +348,29 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         layer, variables = layer
     if not hasattr(layer, "spec_type"):
         raise TypeError(
-            f"circuits.of: {where} is a {type(layer).__name__}, which has no exact circuit: {_ONLY}."
+            f"circuits.from_model: {where} is a {type(layer).__name__}, which has no exact circuit: {_ONLY}."
         )
     if hasattr(layer, "_arrays"):  # NNX, Haiku
         if variables is not None:
             raise TypeError(
-                f"circuits.of: {where} has variables of its own; give the {type(layer).__name__} alone."
+                f"circuits.from_model: {where} has variables of its own; give the {type(layer).__name__} alone."
             )
         spec, arrays = layer.spec, layer._arrays()
     else:
         if variables is None and layer.scope is None:
             raise ValueError(
-                f"circuits.of: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
+                f"circuits.from_model: {where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
                 "variables), or layers of model.bind(variables)."
             )
         spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():
         if isinstance(array, jax.core.Tracer):
             raise ValueError(
-                f"circuits.of: {name} of {where} is traced; a circuit is made outside of jax.jit."
+                f"circuits.from_model: {name} of {where} is traced; a circuit is made outside of jax.jit."
             )
         if np.isnan(np.asarray(array, np.float64)).any():
             raise ValueError(
-                f"circuits.of: {name} of {where}, a {spec.layer}, holds NaN, which decides nothing."
+                f"circuits.from_model: {name} of {where}, a {spec.layer}, holds NaN, which decides nothing."
             )
     return spec.fitted(arrays), arrays
 
@@ -382,25 +382,25 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     if isinstance(spec, _logic.GroupSumSpec):
         if not last:
             raise ValueError(
-                f"circuits.of: {where} gives sums, which no layer of bits reads; it must be the last layer."
+                f"circuits.from_model: {where} gives sums, which no layer of bits reads; it must be the last layer."
             )
         if n_bits is None:
             raise ValueError(
-                f"circuits.of: {where} is the only layer, and so the number of its bits is not known."
+                f"circuits.from_model: {where} is the only layer, and so the number of its bits is not known."
             )
         return _votes(where, spec.k, n_bits)
     if isinstance(spec, _logic.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
     elif isinstance(spec, _logic_images.LogicConvSpec):
-        check_wires(arrays["wires"], spec.window, where=f"circuits.of: {where}")
+        check_wires(arrays["wires"], spec.window, where=f"circuits.from_model: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
     elif isinstance(spec, _logic._WiredSpec) and not isinstance(spec, _logic.LogicRNNSpec):
         stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
-        raise TypeError(f"circuits.of: {where} has no exact circuit: {_ONLY}.")
+        raise TypeError(f"circuits.from_model: {where} has no exact circuit: {_ONLY}.")
     if n_bits is not None and stage.n_inputs != n_bits:
         raise ValueError(
-            f"circuits.of: {where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}."
+            f"circuits.from_model: {where} reads {stage.n_inputs} bits, but the layer before it gives {n_bits}."
         )
     return stage
 
@@ -408,16 +408,16 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
 def _thermometer(where: str, thresholds: Any, dtype: Any) -> _Thermometer:
     values = np.asarray(thresholds).astype(np.float64)
     if np.isnan(values).any():
-        raise ValueError(f"circuits.of: {where} holds NaN, which no number exceeds.")
+        raise ValueError(f"circuits.from_model: {where} holds NaN, which no number exceeds.")
     return _Thermometer(values, np.dtype(dtype or accumulator(thresholds.dtype)))
 
 
 def _gates(where: str, wires: Any, truth: Any, n_inputs: int) -> _Gates:
     wires, truth = np.asarray(wires), np.asarray(truth)
-    check_wires(wires, n_inputs, where=f"circuits.of: {where}")
+    check_wires(wires, n_inputs, where=f"circuits.from_model: {where}")
     if truth.shape != (len(wires), 1 << wires.shape[1]):
         raise ValueError(
-            f"circuits.of: {where} has tables {list(truth.shape)}; its wires {list(wires.shape)} need "
+            f"circuits.from_model: {where} has tables {list(truth.shape)}; its wires {list(wires.shape)} need "
             f"{[len(wires), 1 << wires.shape[1]]}."
         )
     return _Gates(wires, truth, n_inputs)
@@ -425,5 +425,5 @@ def _gates(where: str, wires: Any, truth: Any, n_inputs: int) -> _Gates:
 
 def _votes(where: str, k: int, n_bits: int) -> _Votes:
     if n_bits % k:
-        raise ValueError(f"circuits.of: {where} sums {k} groups, which do not divide {n_bits} bits.")
+        raise ValueError(f"circuits.from_model: {where} sums {k} groups, which do not divide {n_bits} bits.")
     return _Votes(k, n_bits)

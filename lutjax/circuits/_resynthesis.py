@@ -38,7 +38,7 @@ _AND, _XOR = 0b1000, 0b0110
 _Gate = tuple[int, int, int]  # two nodes, and the table of both
 
 
-def resynthesised(
+def resynthesize(
     circuit: Circuit, goal: str = "gates", *, effort: float | int = 1.0, seed: int = 0
 ) -> Circuit:
     """Return a circuit with the same answers to all inputs, of gates of two inputs, that a search has made smaller.
@@ -65,15 +65,15 @@ def resynthesised(
       >>> least, most = builder.gate([builder.gate([a, b], 8), c], 8), builder.gate([builder.gate([a, b], 14), c], 14)
       >>> builder.output("y", [[builder.gate([least, most ^ 1], 0b1110)]])  # whether all three are equal
       >>> circuit = builder.circuit()
-      >>> smaller = circuits.resynthesised(circuit, effort=0.01)
+      >>> smaller = circuits.resynthesize(circuit, effort=0.01)
       >>> len(circuit), len(smaller), [smaller([[a, a, c]]).item() for a, c in ((0, 0), (0, 1), (1, 1))]
       (5, 3, [1, 0, 1])
     """
-    where = "resynthesised"
+    where = "resynthesize"
     if circuit.n_inputs > MOST_INPUTS:
         raise ValueError(
             f"{where}: the circuit has {circuit.n_inputs} inputs; the search knows its answers to all of them, for at most {MOST_INPUTS}. "
-            "Call simplify, or lutjax.circuits.abc.optimised."
+            "Call simplify, or lutjax.circuits.abc.optimize."
         )
     if goal not in GOALS:
         raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")

@@ -11,7 +11,7 @@ from lutjax.circuits.circuit import Circuit
 _MAX_INPUTS = 14
 
 
-def tabulated(circuit: Circuit) -> Circuit:
+def tabulate(circuit: Circuit) -> Circuit:
     """Return a circuit made anew from the answers to all inputs, or the same one if it has fewer AND nodes.
 
     For the rule of an automaton and other functions of few inputs: training finds any circuit for a rule, and this one
@@ -27,13 +27,13 @@ def tabulated(circuit: Circuit) -> Circuit:
       >>> (a,), (b,) = builder.input("x", 2)
       >>> long_way = builder.gate([builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)], 0b1110)
       >>> builder.output("y", [[long_way]])
-      >>> len(builder.circuit()), len(circuits.tabulated(builder.circuit()))
+      >>> len(builder.circuit()), len(circuits.tabulate(builder.circuit()))
       (3, 0)
     """
     n = circuit.n_inputs
     if n > _MAX_INPUTS:
         raise ValueError(
-            f"tabulated: the circuit has {n} inputs; all of them are tried, for at most {_MAX_INPUTS}. Call simplify."
+            f"tabulate: the circuit has {n} inputs; all of them are tried, for at most {_MAX_INPUTS}. Call simplify."
         )
     natural = list(range(n))
     orders = [natural, natural[::-1], [*natural[-1:], *natural[:-1]], [*natural[:-1][::-1], *natural[-1:]]]

@@ -1,4 +1,4 @@
-"""Proofs and optimisation of circuits by ABC, the synthesis tool of Berkeley.
+"""Proofs and optimization of circuits by ABC, the synthesis tool of Berkeley.
 
 It comes with ``pip install pyosys``; otherwise ``yosys-abc``, ``berkeley-abc`` or ``abc`` on the path is taken.
 """
@@ -144,7 +144,7 @@ def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> in
     return int(found[1])
 
 
-def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 600) -> Circuit:
+def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 600) -> Circuit:
     """Return the circuit that commands of ABC make of a circuit, with the same ports.
 
     Parts are lost, since ABC knows none. Prove the result by `cec`.
@@ -163,11 +163,11 @@ def optimised(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 
         text = run(f"read a.aig; {script}; write_blif b.blif", folder, seconds=seconds)
         written = pathlib.Path(folder, "b.blif")
         if not written.is_file():
-            raise RuntimeError(f"optimised: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
+            raise RuntimeError(f"optimize: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}")
         found = blif.read(written.read_bytes())
     for before, after in ((circuit.inputs, found.inputs), (circuit.outputs, found.outputs)):
         if _netlists.bit_names(before) != _netlists.bit_names(after):
-            raise RuntimeError(f"optimised: after {script!r} the circuit has other ports: {found!r}.")
+            raise RuntimeError(f"optimize: after {script!r} the circuit has other ports: {found!r}.")
     return dataclasses.replace(found, inputs=circuit.inputs, outputs=circuit.outputs, about=circuit.about)
 
 

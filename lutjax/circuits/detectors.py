@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax.circuits import _names, _templates
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
@@ -311,7 +311,7 @@ def rounded(
     """Return the integer form of look-up tables, rounded to the nearest.
 
     Tables of int16 or int32 are fixed-point numbers of one `fraction`. Those of int8 have a power of two as scale for each
-    group and output, as `lutjax.quantise_tables` gives them, and the sums are shifted to one `fraction`; a scale that is
+    group and output, as `lutjax.quantize_tables` gives them, and the sums are shifted to one `fraction`; a scale that is
     finer than it gives way.
 
     Tables that `lutjax.scored_lut` reads by `lutjax.reads.Hard` have the same form; its other reads weigh rows by floats.
@@ -370,8 +370,8 @@ def integers(
     """
     if tables == "int8":
         array = jnp.asarray(weights, jnp.float32)
-        scale = jnp.maximum(_quantised.exponents(array, groups), -fraction)
-        values = np.asarray(_quantised.rounded(array, scale)).astype(np.int8)
+        scale = jnp.maximum(_quantized.exponents(array, groups), -fraction)
+        values = np.asarray(_quantized.rounded(array, scale)).astype(np.int8)
         return values, np.asarray(scale).ravel() + fraction
     limits = np.iinfo(tables)
     units = np.floor(np.ldexp(weights.astype(np.float64), fraction) + 0.5)

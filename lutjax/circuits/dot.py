@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
 
-_COLOURS = ("#cfe2ff", "#d9f2d9", "#ffe7c2", "#f3d6f5", "#d3f0ee", "#f9d9d9", "#e6e0ff", "#ecebd0")
+_COLORS = ("#cfe2ff", "#d9f2d9", "#ffe7c2", "#f3d6f5", "#d3f0ee", "#f9d9d9", "#e6e0ff", "#ecebd0")
 
 
 class Function(NamedTuple):
@@ -125,12 +125,12 @@ def parts_of_gates(circuit: Circuit) -> list[str]:
     return [name for name, count in parts for _ in range(count)]
 
 
-def colours_of(n_parts: int) -> list[str]:
-    """Return a light colour for each part."""
-    if n_parts <= len(_COLOURS):
-        return list(_COLOURS[:n_parts])
-    colours = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
-    return ["#" + "".join(f"{round(255 * value):02x}" for value in colour) for colour in colours]
+def colors_of(n_parts: int) -> list[str]:
+    """Return a light color for each part."""
+    if n_parts <= len(_COLORS):
+        return list(_COLORS[:n_parts])
+    colors = (colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts))
+    return ["#" + "".join(f"{round(255 * value):02x}" for value in color) for color in colors]
 
 
 def nodes_read(circuit: Circuit) -> list[int]:
@@ -185,14 +185,14 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
         function_of(table, len(fanin)) for fanin, table in zip(circuit.fanins, circuit.tables, strict=True)
     ]
     first, part, indent = circuit.first_gate, "", "  "
-    colours = colours_of(len(circuit.parts))
+    colors = colors_of(len(circuit.parts))
     n_clusters = 0
     for gate, (function, new) in enumerate(zip(functions, parts_of_gates(circuit), strict=True)):
         if new != part:
             lines += ["  }"] if part else []
             if new:
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
-                lines.append(f"    label={_label(new)}; style=filled; color={_quoted(colours[n_clusters])};")
+                lines.append(f"    label={_label(new)}; style=filled; color={_quoted(colors[n_clusters])};")
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"

@@ -202,7 +202,7 @@ def of(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
 
     The vectors have as many bits after the point as let every sum, whatever the text, stay below `EXACT`; and so have the
     logits. Tables of int16 are fixed-point numbers with these bits; those of int8 have a power of two as scale for each output,
-    as `lutjax.quantise_tables` gives them.
+    as `lutjax.quantize_tables` gives them.
 
     Args:
       model: the model.

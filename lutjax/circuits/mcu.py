@@ -464,7 +464,7 @@ def _room(port: Port) -> int:
     return -(-port.count * size // 8) * 8 // size
 
 
-def why_not_run(target: str) -> str | None:
+def unsupported_reason(target: str) -> str | None:
     """Return why programs of a target cannot be compiled or simulated here, None where they can."""
     return _why_not_compiled(TARGETS[target]) or _why_not_simulated(target)
 

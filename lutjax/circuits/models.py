@@ -13,7 +13,7 @@ from lutjax.circuits.columns import Columns
 from lutjax.circuits.ports import Format
 
 
-def of(
+def from_model(
     model: Any,
     *,
     inputs: str | Format | Columns = "bits",
@@ -44,7 +44,7 @@ def of(
       about: facts to add to those of the model, such as ``{"image": [8, 8]}``.
 
     Returns:
-      The circuit. An automaton's is the rule of one cell: ``x`` has the bits of its 8 neighbours row by row and then its
+      The circuit. An automaton's is the rule of one cell: ``x`` has the bits of its 8 neighbors row by row and then its
       own, the channels of a cell side by side, and ``y`` those of its next state; see `step_automaton`.
 
     Raises:
@@ -63,7 +63,7 @@ def of(
       >>> rngs = nnx.Rngs(0)
       >>> thresholds = jnp.array([[0.5, 2.5], [1.0, 2.0]])
       >>> layers = [Thermometer(2, 2, thresholds=thresholds), LogicGates(4, 12, rngs=rngs), GroupSum(3)]
-      >>> circuit = circuits.of(layers, inputs="uint2")
+      >>> circuit = circuits.from_model(layers, inputs="uint2")
       >>> [(port.name, port.count, port.format.bits) for port in (*circuit.inputs, *circuit.outputs)]
       [('x', 2, 2), ('y', 1, 2)]
       >>> [name for name, _ in circuit.parts]
@@ -75,9 +75,9 @@ def of(
       >>> from lutjax.layers import linen
       >>> model, x = nn.Sequential([linen.LogicGates(4, 6), linen.GroupSum(3)]), jnp.ones((1, 4))
       >>> variables = model.init(jax.random.key(0), x)
-      >>> circuit = circuits.of(model.bind(variables))
+      >>> circuit = circuits.from_model(model.bind(variables))
       >>> own = {kind: of_layers["layers_0"] for kind, of_layers in variables.items()}
-      >>> same = circuits.of([(linen.LogicGates(4, 6), own), (linen.GroupSum(3), {})])
+      >>> same = circuits.from_model([(linen.LogicGates(4, 6), own), (linen.GroupSum(3), {})])
       >>> circuit.fanins == same.fanins and circuit.tables == same.tables
       True
 
@@ -89,7 +89,7 @@ def of(
       ...     return hk.Sequential([layers.LogicGates(4, 6), layers.GroupSum(3)])
       >>> f = hk.transform_with_state(lambda x: network()(x))
       >>> params, state = f.init(jax.random.key(0), x)
-      >>> to_circuit = hk.transform_with_state(lambda: circuits.of(network(), outputs="bits"))
+      >>> to_circuit = hk.transform_with_state(lambda: circuits.from_model(network(), outputs="bits"))
       >>> circuit, _ = to_circuit.apply(params, state, None)
       >>> circuit([[0, 1, 1, 0]]).shape
       (1, 6)
@@ -130,7 +130,7 @@ def step_automaton(
     if circuit.about.get("kind") != "automaton":
         raise ValueError(
             f"{where}: circuit is of kind {circuit.about.get('kind')!r}; it must be the rule of an automaton, which "
-            "circuits.of makes of a LogicCA."
+            "circuits.from_model makes of a LogicCA."
         )
     channels = circuit.n_outputs
     if state.ndim < 3 or state.shape[-1] != channels:
@@ -161,9 +161,9 @@ def _layers_of(model: Any) -> list[Any]:
     layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(
-            f"circuits.of: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier, LogicTreeNet or LogicCA, "
+            f"circuits.from_model: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier, LogicTreeNet or LogicCA, "
             "or a list of layers."
         )
     if not layers:
-        raise ValueError("circuits.of: model is an empty list; give at least one layer.")
+        raise ValueError("circuits.from_model: model is an empty list; give at least one layer.")
     return list(layers)

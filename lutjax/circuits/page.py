@@ -469,7 +469,7 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
         )  # fmt: skip
         return (
             f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
-            f"each of its eight neighbours, and answers with the cell's new bits. {when}. {edge}"
+            f"each of its eight neighbors, and answers with the cell's new bits. {when}. {edge}"
         )
     if kind == "rows":
         target, names = circuit.about.get("target"), circuit.about.get("classes") or ()

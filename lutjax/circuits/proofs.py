@@ -462,7 +462,7 @@ class _Export:
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
         _same(evaluated(self.circuit, [x]), {self.circuit.outputs[0].name: life(x)})
-        return "all 512 neighbourhoods"
+        return "all 512 neighborhoods"
 
     def read_holds(self, name: str) -> str:
         return _same_circuit(self.read(name), self.circuit)
@@ -530,7 +530,7 @@ class _Export:
     def simulated_holds(self) -> str:
         """Run the program of a library in a simulator of its microcontroller, on samples and on random inputs."""
         target = str(self.target)
-        if why := mcu.why_not_run(target):
+        if why := mcu.unsupported_reason(target):
             raise SkippedError(why)
         files = {name: _text(self.folder, name) for name in self.names("c") if name.startswith("src/")}
         given = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
@@ -607,10 +607,10 @@ class _Export:
         return "proved for all inputs"
 
 
-def life(neighbourhoods: np.ndarray) -> np.ndarray:
-    """Return the next state in the Game of Life, ``[samples, 1]``, of cells: 8 neighbours and then the cell, ``[samples, 9]``."""
-    alive = neighbourhoods[:, :8].sum(1)
-    after: np.ndarray = (alive == 3) | (neighbourhoods[:, 8] == 1) & (alive == 2)
+def life(neighborhoods: np.ndarray) -> np.ndarray:
+    """Return the next state in the Game of Life, ``[samples, 1]``, of cells: 8 neighbors and then the cell, ``[samples, 9]``."""
+    alive = neighborhoods[:, :8].sum(1)
+    after: np.ndarray = (alive == 3) | (neighborhoods[:, 8] == 1) & (alive == 2)
     return after.astype(np.uint8)[:, None]
 
 

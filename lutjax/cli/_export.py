@@ -80,7 +80,7 @@ class Formats(click.ParamType):
     "to three inputs.",
 )
 @click.option(
-    "--optimise",
+    "--optimize",
     type=click.Choice(["ands", "gates", "lut6"]),
     help="What is made fewer of before the circuit is written: AND nodes, gates of two inputs of any kind (for at most 12 inputs), or look-up tables of 6 "
     "inputs. ands and lut6 need pyosys. Default: nothing.",
@@ -105,7 +105,7 @@ def export(
     name: str | None,
     registers: int,
     lut: int | None,
-    optimise: str | None,
+    optimize: str | None,
     integers: str | None,
     target: str | None,
 ) -> None:
@@ -125,7 +125,7 @@ def export(
             "--outputs": outputs,
             "--name": name,
             "--lut": lut,
-            "--optimise": optimise,
+            "--optimize": optimize,
             "--target": target,
         }
         for option, value in {**others, "--registers": registers, "--integers": integers}.items():
@@ -147,7 +147,7 @@ def export(
             name=name,
             registers=registers,
             lut=lut,
-            optimise=optimise,
+            optimize=optimize,
             integers=integers,
             target=target,
         )

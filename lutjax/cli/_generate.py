@@ -89,7 +89,7 @@ N_BYTES = 256
 def generate(coordinator: str | None, n_processes: int | None, process: int | None, **options: Any) -> None:
     """Continue a text with the language model of RUN.
 
-    RUN is a run of `train lm`, the folder of its --out; its folder quantised, which `quantise` made; or a bundle of a language model of bytes (`lutjax save`, `lutjax import`).
+    RUN is a run of `train lm`, the folder of its --out; its folder quantized, which `quantize` made; or a bundle of a language model of bytes (`lutjax save`, `lutjax import`).
 
     A text is written as it is drawn: to a terminal with characters that cannot be printed escaped, and else byte by byte, with nothing before or after it.
     Where there are several texts, a line feed follows each.

@@ -15,7 +15,7 @@ _IS_FOR = {
     **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
     **dict.fromkeys(
         (
-            *("parametrisation", "temperature", "binarization", "binarization_temperature", "image"),
+            *("parameterization", "temperature", "binarization", "binarization_temperature", "image"),
             *_SIZES,
         ),
         ("torchlogix",),
@@ -47,11 +47,13 @@ _IS_FOR = {
     help="Bits of a sample, where the file has no thresholds. Default: as many as the first layer reads.",
 )
 @click.option(
-    "--parametrisation",
+    "--parameterization",
     type=click.Choice(["light", "warp"]),
     help="Of tables of torchlogix that are no gates with 16 logits. Default: light.",
 )
-@click.option("--temperature", type=Finite(0, MOST), help="Of the parametrisation of torchlogix. Default: 1.")
+@click.option(
+    "--temperature", type=Finite(0, MOST), help="Of the parameterization of torchlogix. Default: 1."
+)
 @click.option(
     "--binarization",
     type=click.Choice(["fixed", "hard", "soft"]),

@@ -12,7 +12,7 @@ from lutjax.cli._generate import generate
 from lutjax.cli._import import import_
 from lutjax.cli._info import info
 from lutjax.cli._predict import predict
-from lutjax.cli._quantise import quantise
+from lutjax.cli._quantize import quantize
 from lutjax.cli._save import save
 from lutjax.cli._serve import serve
 from lutjax.cli._status import status
@@ -42,7 +42,7 @@ train.add_command(classify)
 train.add_command(digits)
 train.add_command(lm)
 cli.add_command(generate)
-cli.add_command(quantise)
+cli.add_command(quantize)
 cli.add_command(predict)
 cli.add_command(info)
 cli.add_command(save)

@@ -71,7 +71,7 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
                 ["--mesh"],
                 type=MeshType(),
                 help="Devices, such as data=2,detectors=4: samples are divided over data, tables over detectors. They may be others with --resume; "
-                "what is learnt is the same. Default: all GPUs; detectors=1 takes one device.",
+                "what is learned is the same. Default: all GPUs; detectors=1 takes one device.",
             ),
             *process_options("Train with other processes"),
             click.Option(

@@ -29,28 +29,28 @@ from lutjax.cli import _run
     help="Requests that may wait; beyond, the answer is 429.",
 )
 @click.option(
-    "--most-prompt",
+    "--max-prompt",
     type=click.IntRange(1),
     default=16384,
     show_default=True,
     help="Bytes of the longest prompt.",
 )
 @click.option(
-    "--most-tokens",
+    "--max-tokens",
     type=click.IntRange(1),
     default=4096,
     show_default=True,
     help="Bytes of the longest answer.",
 )
 @click.option(
-    "--most-rows",
+    "--max-rows",
     type=click.IntRange(1),
     default=1024,
     show_default=True,
     help="Samples of a call of a classifier.",
 )
 @click.option(
-    "--most-body",
+    "--max-body",
     type=click.IntRange(1),
     default=1 << 20,
     show_default=True,
@@ -75,10 +75,10 @@ def serve(
     model_name: str | None,
     slots: int,
     queue: int,
-    most_prompt: int,
-    most_tokens: int,
-    most_rows: int,
-    most_body: int,
+    max_prompt: int,
+    max_tokens: int,
+    max_rows: int,
+    max_body: int,
     block_size: int | None,
     grace: int,
 ) -> None:
@@ -94,7 +94,7 @@ def serve(
     with needed_by("lutjax serve"):
         import uvicorn
 
-    limits = Limits(slots, queue, most_prompt, most_tokens, most_rows, most_body, block_size)
+    limits = Limits(slots, queue, max_prompt, max_tokens, max_rows, max_body, block_size)
     model = _run.model(folder)
     try:
         app = application(model, model_name or folder.resolve().name, limits)

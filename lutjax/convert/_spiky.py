@@ -274,7 +274,7 @@ def _n_compared(layer: Any) -> int:
 
 
 def _put_norm(name: str, parts: Mapping[str, Any] | None, norm: Any) -> None:
-    """Give batch normalisation its numbers."""
+    """Give batch normalization its numbers."""
     if (parts is None) != (norm is None):
         raise ConversionError(f"{name} is missing, or other layers have none.")
     if parts is None:

@@ -32,7 +32,7 @@ def torchlogix(
     *,
     n_classes: int,
     tau: float | int = 1.0,
-    parametrisation: str = "light",
+    parameterization: str = "light",
     temperature: float | int = 1.0,
     n_inputs: int | None = None,
     image: Image | None = None,
@@ -47,8 +47,8 @@ def torchlogix(
     Args:
       tensors: by name: ``weight`` and ``connections.indices`` of each dense layer, ``tree_weights`` and ``connections._indices_L0`` of each convolution, ``thresholds`` of a binarization.
       n_classes, tau: arguments of its ``GroupSum``.
-      parametrisation: of tables with ``2**inputs`` numbers, ``"light"`` or ``"warp"``; it is not in the file.
-      temperature: of the parametrisation.
+      parameterization: of tables with ``2**inputs`` numbers, ``"light"`` or ``"warp"``; it is not in the file.
+      temperature: of the parameterization.
       n_inputs: bits of a sample, where there is neither a binarization nor an image; by default as many as the first layer reads.
       image: what the file does not say of convolutions: the size of images, and arguments of its ``LogicConv2d`` and ``OrPooling2d``.
       binarization: what it gives in training: ``"fixed"``: bits; ``"soft"``: sigmoids, as ``SoftBinarization`` and, by default, ``LearnableBinarization`` do; ``"hard"``: bits with
@@ -67,8 +67,8 @@ def torchlogix(
       >>> model(np.array([[1, 1, 0, 1]], np.float32), deterministic=True)  # 1 and 1, 1 xor 0; 0 or 1, 1 nand 1
       Array([[2., 1.]], dtype=float32)
     """
-    if parametrisation not in _KINDS:
-        raise ConversionError(f"parametrisation is {parametrisation!r}; expected light or warp.")
+    if parameterization not in _KINDS:
+        raise ConversionError(f"parameterization is {parameterization!r}; expected light or warp.")
     if not 0 < binarization_temperature < math.inf:
         raise ConversionError(
             f"binarization_temperature is {binarization_temperature}; it must be positive and finite."
@@ -90,7 +90,7 @@ def torchlogix(
             layers.append(_dense(name, parts, temperature))
     tables = [layer.table for layer in layers] + [tree.levels[0] for tree in trees]
     arities = [layer.wires.shape[1] for layer in layers] + [tree.leaves.shape[1] for tree in trees]
-    kinds = {_kind(table, n, parametrisation) for table, n in zip(tables, arities, strict=True)}
+    kinds = {_kind(table, n, parameterization) for table, n in zip(tables, arities, strict=True)}
     check_some(layers, kinds)
     options: dict[str, Any] = {"kind": kinds.pop(), "n_classes": n_classes, "tau": tau}
     options |= {"sampling": sampling, "width": binarization_temperature}
@@ -110,8 +110,8 @@ def torchlogix(
     return classifier(layers, thresholds=thresholds, n_inputs=n_inputs, **options)
 
 
-def _kind(table: np.ndarray, n_inputs: int, parametrisation: str) -> str:
-    return "gates" if n_inputs == 2 and table.shape[-1] == 16 else _KINDS[parametrisation]
+def _kind(table: np.ndarray, n_inputs: int, parameterization: str) -> str:
+    return "gates" if n_inputs == 2 and table.shape[-1] == 16 else _KINDS[parameterization]
 
 
 def _dense(name: str, parts: Mapping[str, Any], temperature: float) -> Layer:

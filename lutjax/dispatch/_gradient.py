@@ -169,7 +169,7 @@ def _sum_over_devices(
     are divided.
     """
     if axes and accumulate is not None and ct.dtype != np.int32:
-        ct = accumulate.quantised(ct)
+        ct = accumulate.quantize(ct)
     in_integers = ct.dtype == np.int32
     ct = ct if in_integers else ct.astype(dtype)
     ct = jax.lax.psum(ct, axes) if axes else ct

@@ -5,7 +5,7 @@ An op describes itself by its `Call`; a kernel is a set of functions of a call w
 
     jit( fold leading axes -> custom_vjp( custom_vmap(forward), custom_vmap(backward) ) -> unfold )
 
-and `updated` the third one, an optimiser step of a table:
+and `updated` the third one, an optimizer step of a table:
 
     jit( fold leading axes -> custom_vmap(update) )
 
@@ -117,7 +117,7 @@ def _run_tapped(plan: Plan, taps: Any, call: Call) -> Any:
 
 
 def updated(call: Call, cotangent: jax.Array, step: Step, *, implementation: Implementation = None) -> Any:
-    """Return the table of a call and the state of its rows after an optimiser step, in the table's own memory.
+    """Return the table of a call and the state of its rows after an optimizer step, in the table's own memory.
 
     Args:
       call: with leading axes, as for `apply`. cotangent: of its output.

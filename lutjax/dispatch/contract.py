@@ -5,7 +5,7 @@ module with functions of it::
 
     forward(call, *, device) -> outputs
     backward(call, cotangent, needs, *, device) -> cotangents of arrays, by their names
-    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimiser step
+    update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimizer step
 
 - `call` has one batch axis in front of every array of it that is declared `batched`.
 - `device` is the `lutjax.dispatch.registry.Device` that will run the call.
@@ -193,7 +193,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """An optimiser step of a table, as an update is given it.
+    """An optimizer step of a table, as an update is given it.
 
     Attributes:
       rate: learning rate, in the dtype that rows are moved in: a scalar, or ``[T or 1, R or 1, O or 1]`` for plain JAX and for kernels that

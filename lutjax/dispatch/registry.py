@@ -1,7 +1,7 @@
 """Registry of implementations, and the choice of one for a call: the only place that chooses.
 
 An implementation is a module with the functions of `lutjax.dispatch.contract`, registered for an op, a platform (how it is
-written) and a backend (where it runs). It is imported when it is chosen. `lutjax.dispatch.catalogue` has those of lutjax.
+written) and a backend (where it runs). It is imported when it is chosen. `lutjax.dispatch.catalog` has those of lutjax.
 """
 
 import contextlib

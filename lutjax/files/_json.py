@@ -30,6 +30,17 @@ def loads(text: str | bytes) -> Any:
         raise ValueError(str(error)) from None
 
 
+_RENAMED_FIELDS = {"quantised": "quantized", "parametrisation": "parameterization"}
+"""Fields of files written before version 0.8, and their names today."""
+
+
+def rename_fields(value: Any) -> Any:
+    """Return a JSON value whose objects use today's field names, so that files of earlier versions can be read."""
+    if isinstance(value, dict):
+        return {_RENAMED_FIELDS.get(name, name): rename_fields(field) for name, field in value.items()}
+    return [rename_fields(item) for item in value] if isinstance(value, list) else value
+
+
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 

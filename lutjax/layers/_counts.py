@@ -122,7 +122,7 @@ def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate:
 
     def add(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
         table, index, counts = of
-        rows = accumulate.quantised(table.reshape(-1, n_codes, n_outputs)[index])
+        rows = accumulate.quantize(table.reshape(-1, n_codes, n_outputs)[index])
         return total + jnp.sum(counts[..., None] * rows, 1, dtype=jnp.int32), None
 
     zeros = jnp.zeros((by_table.shape[1], n_outputs), jnp.int32)

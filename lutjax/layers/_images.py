@@ -37,7 +37,7 @@ class _ImageArguments(TableOptions):
     read: Read | None = None
     table_dropout: float | int = 0.0
     deterministic: bool = False
-    quantised: bool = False
+    quantized: bool = False
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -58,13 +58,13 @@ class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
 
     def variables(self) -> tuple[Variable, ...]:
         found = super().variables()
-        if self.quantised:
+        if self.quantized:
             others = (v for v in found if v.name != "weights")
-            found = (*others, *self._quantised_tables(self.weights_shape))
+            found = (*others, *self._quantized_tables(self.weights_shape))
         return found + (() if self.read is None else scalars_of(self.read))
 
     def _tables(self, arrays: Arrays) -> Any:
-        return self._scored_tables(arrays) if self.quantised else self._stored(arrays["weights"])
+        return self._scored_tables(arrays) if self.quantized else self._stored(arrays["weights"])
 
     def _kept(
         self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
@@ -77,7 +77,7 @@ class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
     @property
     def _reads(self) -> dict[str, Any]:
         """Options of ops of scored reads: sums of integer tables are exact already."""
-        return {**self._sums, "accumulate": None} if self.quantised else self._sums
+        return {**self._sums, "accumulate": None} if self.quantized else self._sums
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         if variable.kind == "scalars":
@@ -178,7 +178,7 @@ class SpatialLUTArguments(_ImageArguments):
       anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantized=True``.
 
     Args:
       connectivity: the groups, from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
@@ -187,7 +187,7 @@ class SpatialLUTArguments(_ImageArguments):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: as in `LUT`. There is none with a `read`.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.
       accumulate: as in `LUT`; not with a `read`, whose groups are added as floats.
@@ -306,7 +306,7 @@ class WindowLUTArguments(_ImageArguments):
         follow each other, and places row by row.
       anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantized=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -320,7 +320,7 @@ class WindowLUTArguments(_ImageArguments):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: as in `LUT`. There is none with a `read`.
       dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`.
       anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of drawn ones.
@@ -404,7 +404,7 @@ class ConvLUTArguments(_ImageArguments):
       anchors: int32 ids of values of a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel. They do not
         depend on the size of images.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantized=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -420,7 +420,7 @@ class ConvLUTArguments(_ImageArguments):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: as in `LUT`. There is none with a `read`.
       accumulate: as in `LUT`; averages are sums of floats.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.

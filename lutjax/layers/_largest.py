@@ -34,7 +34,7 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 def places_by_groups(x: jax.Array, k: int) -> jax.Array:
     """Return the places of the `k` largest elements of the last axis, which is at least `k` long.
 
-    They lie in the `k` groups of neighbours whose largest elements are the largest: any other group has `k` elements before it. Parts of these groups
+    They lie in the `k` groups of neighbors whose largest elements are the largest: any other group has `k` elements before it. Parts of these groups
     are compared in the same way, down to single elements. Groups are kept in the order of their places, so that of equal elements the first is found.
     """
     *lead, n = x.shape

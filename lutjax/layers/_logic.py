@@ -33,7 +33,7 @@ INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
 CHOSEN = ("top-k", "full")  # wirings of which a soft layer, too, reads one wire for each input of a gate
 _WITH_CANDIDATES = ("top-k", "learnable")
-PARAMETRISATIONS = ("light", "walsh", "raw")
+PARAMETERIZATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
 
 # Numbers of the gates that need no input, false and true, and of those that need one: a, b, not b, not a.
@@ -171,7 +171,7 @@ class _LogicSpec(_LogicArguments, Spec):
         self._require_one_of("estimator", self.estimators)
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
-        self._normalise_dtypes()
+        self._normalize_dtypes()
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -860,9 +860,9 @@ class SoftLUTArguments(_TableArguments):
       in_features: inputs, numbers from 0 to 1 or bits.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
-      parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
+      parameterization: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
         coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where
-        inputs are bits this is the "warp" parametrisation of other libraries, which take the sigmoid after the
+        inputs are bits this is the "warp" parameterization of other libraries, which take the sigmoid after the
         interpolation. ``"raw"``: numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only
         gradients that lead back pass.
       table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
@@ -879,7 +879,7 @@ class SoftLUTArguments(_TableArguments):
     """
 
     _: dataclasses.KW_ONLY
-    parametrisation: str = "light"
+    parameterization: str = "light"
     table_init: Initializer | None = None
 
 
@@ -896,29 +896,29 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
-        self._require_one_of("parametrisation", PARAMETRISATIONS)
-        if self.parametrisation == "raw" and (self.estimator == "gumbel" or self.temperature != 1):
+        self._require_one_of("parameterization", PARAMETERIZATIONS)
+        if self.parameterization == "raw" and (self.estimator == "gumbel" or self.temperature != 1):
             raise ValueError(
-                f"{self.layer}: parametrisation is 'raw', which has no logits, but estimator is "
+                f"{self.layer}: parameterization is 'raw', which has no logits, but estimator is "
                 f"{self.estimator!r} and temperature is {self.temperature}; use 'light' or 'walsh'."
             )
 
     def _check_other_temperature(self) -> None:
-        if self.parametrisation == "raw":
+        if self.parameterization == "raw":
             raise ValueError(
-                f"{self.layer}: parametrisation is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
+                f"{self.layer}: parameterization is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
             )
 
     def _trained_tables(self) -> Variable:
-        init = self.table_init or residual_table(parametrisation=self.parametrisation)
+        init = self.table_init or residual_table(parameterization=self.parameterization)
         return self._trained("table", self.table_shape, init)
 
     def _logits(self, arrays: Arrays) -> jax.Array:
         """Return numbers that are positive where a corner's bit is 1: logits, or raw values."""
         table = jnp.asarray(arrays["table"])
-        if self.parametrisation == "raw":
+        if self.parameterization == "raw":
             return _within(self.layer, table)
-        if self.parametrisation == "light":
+        if self.parameterization == "light":
             return table
         ids = np.arange(2**self.n_inputs)
         walsh = 1 - 2 * (np.bitwise_count(ids[:, None] & ids) % 2).astype(np.int8)
@@ -936,7 +936,7 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         return self._estimate(logits, key, jax.random.logistic, self._soft, hard)
 
     def _soft(self, logits: jax.Array) -> jax.Array:
-        return (logits + 1) / 2 if self.parametrisation == "raw" else jax.nn.sigmoid(logits)
+        return (logits + 1) / 2 if self.parameterization == "raw" else jax.nn.sigmoid(logits)
 
     def _corners(self, arrays: Arrays) -> jax.Array:
         logits = self._logits(arrays)
@@ -1077,7 +1077,7 @@ class GroupSumSpec(GroupSumArguments, Spec):
             )
         sums = _sums_of_groups(x, self.k, self.feature_axis)
         if self.accumulate is not None:
-            addends = self.accumulate.quantised(jax.lax.stop_gradient(jnp.asarray(x)))
+            addends = self.accumulate.quantize(jax.lax.stop_gradient(jnp.asarray(x)))
             totals = _sums_of_groups(addends, self.k, self.feature_axis).astype(jnp.int32)
             fixed = self.accumulate.total(totals, x.dtype)
             if self.accumulate.checked:
@@ -1158,7 +1158,7 @@ class ThermometerSpec(ThermometerArguments, Spec):
             raise ValueError(
                 f"{self.layer}: widths are given, but learnable is False: thresholds that are not trained need no gradient."
             )
-        self._normalise_dtypes()
+        self._normalize_dtypes()
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:

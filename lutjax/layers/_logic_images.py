@@ -21,7 +21,7 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.layers._logic import (
     INT32,
-    PARAMETRISATIONS,
+    PARAMETERIZATIONS,
     RESIDUAL,
     LogicGatesSpec,
     SoftLUTSpec,
@@ -39,7 +39,7 @@ LEAVES = ("balanced", "random")
 
 @dataclasses.dataclass(eq=False)
 class LogicConvArguments(_LogicArguments):
-    """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
+    """Layer that convolves an image with trees of gates, and takes the or of neighboring places.
 
     A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
     at each place of the window. The output is the largest of ``pool`` places, for bits their or, and its gradient goes to the
@@ -64,7 +64,7 @@ class LogicConvArguments(_LogicArguments):
       channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
       wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by itself.
       n_inputs: inputs of a node, 2 to 8.
-      parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: nodes are
+      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: nodes are
         tables, as in `SoftLUT`.
       logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
         input with probability 0.9.
@@ -90,7 +90,7 @@ class LogicConvArguments(_LogicArguments):
     channels_per_kernel: int | None = None
     wiring: str = "balanced"
     n_inputs: int = 2
-    parametrisation: str = "gates"
+    parameterization: str = "gates"
     logits_init: Initializer = RESIDUAL
     table_init: Initializer | None = None
 
@@ -156,11 +156,11 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
                     "channels."
                 )
         self._require_one_of("wiring", LEAVES)
-        self._require_one_of("parametrisation", ("gates", *PARAMETRISATIONS))
+        self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
         self._require_size("n_inputs", 2)
-        if self.parametrisation == "gates" and self.n_inputs != 2:
+        if self.parameterization == "gates" and self.n_inputs != 2:
             raise ValueError(
-                f"{self.layer}: parametrisation is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+                f"{self.layer}: parameterization is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
         self._nodes()  # checks the other options
 
@@ -171,13 +171,13 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("estimator", "param_dtype", "n_inputs")
         }
-        if self.parametrisation == "gates":
+        if self.parameterization == "gates":
             arity = options.pop("n_inputs")
             return _Gates(arity, n_nodes, logits_init=self.logits_init, **options).at(self.temperature)
         tables = _Tables(
             self.n_inputs,
             n_nodes,
-            parametrisation=self.parametrisation,
+            parameterization=self.parameterization,
             table_init=self.table_init,
             **options,
         )
@@ -229,7 +229,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         )
 
     def compared(self, arrays: Arrays) -> np.ndarray:
-        """Return neighbouring leaves of nodes at each place, ids of values of the image: ``[places, pairs, 2]``."""
+        """Return neighboring leaves of nodes at each place, ids of values of the image: ``[places, pairs, 2]``."""
         wires = np.asarray(arrays["wires"])
         pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
         size, stride, around = self.geometry
@@ -311,7 +311,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
             return lutjax.soft_lut(x, own, wires, readers=readers, **how)
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
-        if self.parametrisation == "gates":
+        if self.parameterization == "gates":
             y = self._trees_of_gates(x, tables, wires, readers)
         else:
             roots = in_levels(self._places, x, wires, readers, self.levels, level)

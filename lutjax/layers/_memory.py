@@ -130,7 +130,7 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
             self.width = -(-self.features // self.n_tables)
         self._require_size("width", 1)
         accumulation(self.layer, self.accumulate)
-        self._normalise_dtypes()
+        self._normalize_dtypes()
         check_placement(self)
 
     @property
@@ -290,13 +290,13 @@ class NgramMemorySpec(NgramMemoryArguments, Spec):
         """Return the output for rows that were read ``[..., tables, width]``, and what the convolution reads."""
         rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
         key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
-        query = normalised(x, arrays["query_scale"])
-        key = normalised(key, arrays["key_scale"])
+        query = normalized(x, arrays["query_scale"])
+        key = normalized(key, arrays["key_scale"])
         score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
         value = (jax.nn.sigmoid(score) * value.astype(score.dtype)).astype(dtype)
         if not self.kernel:
             return value, value
-        read = normalised(value, arrays["conv_scale"]).astype(dtype)
+        read = normalized(value, arrays["conv_scale"]).astype(dtype)
         sums = self._convolved(arrays["conv_kernel"].astype(dtype), read, place, before)
         return value + jax.nn.silu(sums), read
 
@@ -385,7 +385,7 @@ def read_rows(
     return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 
 
-def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
+def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
     """Return vectors divided by the root of their mean square, and scaled; of 16-bit ones in float32."""
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)

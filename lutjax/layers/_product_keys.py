@@ -18,7 +18,7 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
-from lutjax.layers._memory import MATRIX, check_placement, normalised, placed, read_rows, rows_here
+from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
@@ -97,7 +97,7 @@ class ProductKeyMemoryArguments(_KeyArguments):
 
     Source: docs/semantics.md, section 15.
 
-    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
     """
 
@@ -154,7 +154,7 @@ class _KeySpec(_KeyArguments, Spec):
             self.key_size = -(-self.in_features // 2)
         self._require_size("key_size", 1)
         accumulation(self.layer, self.accumulate)
-        self._normalise_dtypes()
+        self._normalize_dtypes()
         check_placement(self)
 
     @property
@@ -202,7 +202,7 @@ class _KeySpec(_KeyArguments, Spec):
         assert self.key_size is not None
         batch = x.shape[:-1]
         queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
-        queries = normalised(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
+        queries = normalized(queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale))
         scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
         best, ids = largest(scores, self.k)  # [..., heads, 2, k], the best first
         i, j = _pairs(self.k)

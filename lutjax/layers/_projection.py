@@ -14,7 +14,16 @@ from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import (
+    QUANTIZED,
+    Arguments,
+    Arrays,
+    Example,
+    Initializer,
+    Spec,
+    Variable,
+    names_layer,
+)
 from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.reads import Confidence, Read
@@ -62,11 +71,11 @@ class ScoredSpec(Spec):
     read: Any
     table_dropout: float | int
     deterministic: bool
-    quantised: bool
+    quantized: bool
 
     @property
     def random(self) -> bool:
-        return self.table_dropout > 0 and not self.quantised
+        return self.table_dropout > 0 and not self.quantized
 
     @property
     def table_groups(self) -> int:
@@ -78,9 +87,9 @@ class ScoredSpec(Spec):
             raise ValueError(
                 f"{self.layer}: table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
             )
-        if self.quantised and not (self.read is not None and self.read.rounds_tables):
+        if self.quantized and not (self.read is not None and self.read.rounds_tables):
             raise ValueError(
-                f"{self.layer}: quantised is True but read is {self.read!r}; tables of integers are read by "
+                f"{self.layer}: quantized is True but read is {self.read!r}; tables of integers are read by "
                 "lutjax.reads.PowersOfTwo, with which the layer has to be trained."
             )
         if self.read is None and self.table_dropout:
@@ -89,16 +98,16 @@ class ScoredSpec(Spec):
                 "lutjax.reads.Hard() reads the same rows."
             )
 
-    def _quantised_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
+    def _quantized_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
         """Return the variables of tables of integers of a shape."""
 
         def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
-            return Variable(name, "quantised", shape, dtype, lambda key: jnp.zeros(shape, dtype))
+            return Variable(name, QUANTIZED, shape, dtype, lambda key: jnp.zeros(shape, dtype))
 
         return variable("weights", shape, INT8), variable("exponents", (self.table_groups, shape[2]), INT32)
 
     @names_layer
-    def quantise(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
+    def quantize(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
         """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
 
         Args:
@@ -107,19 +116,19 @@ class ScoredSpec(Spec):
         Raises:
           ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
         """
-        spec = dataclasses.replace(self, quantised=True)  # type: ignore[call-arg]
+        spec = dataclasses.replace(self, quantized=True)  # type: ignore[call-arg]
 
-        def quantise(weights: Array) -> dict[str, Array]:
-            tables = lutjax.quantise_tables(weights, groups=self.table_groups)
+        def quantize(weights: Array) -> dict[str, Array]:
+            tables = lutjax.quantize_tables(weights, groups=self.table_groups)
             return {"weights": tables.values, "exponents": tables.exponents}
 
         for _ in range(weights.ndim - 3):
-            quantise = jax.vmap(quantise)
-        return spec, quantise(weights)
+            quantize = jax.vmap(quantize)
+        return spec, quantize(weights)
 
     def _scored_tables(self, arrays: Arrays) -> Any:
         weights = arrays["weights"]  # the array itself: see lutjax.training.tables
-        return lutjax.QuantisedTables(weights, arrays["exponents"]) if self.quantised else weights
+        return lutjax.QuantizedTables(weights, arrays["exponents"]) if self.quantized else weights
 
     def _all_tables(self, deterministic: bool | None) -> bool:
         return not self.random or (self.deterministic if deterministic is None else deterministic)
@@ -150,7 +159,7 @@ class ProjectionLUTArguments(Arguments):
       weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
       log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
-      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
 
     Args:
       in_features: inputs.
@@ -167,7 +176,7 @@ class ProjectionLUTArguments(Arguments):
       decompress: whether there is a second projection.
       table_dropout: share of tables that a sample does not read in training; others count more.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep
         their own, and scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
@@ -197,7 +206,7 @@ class ProjectionLUTArguments(Arguments):
     decompress: bool = True
     table_dropout: float | int = 0.0
     deterministic: bool = False
-    quantised: bool = False
+    quantized: bool = False
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = small_tables
@@ -229,7 +238,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
             )
         self._check_scored()
         accumulation(self.layer, self.accumulate)
-        self._normalise_dtypes()
+        self._normalize_dtypes()
         self._size("width", "in_features", self.n_inputs, self.compress, "compress")
         self._size("outputs", "out_features", self.n_outputs, self.decompress, "decompress")
         if self.width < 2:  # type: ignore[operator]
@@ -296,8 +305,8 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
             inside = (self.in_features, self.n_inputs * width)
             variables += projection("compress", inside, self.compress_init)
         variables.append(Variable("anchors", "anchors", (n_tables, self.bits, 2), INT32, draw))
-        if self.quantised:
-            variables += self._quantised_tables(shape)
+        if self.quantized:
+            variables += self._quantized_tables(shape)
         else:
             variables.append(self._trained("weights", shape, self.weights_init, "tables"))
         if self.decompress:
@@ -355,7 +364,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
             groups=self.heads,
             sum_groups=self.sum_heads,
             keep=None if self._all_tables(deterministic) else self._keep(key, (*batch, n_tables), z.dtype),
-            accumulate=None if self.quantised else self.accumulate,
+            accumulate=None if self.quantized else self.accumulate,
             implementation=self.implementation,
         )
         y = y.reshape(*batch, y.shape[-2] * y.shape[-1]).astype(dtype)

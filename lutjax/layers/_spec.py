@@ -30,6 +30,7 @@ Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
 Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
+QUANTIZED = "quantised"  # a collection in checkpoints of earlier versions, hence its spelling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Variable:
     Attributes:
       name: the same in every library.
       kind: ``"params"``, ``"tables"`` or ``"scalars"``, which are trained, or ``"anchors"``, ``"targets"``, ``"wires"`` (ids),
-        ``"thresholds"``, ``"quantised"`` (tables of integers) or ``"keys"`` (of tables in the memory of the host): kept, never trained.
+        ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"`` (of tables in the memory of the host): kept, never trained.
       shape: its shape.
       dtype: its dtype.
       init: draws it from a key of `jax.random`.
@@ -200,7 +201,7 @@ class Spec:
                 f"{self.layer}: {name} is {getattr(self, name)}; it must be positive and finite."
             )
 
-    def _normalise_dtypes(self) -> None:
+    def _normalize_dtypes(self) -> None:
         for name in ("dtype", "param_dtype"):
             dtype = getattr(self, name)
             if dtype is None and name == "dtype":

@@ -112,7 +112,7 @@ class TableSpec(TableOptions, Spec):
         if not self.epsilon >= 0:
             raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
-        self._normalise_dtypes()
+        self._normalize_dtypes()
         if self.row_bits > MAX_BITS:  # before anything counts the rows
             raise ValueError(
                 f"{self.layer}: {self._most_bits()}, so a table has 2**{self.row_bits} rows; "

@@ -1,7 +1,7 @@
 """First values of gates and of tables over bits, in the form of `jax.nn.initializers`.
 
 Residual: every gate starts by passing on its first input, so deep networks start as the identity of some
-inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialisation.
+inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialization.
 """
 
 import dataclasses
@@ -55,16 +55,16 @@ class ResidualTable:
     """Initializer of tables ``[gates, 2**inputs]``: see `residual_table`."""
 
     probability: float | int
-    parametrisation: str
+    parameterization: str
 
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         p = self.probability
         logit = math.log(p / (1 - p))
         if (
-            self.parametrisation == "walsh"
+            self.parameterization == "walsh"
         ):  # minus the first input, as a number of -1 or 1, has one coefficient
             return jnp.zeros(shape, dtype).at[..., 1].set(logit)
-        value = logit if self.parametrisation == "light" else 2 * p - 1
+        value = logit if self.parameterization == "light" else 2 * p - 1
         row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
         return jnp.broadcast_to(jnp.asarray(row, dtype), shape)
 
@@ -98,16 +98,16 @@ def residual_gates(probability: float | int = 0.9, *, strength: float | int | No
     return ResidualGates(math.log(15 * p / (1 - p)) if strength is None else strength)
 
 
-def residual_table(probability: float | int = 0.9, parametrisation: str = "light") -> ResidualTable:
+def residual_table(probability: float | int = 0.9, parameterization: str = "light") -> ResidualTable:
     """Return an initializer of tables ``[gates, 2**inputs]`` whose output is the first input.
 
     Args:
       probability: each corner's value where it is 1 in the hard table; one minus it where it is 0.
-      parametrisation: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in
+      parameterization: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in
         `lutjax.layers.nnx.SoftLUT`.
 
     Raises:
-      ValueError: `probability` is not between 0 and 1, or `parametrisation` is unknown.
+      ValueError: `probability` is not between 0 and 1, or `parameterization` is unknown.
 
     Source: docs/logic.md, sections 3 and 4.
 
@@ -118,8 +118,8 @@ def residual_table(probability: float | int = 0.9, parametrisation: str = "light
       [[0.1 0.9 0.1 0.9]]
     """
     p = _probability("residual_table", probability)
-    if parametrisation not in ("light", "walsh", "raw"):
+    if parameterization not in ("light", "walsh", "raw"):
         raise ValueError(
-            f"residual_table: parametrisation is {parametrisation!r}; expected 'light', 'walsh' or 'raw'."
+            f"residual_table: parameterization is {parameterization!r}; expected 'light', 'walsh' or 'raw'."
         )
-    return ResidualTable(p, parametrisation)
+    return ResidualTable(p, parameterization)

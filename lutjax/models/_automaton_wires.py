@@ -10,9 +10,9 @@ from jaxtyping import Int
 
 from lutjax._typing import Array
 
-NEIGHBOURS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
-CENTRE = len(NEIGHBOURS)
-"""Number of neighbours of a cell, and of the cell itself behind them."""
+NEIGHBORS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
+CENTER = len(NEIGHBORS)
+"""Number of neighbors of a cell, and of the cell itself behind them."""
 _CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
 _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))
 
@@ -23,7 +23,7 @@ def draw(
     """Return the wires of every layer but the first: int32 ``[gates of all copies, 2]`` each.
 
     Pairs of a layer are all different as long as they can be (`pairs`), in an order of their own in every kernel. Two things are drawn so that
-    more seeds learn: a gate starts as its first input, so an output of a kernel starts as one of the neighbours, and those of all kernels are in as many
+    more seeds learn: a gate starts as its first input, so an output of a kernel starts as one of the neighbors, and those of all kernels are in as many
     directions as there are outputs; and the first layer of the update circuit pairs its inputs in a random order, so that what
     different kernels see of different channels meets in one gate.
 
@@ -53,7 +53,7 @@ def _drawn(key: Array, copies: int, n_inputs: int, n_gates: int) -> jax.Array:
 
 
 def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
-    """Return pairs of inputs, neighbours first, as published: int32 ``[n_gates, 2]``.
+    """Return pairs of inputs, neighbors first, as published: int32 ``[n_gates, 2]``.
 
     First inputs are all different as long as they can be, so that gates that start as their first input lose none.
     """
@@ -85,13 +85,13 @@ def _directions(
     else:
         circle = jax.random.permutation(pair_key, jnp.array(_OPPOSITE)).reshape(-1)
     asked = jnp.resize(circle, (kernels, n_outputs)).astype(jnp.int32)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTRE))(jax.random.split(order_key, kernels))
-    of_kernel = at.reshape(kernels, n_outputs) - CENTRE * kernel
-    return jax.vmap(_exchanged)(orders.astype(jnp.int32), of_kernel, asked) + CENTRE * kernel
+    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(jax.random.split(order_key, kernels))
+    of_kernel = at.reshape(kernels, n_outputs) - CENTER * kernel
+    return jax.vmap(_exchanged)(orders.astype(jnp.int32), of_kernel, asked) + CENTER * kernel
 
 
 def _exchanged(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.Array:
-    """Return an order that holds what is asked at these places, as far as they differ: neighbours change places."""
+    """Return an order that holds what is asked at these places, as far as they differ: neighbors change places."""
 
     def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         place, wanted = one

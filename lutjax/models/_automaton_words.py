@@ -8,7 +8,7 @@ from jaxtyping import Bool, Shaped, UInt32
 
 import lutjax
 from lutjax._typing import Array
-from lutjax.models._automaton_wires import NEIGHBOURS
+from lutjax.models._automaton_wires import NEIGHBORS
 
 
 def packed(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows words"]:
@@ -27,7 +27,7 @@ def unpacked(words: UInt32[Array, "*rows words"], width: int) -> Bool[jax.Array,
 def shifted(
     words: Shaped[Array, "channels batch height words"], width: int, *, periodic: bool
 ) -> list[jax.Array]:
-    """Return the eight neighbours of every cell, in the order of `NEIGHBOURS`; see `packed`."""
+    """Return the eight neighbors of every cell, in the order of `NEIGHBORS`; see `packed`."""
     words = jnp.asarray(words)
     edge = jnp.zeros_like(words[..., :1])
     before = jnp.concatenate([edge, words[..., :-1]], -1)
@@ -42,4 +42,4 @@ def shifted(
         outer = ((0, 0), (0, 0), (1, 1), (0, 0))
         rows.append(jnp.pad(a, outer, mode="wrap" if periodic else "constant"))
     height = words.shape[2]
-    return [rows[x][:, :, y : y + height] for y, x in NEIGHBOURS]
+    return [rows[x][:, :, y : y + height] for y, x in NEIGHBORS]

@@ -23,9 +23,9 @@ class WithCircuit:
             a `lutjax.circuits.Format` such as ``"uint8"``, those of images in the order row, column, channel.
           outputs: ``"class"``, ``"votes"`` or the ``"bits"`` of the last layer. Default: the class; of regression, which has none, the votes, which
             are how many bits are 1: ``about`` has the scale and the offset that make a number of them.
-          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.from_model`.
 
         Raises:
           ValueError: there is no exact circuit of such inputs or outputs.
         """
-        return circuits.of(self, inputs=inputs, outputs=outputs, **options)
+        return circuits.from_model(self, inputs=inputs, outputs=outputs, **options)

@@ -45,7 +45,7 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: token ids, of any length. An id that does not exist is taken for the nearest that does.
-          deterministic: no dropout, and the running averages in batch normalisation. Takes precedence
+          deterministic: no dropout, and the running averages in batch normalization. Takes precedence
             over the model's own mode: training, unless `nnx.view` or `eval` changed it.
           rngs: what dropout draws from: its ``dropout`` stream, or a key, with which a training step is a
             function of its arguments alone.

@@ -18,7 +18,7 @@ def encoder_of(
     Args:
       where: the model, for messages.
       config: has `n_thresholds`, `learned_thresholds` and `threshold_gradient`.
-      widths: by default the mean distance between neighbouring thresholds of a feature, and 1 where there is none.
+      widths: by default the mean distance between neighboring thresholds of a feature, and 1 where there is none.
 
     Raises:
       ValueError: something is given that the config has no use for, or does not fit.

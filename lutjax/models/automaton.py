@@ -26,7 +26,7 @@ from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires, _variables
-from lutjax.models._automaton_wires import CENTRE, NEIGHBOURS, draw, pairs
+from lutjax.models._automaton_wires import CENTER, NEIGHBORS, draw, pairs
 from lutjax.models._automaton_words import packed, shifted, unpacked
 from lutjax.models._config import Config, require_arguments
 from lutjax.ops.gate_network import gate_network
@@ -43,8 +43,8 @@ class LogicCAConfig(Config):
 
     Attributes:
       channels: bits of a cell.
-      kernels: perception circuits; each sees every channel of the 3x3 neighbourhood.
-      perception: gates in the layers of each; the first has 8, the cell with each of its neighbours.
+      kernels: perception circuits; each sees every channel of the 3x3 neighborhood.
+      perception: gates in the layers of each; the first has 8, the cell with each of its neighbors.
       update: gates in the layers of the update circuit; the last has one for each channel.
       periodic: the grid is a torus; else cells beyond its edge are 0.
       update_rate: probability with which a cell takes its new state in a step; 1 is the synchronous automaton.
@@ -83,9 +83,9 @@ class LogicCAConfig(Config):
                 raise ValueError(
                     f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
                 )
-        if self.perception[0] != CENTRE:
+        if self.perception[0] != CENTER:
             raise ValueError(
-                f"{where}: perception is {shown(self.perception)}; it must start with {CENTRE}, a gate for each neighbour."
+                f"{where}: perception is {shown(self.perception)}; it must start with {CENTER}, a gate for each neighbor."
             )
         if self.update[-1] != self.channels:
             raise ValueError(
@@ -126,8 +126,8 @@ class Wiring(NamedTuple):
 class LogicCA(nnx.Module):
     """A cellular automaton whose rule is a circuit of differentiable logic gates.
 
-    Each kernel is a small circuit over the 3x3 neighbourhood of a channel, and begins with the cell and each of its
-    neighbours; the update circuit reads the cell and the outputs of all kernels for all channels, and its output is
+    Each kernel is a small circuit over the 3x3 neighborhood of a channel, and begins with the cell and each of its
+    neighbors; the update circuit reads the cell and the outputs of all kernels for all channels, and its output is
     the cell's new state.
 
     State: ``logits`` (`nnx.Param`, ``[16, gates]``, those of all layers), ``wires`` and ``readers`` (lists of `Wires`).
@@ -203,12 +203,12 @@ class LogicCA(nnx.Module):
         `lutjax.circuits.step_automaton` runs it on a grid.
 
         Args:
-          **options: simplify, merge, lut and about; see `lutjax.circuits.of`.
+          **options: simplify, merge, lut and about; see `lutjax.circuits.from_model`.
 
         Raises:
           ValueError: the automaton is asynchronous.
         """
-        return circuits.of(self, **options)
+        return circuits.from_model(self, **options)
 
     def _circuit(
         self,
@@ -218,20 +218,20 @@ class LogicCA(nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the rule of one cell, for `lutjax.circuits.of`."""
+        """Return the rule of one cell, for `lutjax.circuits.from_model`."""
         config = self.config
         for name, value in (("inputs", inputs), ("outputs", outputs)):
             if value not in (None, "bits"):
                 raise ValueError(
-                    f"circuits.of: {name} is {value!r}; the cells of a LogicCA are bits: use 'bits'."
+                    f"circuits.from_model: {name} is {value!r}; the cells of a LogicCA are bits: use 'bits'."
                 )
         if config.update_rate < 1:
             raise ValueError(
-                f"circuits.of: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
+                f"circuits.from_model: update_rate is {config.update_rate}: cells of an asynchronous automaton are updated at random, "
                 "which no circuit does. The rule itself is that of with_update_rate(1)."
             )
         if np.isnan(np.asarray(self.logits[...])).any():
-            raise ValueError("circuits.of: logits of the LogicCA hold NaN, which decides nothing.")
+            raise ValueError("circuits.from_model: logits of the LogicCA hold NaN, which decides nothing.")
         channels, n_near = config.channels, 9
         bits = bits_of(builder.input("x", n_near * channels))
         cell = bits[-channels:]
@@ -519,10 +519,10 @@ class _Network(NamedTuple):
 
 def _networks(config: LogicCAConfig, coefficients: Array, wiring: Wiring) -> tuple[_Network, _Network]:
     """Return the circuits of perception and of the update, outside of the loop over steps."""
-    # Each neighbour meets a copy of the centre, so that no value has more readers than there are kernels: their sum is then gathered.
-    of_neighbour = np.arange(CENTRE * config.kernels, dtype=np.int32).reshape(-1, CENTRE)
-    first = np.stack([of_neighbour % CENTRE, of_neighbour % CENTRE + CENTRE], -1).reshape(-1, 2)
-    readers_of_first = np.concatenate([2 * of_neighbour.T, 2 * of_neighbour.T + 1])
+    # Each neighbor meets a copy of the center, so that no value has more readers than there are kernels: their sum is then gathered.
+    of_neighbor = np.arange(CENTER * config.kernels, dtype=np.int32).reshape(-1, CENTER)
+    first = np.stack([of_neighbor % CENTER, of_neighbor % CENTER + CENTER], -1).reshape(-1, 2)
+    readers_of_first = np.concatenate([2 * of_neighbor.T, 2 * of_neighbor.T + 1])
     wires, readers = [first, *wiring.wires], [readers_of_first, *wiring.readers]
     n_layers = len(config.perception)
     n_perceiving = sum(config.sizes[:n_layers])
@@ -545,7 +545,7 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
     """Return the next state: what every circuit perceives of every channel, and the update of each cell."""
     channels, n_cells = config.channels, state[0].size
     perception, update = networks
-    near = jnp.stack([*_shifted(config, state), *(state,) * CENTRE]).reshape(2 * CENTRE, channels * n_cells)
+    near = jnp.stack([*_shifted(config, state), *(state,) * CENTER]).reshape(2 * CENTER, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA computes it again for every gate that reads it
     perceived = perception(near)
     x = jnp.concatenate(
@@ -555,17 +555,17 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
-    """The eight neighbours of every cell."""
+    """The eight neighbors of every cell."""
     height, width = state.shape[-2:]
     mode = "wrap" if config.periodic else "constant"
     padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
-    return [padded[..., y : y + height, x : x + width] for y, x in NEIGHBOURS]
+    return [padded[..., y : y + height, x : x + width] for y, x in NEIGHBORS]
 
 
 def first_wires(n_kernels: int) -> jax.Array:
-    """Return the wires of the first layer, into the neighbours and then the cell itself: int32 ``[kernels * 8, 2]``."""
-    near = jnp.arange(n_kernels * CENTRE, dtype=jnp.int32) % CENTRE
-    return jnp.stack([near, jnp.full_like(near, CENTRE)], -1)
+    """Return the wires of the first layer, into the neighbors and then the cell itself: int32 ``[kernels * 8, 2]``."""
+    near = jnp.arange(n_kernels * CENTER, dtype=jnp.int32) % CENTER
+    return jnp.stack([near, jnp.full_like(near, CENTER)], -1)
 
 
 # ------------------------------------------------------------------------------------- hard
@@ -652,7 +652,7 @@ def _packed_step(
 ) -> jax.Array:
     channels, n_words = words.shape[0], words[0].size
     near = jnp.stack([*shifted(words, width, periodic=config.periodic), words])
-    x = near.reshape(CENTRE + 1, channels * n_words)
+    x = near.reshape(CENTER + 1, channels * n_words)
     for layer, (table, w) in enumerate(zip(tables, wires, strict=True)):
         if layer == len(config.perception):
             perceived = x.reshape(len(x) * channels, n_words)

@@ -304,7 +304,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the layers, for `lutjax.circuits.of`."""
+        """Return the circuit of the layers, for `lutjax.circuits.from_model`."""
         encoder = [] if self.encoder is None else [self.encoder]
         layers = [*encoder, *self.layers, self.votes]
         outputs, facts = outputs_of(self.config, outputs)
@@ -341,7 +341,7 @@ def _layer(
         return LogicGates(n_in, n_out, logits_init=init, **options)
     probability = 1 / (1 + math.exp(-(config.residual or 0.0)))
     init = _WithNoise(residual_table(probability, kind), config.noise)
-    return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parametrisation=kind, table_init=init, **options)
+    return SoftLUT(n_in, n_out, n_inputs=config.n_inputs, parameterization=kind, table_init=init, **options)
 
 
 def _wires_of_classes(n_votes: int, n_classes: int, n_inputs: int) -> np.ndarray:

@@ -88,7 +88,7 @@ class GPTConfig(Config):
       table_dropout: share of the tables of ``"projection_lut"`` and ``"scored_lut"`` that an element does not read in training.
       dropout: rate of dropout after the embedding, attention and feed-forward.
       dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
-        Parameters, sums of layers, normalisation and logits are float32 (or float64).
+        Parameters, sums of layers, normalization and logits are float32 (or float64).
       remat: whether the backward pass computes each layer again instead of keeping what its forward pass made.
       memory: whether tables of n-grams are read beside attention (`lutjax.layers.nnx.NgramMemory`).
       memory_orders: lengths of the n-grams whose rows are read.
@@ -388,7 +388,7 @@ class GPT(Decoder):
 
 
 class _Block(nnx.Module):
-    """Attention, then feed-forward, each of its normalised input and added to it; perhaps with a memory that is read before."""
+    """Attention, then feed-forward, each of its normalized input and added to it; perhaps with a memory that is read before."""
 
     def __init__(self, config: GPTConfig, place: int, *, implementation: Any, rngs: nnx.Rngs):
         self.memory = nnx.data(None)

@@ -135,7 +135,7 @@ class PackedClassifier(Packed, WithCircuit):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the tables, for `lutjax.circuits.of`."""
+        """Return the circuit of the tables, for `lutjax.circuits.from_model`."""
         stages = stages_of_tables(
             self.truth, self.wires, self.thresholds, self.config.in_features, self.config.n_classes
         )
@@ -163,7 +163,7 @@ def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, 
         return outputs, {}
     if outputs == "class":
         raise ValueError(
-            "circuits.of: outputs is 'class', but the model gives a number; use 'votes', how many bits are 1, or 'bits'."
+            "circuits.from_model: outputs is 'class', but the model gives a number; use 'votes', how many bits are 1, or 'bits'."
         )
     facts = {
         "kind": "regression",

@@ -54,7 +54,7 @@ class LUTTransformerConfig(Config):
       unembed_detectors: detectors of the last tables, which give the logits; `ffn_detectors` by default.
       unembed_anchors: anchor pairs of each; `ffn_anchors` by default.
       dropout: rate of dropout after each.
-      batch_norm: whether batch normalisation follows each.
+      batch_norm: whether batch normalization follows each.
       param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
       table_dtype: dtype of the tables, where it is another one: bfloat16 halves their memory and the bytes a step
         moves, and what runs between them keeps its precision. Default: the same.
@@ -171,7 +171,7 @@ class LUTTransformerConfig(Config):
 
 
 class _Branch(nnx.Module):
-    """A layer with dropout and batch normalisation after it, added to its input."""
+    """A layer with dropout and batch normalization after it, added to its input."""
 
     def __init__(self, layer: Any, config: LUTTransformerConfig, *, rngs: nnx.Rngs):
         self.layer = layer
@@ -218,11 +218,11 @@ class LUTTransformer(Decoder):
     """A causal language model made of look-up tables: no matrix product anywhere.
 
     ``z = embedding[token]``, then in each layer ``z += attention(z)`` and ``z += tables(z)``, each with
-    dropout and, if asked for, batch normalisation on what is added; the logits are ``tables(z)``. A text
+    dropout and, if asked for, batch normalization on what is added; the logits are ``tables(z)``. A text
     longer than the context is attended through a window of ``context - 1`` earlier positions; with the memory ``"counts"`` as a whole.
 
     State: `nnx.Param` are the tables and positions of the layers (and the scales of batch
-    normalisation); `Embedding`, `Anchors` and, with batch normalisation, `nnx.BatchStat` are kept with
+    normalization); `Embedding`, `Anchors` and, with batch normalization, `nnx.BatchStat` are kept with
     them and not trained. Tables start at zero.
 
     Args:

@@ -20,7 +20,7 @@ from lutjax.circuits._layers import of_layers
 from lutjax.circuits.columns import Columns
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._logic import PARAMETRISATIONS, LogicGatesSpec, SoftLUTSpec
+from lutjax.layers._logic import PARAMETERIZATIONS, LogicGatesSpec, SoftLUTSpec
 from lutjax.layers._logic_images import LEAVES, LogicConvSpec
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
@@ -46,9 +46,9 @@ _CIFAR10 = {
 }
 _MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
 
-TABLES = ("gates", *PARAMETRISATIONS)
+TABLES = ("gates", *PARAMETERIZATIONS)
 EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
-"""Edges of each channel: first and second differences of neighbours."""
+"""Edges of each channel: first and second differences of neighbors."""
 
 PerLayer = int | tuple[int, ...]
 _PER_LAYER = ("depth", "kernel", "stride", "padding", "pool", "pool_padding", "channels_per_kernel")
@@ -66,7 +66,7 @@ class LogicTreeNetConfig(Config):
       kernels: trees of each layer of trees.
       layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
       n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
-      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighbouring pixels in rows and
+      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighboring pixels in rows and
         in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
       depth: levels of gates of a tree.
       kernel: height and width of the windows that trees read.
@@ -220,7 +220,7 @@ class LogicTreeNetConfig(Config):
                 size = getattr(self, name)
                 sizes[name] = size if isinstance(size, int) else size[i]
             sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
-            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs, "parametrisation": self.tables}
+            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs, "parameterization": self.tables}
             every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
             shape = LogicConvSpec(**every[-1]).out_shape
         return every
@@ -228,7 +228,7 @@ class LogicTreeNetConfig(Config):
     def gate_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
         kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
-        kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parametrisation": self.tables}
+        kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parameterization": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
             {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
@@ -268,7 +268,7 @@ def _published(
 class LogicTreeNet(WithCircuit, nnx.Module):
     """Classes of images by the votes of logic gates, after layers of trees of gates.
 
-    Each number of an image becomes bits; layers of trees slide over the image, each with the or of neighbouring places; gates
+    Each number of an image becomes bits; layers of trees slide over the image, each with the or of neighboring places; gates
     read what is left and vote: class k gets the sum of the k-th group of them. Trained soft, it is a circuit: with
     ``deterministic=True`` bits go through the gates that were chosen, and `packed` runs that on 32 samples a word.
 
@@ -374,10 +374,10 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         outputs: str | None,
         about: Mapping[str, Any],
     ) -> Circuit:
-        """Return the circuit of the layers, for `lutjax.circuits.of`."""
+        """Return the circuit of the layers, for `lutjax.circuits.from_model`."""
         if inputs != "bits" and self.config.edges:
             raise ValueError(
-                f"circuits.of: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
+                f"circuits.from_model: inputs is {inputs!r}, but the model also compares differences of pixels with thresholds, which its circuit "
                 "leaves outside; use inputs='bits'."
             )
         encoder = [] if self.encoder is None else [self.encoder]

@@ -1,4 +1,4 @@
-"""A penalty on tables whose neighbouring rows differ."""
+"""A penalty on tables whose neighboring rows differ."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from lutjax.values._ids import as_jax
 def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Float[jax.Array, ""]:
     """Return the mean squared distance of rows whose addresses differ in one bit.
 
-    A regulariser of tables: rows that are seldom read follow their neighbours. Of a model with several layers, take the mean.
+    A regularizer of tables: rows that are seldom read follow their neighbors. Of a model with several layers, take the mean.
 
     Definition; ``dy`` is the cotangent of ``y`` and ``dweights`` that of ``weights``::
 

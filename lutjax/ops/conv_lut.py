@@ -17,18 +17,18 @@ from lutjax.ops.margins import margins
 from lutjax.ops.scored_lut import _scalars, scored_lut
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.reads import Read, straight_through
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax, trusted_ids
-from lutjax.values._quantised import QuantisedTables
+from lutjax.values._quantized import QuantizedTables
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size
 
 
 def conv_lut(
     images: Float[Array, "*batch height width channels"],
-    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
+    weights: Float[Array, "detectors rows outputs"] | QuantizedTables,
     anchors: Anchors,
     scalars: Mapping[str, Scalar] | None = None,
     *,
@@ -62,7 +62,7 @@ def conv_lut(
 
     Args:
       images: ``[..., height, width, F]`` floats.
-      weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantisedTables`, which the read `lutjax.reads.PowersOfTwo` reads without a gradient.
+      weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantizedTables`, which the read `lutjax.reads.PowersOfTwo` reads without a gradient.
       anchors: int32 ``[T, C, 2]``: ids of the values of a window, ``h * w * F / groups`` in the order row, column, channel. They do not
         depend on the size of images. Traced ids beyond the window are clamped.
       scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
@@ -101,11 +101,11 @@ def conv_lut(
     rule = f"it must divide the number of channels, {channels}"
     _checks.require(channels % n_groups == 0, op, "groups", n_groups, rule)
     _checks.require(channels > 0, op, "images", images, "there must be at least one channel")
-    if not isinstance(weights, QuantisedTables):
+    if not isinstance(weights, QuantizedTables):
         _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
     _check_read(op, read, scalars, epsilon, n_comparisons)
     if read is None:
-        if isinstance(weights, QuantisedTables):
+        if isinstance(weights, QuantizedTables):
             raise ValueError(
                 f"{op}: read is None, and tables of integers are read by lutjax.reads.PowersOfTwo."
             )
@@ -131,7 +131,7 @@ def conv_lut(
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
     with trusted_ids():  # those of places are made of anchors that are checked
-        if isinstance(weights, QuantisedTables):
+        if isinstance(weights, QuantizedTables):
             # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
             each = n_detectors // n_groups * n_comparisons
             probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
@@ -204,9 +204,9 @@ def _rounded(weights: jax.Array, groups: int) -> jax.Array:
     """Return tables rounded to int8 with a power of two as scale, in floats; the gradient is that of the identity."""
 
     def rounded(weights: jax.Array) -> jax.Array:
-        scale = _quantised.exponents(weights, groups)
-        whole = _quantised.in_groups(_quantised.rounded(weights, scale), groups)
-        scaled = whole * _quantised.power(scale[:, None], whole.dtype)
+        scale = _quantized.exponents(weights, groups)
+        whole = _quantized.in_groups(_quantized.rounded(weights, scale), groups)
+        scaled = whole * _quantized.power(scale[:, None], whole.dtype)
         return scaled.reshape(weights.shape).astype(weights.dtype)
 
     made = straight_through(_meshes.divided_by_compiler(rounded, _meshes.spec_of)(weights), weights)

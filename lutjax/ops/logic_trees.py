@@ -1,4 +1,4 @@
-"""Trees of gates over an image, and the or of neighbouring places: in one op, or level by level."""
+"""Trees of gates over an image, and the or of neighboring places: in one op, or level by level."""
 
 import dataclasses
 import itertools
@@ -136,7 +136,7 @@ def in_levels(
     y = level(x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers)
     y = y.reshape(n_nodes[0], rows, columns, *batch)
     first = n_nodes[0]
-    for count in n_nodes[1:]:  # they read neighbours of the level before
+    for count in n_nodes[1:]:  # they read neighbors of the level before
         ids = jnp.arange(n * count, dtype=jnp.int32)
         y = level(y, slice(first, first + count), 1, ids.reshape(-1, n), ids[:, None])
         first += count
@@ -274,7 +274,7 @@ def logic_trees(
     readers: Int[Array, "channels fan_out"] | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Trees of gates at all places of an image, and the largest of the values at neighbouring places.
+    """Trees of gates at all places of an image, and the largest of the values at neighboring places.
 
     It is what `lutjax.bilinear_gates` gives level by level, on the values of a window at each place, then the maximum over groups
     of places, whose gradient goes to the first of the largest. Windows are not copied. In one kernel, where there is one, the image is not

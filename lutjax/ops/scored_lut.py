@@ -19,7 +19,7 @@ from lutjax.reads import Read
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
-from lutjax.values._quantised import QuantisedTables, exponents
+from lutjax.values._quantized import QuantizedTables, exponents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class ScoredLut(Call, op="scored_lut", table="weights", output="g o"):
 
 def scored_lut(
     x: Float[Array, "*batch inputs"],
-    weights: Float[Array, "detectors rows outputs"] | QuantisedTables,
+    weights: Float[Array, "detectors rows outputs"] | QuantizedTables,
     anchors: Int[Array, "detectors comparisons *pair"],
     scalars: Mapping[str, Scalar],
     *,
@@ -84,7 +84,7 @@ def scored_lut(
 
     Args:
       x: ``[..., I]`` floats; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
-      weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantisedTables`: then sums are of integers, without a gradient.
+      weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantizedTables`: then sums are of integers, without a gradient.
       anchors: int32 ``[T, C, 2]``, pairs of inputs that are compared, or ``[T, C]``, single inputs that are compared with 0.
       scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
       read: one of `lutjax.reads`, or your own.
@@ -122,7 +122,7 @@ def scored_lut(
     n_detectors, n_comparisons = anchors.shape[:2]
     _checks.require(n_comparisons > 0, op, "anchors", anchors, "a score needs at least one comparison")
     scale = None
-    if isinstance(weights, QuantisedTables):
+    if isinstance(weights, QuantizedTables):
         weights, scale = _integers(op, weights, read, n_groups, keep, accumulate)
         rule = f"anchors need {n_detectors} tables of 2**{n_comparisons} rows"
         _checks.require(weights.shape[:2] == (n_detectors, 2**n_comparisons), op, "weights", weights, rule)
@@ -130,7 +130,7 @@ def scored_lut(
         if getattr(weights, "dtype", None) == np.int8:
             raise TypeError(
                 f"{op}: weights is {_checks.describe(weights)}; tables of integers need their scale: pass the "
-                "lutjax.QuantisedTables that lutjax.quantise_tables returns."
+                "lutjax.QuantizedTables that lutjax.quantize_tables returns."
             )
         _checks.table(op, weights, n_detectors, n_comparisons, "anchors")
         weights = as_jax(weights)
@@ -161,9 +161,9 @@ def scored_lut(
 
 
 def _integers(
-    op: str, tables: QuantisedTables, read: Read, n_groups: int, keep: Any, accumulate: Any
+    op: str, tables: QuantizedTables, read: Read, n_groups: int, keep: Any, accumulate: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the integers of quantised tables and their exponents."""
+    """Return the integers of quantized tables and their exponents."""
     values, scale = tables.values, tables.exponents
     for name, a, dtype in (("values", values, np.int8), ("exponents", scale, np.int32)):
         if getattr(a, "dtype", None) != dtype:

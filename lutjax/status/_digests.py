@@ -27,7 +27,7 @@ from lutjax.dispatch.registry import KernelSpec
 
 # They choose kernels and launches, hold arrays or refuse them: results do not depend on them.
 _COMPUTE_NOTHING = (
-    "lutjax.dispatch.catalogue",
+    "lutjax.dispatch.catalog",
     "lutjax.dispatch.contract.Call",
     "lutjax.dispatch.registry",
     "lutjax.dispatch._records",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 
 from lutjax import cases
-from lutjax.dispatch.catalogue import KERNELS, PARTS
+from lutjax.dispatch.catalog import KERNELS, PARTS
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import KernelSpec, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS

@@ -1,4 +1,4 @@
-"""Optimisers of tables: rules by which a row moves along its gradient."""
+"""Optimizers of tables: rules by which a row moves along its gradient."""
 
 import dataclasses
 import math

@@ -192,7 +192,7 @@ class Split:
             elif is_factored(gradient):
                 raise TypeError(
                     "a parameter that is not a table has a factored gradient; pass the same `tables` to "
-                    "`value_and_grad` and the optimiser."
+                    "`value_and_grad` and the optimizer."
                 )
             else:
                 others.append(gradient)
@@ -255,7 +255,7 @@ def _guard(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
 def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return a function with the same value and gradients that computes the parts of a batch one after the other.
 
-    Dense gradients are averaged. Factored ones are concatenated: an optimiser then takes one step, exactly as if the
+    Dense gradients are averaged. Factored ones are concatenated: an optimizer then takes one step, exactly as if the
     batch had not been divided.
 
     Args:

@@ -63,7 +63,7 @@ class HostMemoryError(MemoryError):
 
 
 class HostTable:
-    """Tables whose rows and state of an optimiser are NumPy arrays in the memory of the host.
+    """Tables whose rows and state of an optimizer are NumPy arrays in the memory of the host.
 
     A device reads rows that the CPU has gathered, or a GPU reads them by itself, and returns the factors of their gradient; the CPU moves those rows by the kernels that would
     move them on a device, so in the same order. The arrays are made by `draw` or `load`: until then the object takes no memory.
@@ -246,7 +246,7 @@ class HostTable:
         n_tables, n_rows, width = self._held
         dtype = accumulator(self.dtype)
         sizes = rule.state_sizes(width)
-        self._require(self.bytes_beside(rule), "the state of its optimiser")
+        self._require(self.bytes_beside(rule), "the state of its optimizer")
         self.rule = rule
         self.state = {name: self._zeros((n_tables, n_rows, size), dtype) for name, size in sizes.items()}
 
@@ -691,7 +691,7 @@ class HostTable:
             self._cell.wait()
 
     def save(self, folder: Path) -> None:
-        """Write the rows that have moved, with their state: a checkpoint is as large as what was learnt. The others follow from the key.
+        """Write the rows that have moved, with their state: a checkpoint is as large as what was learned. The others follow from the key.
 
         Of a table that is shared each process writes its own rows, into another folder.
         """

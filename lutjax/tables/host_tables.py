@@ -27,7 +27,7 @@ class HostTables(Mapping[str, HostTable]):
     rows, when it runs for the first time, as in ``init``. There, rows are read as zeros. Then `draw` makes the rows, of the keys that ``init`` returned beside the
     parameters, which are the same numbers as ``init`` would draw for tables on a device.
 
-    It is a mapping, so it is what the argument `host` of `lutjax.training.tables.value_and_grad`, and `lutjax.training.host.Ahead` take. It is compared and hashed by its identity, so it can
+    It is a mapping, so it is what the argument `host` of `lutjax.training.tables.value_and_grad`, and `lutjax.training.host.RowPrefetcher` take. It is compared and hashed by its identity, so it can
     be an attribute of a module.
 
     Args:

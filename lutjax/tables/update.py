@@ -37,7 +37,7 @@ def update_table(
     rates: Rates | None = None,
     implementation: Implementation = None,
 ) -> tuple[jax.Array, RowState]:
-    """Return a table after one optimiser step that reads and writes only rows that were looked up.
+    """Return a table after one optimizer step that reads and writes only rows that were looked up.
 
     Under `jax.jit` with a donated table the step happens in the table's own memory. It runs the kernels of the op of the look-up,
     in their direction ``update``.

@@ -1,6 +1,6 @@
 """Watched tables: their look-ups leave a record of the gradient instead of computing it.
 
-`lutjax.tables.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognised by
+`lutjax.tables.collect` watches the tables of a loss, and the ops ask whether a table is watched. A table is recognized by
 its identity as a traced value: layers that pass it on keep the identity, and every operation that changes it makes another value.
 """
 

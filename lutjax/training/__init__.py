@@ -1,4 +1,4 @@
-"""Training: texts, optimisers for tables, loops and checkpoints."""
+"""Training: texts, optimizers for tables, loops and checkpoints."""
 
 from lutjax._lazy import modules_of
 

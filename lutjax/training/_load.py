@@ -16,7 +16,7 @@ def load(folder: str | os.PathLike[str], into: Any = None) -> Any:
     It is in the mode for evaluation (`flax.nnx.Module.eval`): without dropout, and in a classifier with hard gates.
 
     Args:
-      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantised`` in it, of ``lutjax quantise``; or of a bundle.
+      folder: of the run, what ``lutjax train`` got as ``--out``; or the folder ``quantized`` in it, of ``lutjax quantize``; or of a bundle.
       into: for a bundle of your own model: an instance of its class, a `flax.nnx.Module` whose arrays are replaced, or arrays in the saved
         structure. By default arrays are returned in nested dicts.
 

@@ -143,7 +143,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     return [*said, *(["results:", *(f"  {line}" for line in found["results"])] if found["results"] else [])]
 
 
-_MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantised")
+_MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantized")
 
 
 def _source(source: Mapping[str, Any]) -> str:

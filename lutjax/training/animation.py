@@ -50,11 +50,11 @@ def animate(
             frame = frames[min(number, len(frames) - 1)]
             picture.paste(Image.fromarray(frame.repeat(scale, 0).repeat(scale, 1)), (left, top))
             edge = (left - 1, top - 1, left + width * scale, top + height * scale)
-            draw.rectangle(edge, outline="grey")
+            draw.rectangle(edge, outline="gray")
         draw.text((_MARGIN, size[1] - _TITLE), caption, "black", caption_font)
         pictures.append(picture)
-    colours = pictures[-1].quantize(16)  # all that there are, since the target has them
-    pictures = [picture.quantize(palette=colours, dither=Image.Dither.NONE) for picture in pictures]
+    colors = pictures[-1].quantize(16)  # all that there are, since the target has them
+    pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
     durations = [milliseconds] * (len(pictures) - 1) + [10 * milliseconds]
     pictures[0].save(
         path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
@@ -90,7 +90,7 @@ def film(
         f"step {number} of {n_steps}: {count} of {size * size} cells {'are' if count != 1 else 'is'} different"
         for number, count in enumerate(wrong)
     ]
-    return {f"circuit of {run.config.n_gates} gates": _colours(shown), beside: _colours(expected)}, captions
+    return {f"circuit of {run.config.n_gates} gates": _colors(shown), beside: _colors(expected)}, captions
 
 
 def _states(
@@ -110,7 +110,7 @@ def _states(
     return np.asarray(model.rollout(state, n_steps, key=key, deterministic=True))
 
 
-def _colours(
+def _colors(
     bits: Bool[np.ndarray, "frames height width bits"],
 ) -> UInt8[np.ndarray, "frames height width 3"]:
     """Three bits are red, green and blue; else the first one is white."""

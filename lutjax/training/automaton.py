@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 STARTS = ("boards", "random", "seed", "zero")
 N_BOARDS = 512
-"""Periodic boards of 3x3 cells, and neighbourhoods of a cell."""
+"""Periodic boards of 3x3 cells, and neighborhoods of a cell."""
 EVALUATION_BATCH = 16
 _SMOOTHING = 0.9
 
@@ -43,9 +43,9 @@ class TrainingConfig(Training):
       size: rows and columns of the grid.
       n_steps: steps of the automaton until its state is compared with the target.
       batch_size: grids of one step. In the Game of Life boards of 3x3 cells; 512 are all there are, as one torus that
-        holds every neighbourhood once.
+        holds every neighborhood once.
       learning_rate: of AdamW.
-      weight_decay: of AdamW; pulls gates towards a mixture of all sixteen.
+      weight_decay: of AdamW; pulls gates toward a mixture of all sixteen.
       hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
       last_hard_share: that of the last step; from `hard_growth` of the run on it grows from `hard_share` to this. None: it stays.
       hard_growth: share of all steps after which it grows.
@@ -84,7 +84,7 @@ class TrainingConfig(Training):
         if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
             raise ValueError(
                 f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; the Game of Life is "
-                f"learnt from one step of at most {N_BOARDS} boards of size 3."
+                f"learned from one step of at most {N_BOARDS} boards of size 3."
             )
         if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
@@ -136,7 +136,7 @@ class Record(runs.Record):
 
 
 class Optimizer(NamedTuple):
-    """The optimiser's state, and the best hard automaton so far: by a running mean where starts are random."""
+    """The optimizer's state, and the best hard automaton so far: by a running mean where starts are random."""
 
     adam: Any
     best: Any
@@ -247,7 +247,7 @@ class Run(ModelRun[LogicCA]):
         shape = (self.config.channels, batch, size, size)
         if self.target is None:
             if batch >= N_BOARDS:
-                boards = jnp.asarray(every_neighbourhood())[None]
+                boards = jnp.asarray(every_neighborhood())[None]
             else:
                 number = jax.random.randint(key, (batch, 1), 0, N_BOARDS)
                 boards = (number >> jnp.arange(9)[None] & 1).reshape(batch, 3, 3) == 1
@@ -389,8 +389,8 @@ def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch 
     return (alive == 3) | boards & (alive == 2)
 
 
-def every_neighbourhood() -> Bool[np.ndarray, "8 64"]:
-    """A torus of 8 x 64 cells that holds each of the 512 neighbourhoods of 3 x 3 cells once.
+def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
+    """A torus of 8 x 64 cells that holds each of the 512 neighborhoods of 3 x 3 cells once.
 
     Columns are one cyclic sequence of 8 bits, in which every 3 bits occur once, and each is turned against the one
     before it; pairs of turns are all there are.

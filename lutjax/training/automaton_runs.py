@@ -158,7 +158,7 @@ class Automaton(Experiment):
         counts = circuits.active(model, n), circuits.active(pruned.model, n)
         return [
             "Active live gates, and those of the circuit of one cell, in which equal gates are one:",
-            f"  {counts[0]:>6} {len(before):>6}  as learnt",
+            f"  {counts[0]:>6} {len(before):>6}  as learned",
             f"  {counts[1]:>6} {len(after):>6}  with the same last state {'in' if pruned.proved else 'in tests of'} {pruned.where}"
             f"{': these are all that there are' if pruned.proved else ''}",
             "",
@@ -168,7 +168,7 @@ class Automaton(Experiment):
         config, model = self.run.config, self.run.best(state)
         text = page.write(
             model.with_update_rate(1).circuit(),
-            f"An automaton that learnt: {self.record.training.experiment}",
+            f"An automaton that learned: {self.record.training.experiment}",
             **grid(self.record),
             update_rate=config.update_rate,
         )
@@ -201,7 +201,7 @@ def target(
 
 
 def checks(run: Run, model: LogicCA) -> list[str]:
-    """Return, in words, the behaviour of the hard automaton where it was not trained."""
+    """Return, in words, the behavior of the hard automaton where it was not trained."""
     key = jax.random.key(1)
     training, channels = run.training, run.config.channels
 

@@ -131,7 +131,7 @@ class TrainingConfig(Training):
 
 
 class Selected(NamedTuple):
-    """State of an optimiser, and the network that is kept.
+    """State of an optimizer, and the network that is kept.
 
     Attributes:
       optimizer: its state.
@@ -447,7 +447,7 @@ def expected_gates(model: Model, temperature: Array | None = None) -> Array:
     """Return how many gates of two inputs the circuit of a classifier is expected to need: a scalar.
 
     A table that needs n inputs counts as ``n - 1`` gates, one of a tree at each place, and a vote that is not constant as one.
-    Gates that nothing reads count too; they become constants without changing a vote. The or of neighbouring places does not.
+    Gates that nothing reads count too; they become constants without changing a vote. The or of neighboring places does not.
 
     Args:
       temperature: of the gates, in place of 1.

@@ -23,7 +23,7 @@ class Training:
     """A base of dataclasses of what decides a training run beside its model and data.
 
     Attributes:
-      steps: optimiser steps in all; the cool-down depends on it.
+      steps: optimizer steps in all; the cool-down depends on it.
       batch_size: samples of one step.
       learning_rate: rate before warm-up and cool-down.
       seed: of the model and of everything random.

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learnt, so a resumed run may change them.
+    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learned, so a resumed run may change them.
 
     Attributes:
       log_every: steps between two training losses.
@@ -67,7 +67,7 @@ class Configs(NamedTuple):
 
     Attributes:
       model: sizes of the model; a union of classes where a run is one of several models.
-      training: everything else that decides what is learnt: a `lutjax.training.configs.Training`.
+      training: everything else that decides what is learned: a `lutjax.training.configs.Training`.
       options: what may change while a run goes on; the record's `options` are its fields.
     """
 
@@ -296,13 +296,13 @@ def check_memory(experiment: Experiment) -> None:
     memory = meshes.memory_of(devices)
     if memory is not None and state + batch > memory:
         raise RunError(
-            f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimiser, {_size(batch)} for "
+            f"the run needs at least {_size(state + batch)}: {_size(state)} for parameters and the state of the optimizer, {_size(batch)} for "
             f"the batch; {meshes.words(run.mesh)} has {_size(memory)}. Choose a smaller model or a smaller batch_size."
         )
     free = free_memory()
     if free is not None and run.host_bytes > free:
         raise RunError(
-            f"the run needs {_size(run.host_bytes)} of the memory of the host for tables and the state of their optimiser; {_size(free)} are free. Choose "
+            f"the run needs {_size(run.host_bytes)} of the memory of the host for tables and the state of their optimizer; {_size(free)} are free. Choose "
             "fewer or smaller rows, or a machine with more memory."
         )
 
@@ -474,7 +474,7 @@ def _of_other_length(
         )
     else:
         show.line(
-            f"goes on to {steps} steps; what is learnt is what a run started with --steps {steps} learns."
+            f"goes on to {steps} steps; what is learned is what a run started with --steps {steps} learns."
         )
     history = dataclasses.replace(record.history, lengths=[*lengths, (done, steps)])
     return make(dataclasses.replace(record, training=training, history=history))

@@ -57,7 +57,7 @@ class Wanted:
       inputs, outputs, lut: see `source_of`.
       name: of the Verilog module, the C functions and the files; None for one after the folder of the run.
       registers: levels of gates between two registers of the Verilog module; 0 for none.
-      optimise: what is made fewer of first, one of `OPTIMISED`; None for nothing.
+      optimize: what is made fewer of first, one of `OPTIMIZED`; None for nothing.
       integers: dtype of the tables of a language model, "int16" or "int8"; None for int16, and for circuits.
       target: microcontroller that C is for, a name of `lutjax.circuits.mcu.TARGETS`; None for none.
 
@@ -71,7 +71,7 @@ class Wanted:
     lut: int | None = None
     name: str | None = None
     registers: int = 0
-    optimise: str | None = None
+    optimize: str | None = None
     integers: str | None = None
     target: str | None = None
 
@@ -179,12 +179,12 @@ def _circuit(
     )
     circuit = source.circuit
     layers = source.layers() if wanted.target and source.layers is not None else None
-    if wanted.optimise:
-        progress("optimising the circuit")
-        circuit = optimised(circuit, wanted.optimise)
-        layers = None if layers is None else optimised(layers, wanted.optimise)
+    if wanted.optimize:
+        progress("optimizing the circuit")
+        circuit = optimized(circuit, wanted.optimize)
+        layers = None if layers is None else optimized(layers, wanted.optimize)
     elif wanted.lut is None and circuit.about["kind"] == "automaton" and circuit.n_inputs <= _TABULATED:
-        circuit = circuits.tabulated(circuit)  # training finds any circuit for a rule, seldom the shortest
+        circuit = circuits.tabulate(circuit)  # training finds any circuit for a rule, seldom the shortest
     progress("asking the model in JAX")
     vectors = source.vectors()
     options = wanted.options(source.name)
@@ -193,7 +193,7 @@ def _circuit(
     facts = {
         **deployment.facts_of(request),
         "choices": {"inputs": wanted.inputs, "outputs": wanted.outputs, "lut": wanted.lut},
-        "optimised": wanted.optimise,
+        "optimized": wanted.optimize,
     }
     manifest = deployment.manifest_of("circuit", files, facts, source.run)
     lines = [f"{circuit!r}", *source.remarks, *deployment.summary(circuit, files)]
@@ -215,7 +215,7 @@ def _language_model(
         raise RunError(
             f"{folder} holds a language model, which adds whole numbers: it is exported as c, not as {', '.join(wanted.formats)}."
         )
-    for option in ("inputs", "outputs", "lut", "name", "registers", "optimise", "target"):
+    for option in ("inputs", "outputs", "lut", "name", "registers", "optimize", "target"):
         if getattr(wanted, option):
             raise RunError(f"{folder} holds a language model, which has no option --{option}; leave it out.")
     tables = wanted.integers or "int16"
@@ -230,7 +230,7 @@ _DEEP = "&get -n; &deepsyn -I 8 -J 50; &put"
 """Commands of ABC that search long, and find the same each time: it ends after some steps without success, not after a time."""
 
 _TABULATED = 14
-"""Inputs up to which the rule of an automaton is also made from its truth table; see `lutjax.circuits.tabulated`."""
+"""Inputs up to which the rule of an automaton is also made from its truth table; see `lutjax.circuits.tabulate`."""
 
 _SMALL_INPUTS = 16
 """Inputs up to which ABC also searches long, from the circuit and from its truth table."""
@@ -238,15 +238,15 @@ _SMALL_INPUTS = 16
 _SEEDS = 2
 """Searches for smaller circuits of few inputs, some 20 seconds each."""
 
-OPTIMISED = ("ands", "gates", "lut6")
-"""What `optimised` makes fewer of: AND nodes, operations on two bits of any kind, or look-up tables of 6 inputs."""
+OPTIMIZED = ("ands", "gates", "lut6")
+"""What `optimized` makes fewer of: AND nodes, operations on two bits of any kind, or look-up tables of 6 inputs."""
 
 
-def optimised(circuit: Circuit, goal: str) -> Circuit:
+def optimized(circuit: Circuit, goal: str) -> Circuit:
     """Return a circuit with the same outputs that is smaller.
 
     Args:
-      goal: one of `OPTIMISED`. ABC makes AND nodes and tables fewer; circuits of few inputs are then searched by `lutjax.circuits.resynthesised`, which
+      goal: one of `OPTIMIZED`. ABC makes AND nodes and tables fewer; circuits of few inputs are then searched by `lutjax.circuits.resynthesize`, which
         also makes gates fewer.
 
     Raises:
@@ -258,17 +258,17 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
     if goal == "gates":
         if not small:
             raise RunError(
-                f"--optimise gates is for circuits of at most {MOST_INPUTS} inputs, and this one has {circuit.n_inputs}: choose ands or lut6."
+                f"--optimize gates is for circuits of at most {MOST_INPUTS} inputs, and this one has {circuit.n_inputs}: choose ands or lut6."
             )
-        return _searched(circuits.tabulated(circuit), goal)
+        return _searched(circuits.tabulate(circuit), goal)
     if abc.find() is None:
-        raise RunError(f"--optimise {goal} needs ABC, which is not found: pip install pyosys")
+        raise RunError(f"--optimize {goal} needs ABC, which is not found: pip install pyosys")
     quick, end = (abc.SCRIPT, "") if goal == "ands" else ("strash", "; if -K 6 -a")
-    found = [abc.optimised(circuit, quick + end)]
+    found = [abc.optimize(circuit, quick + end)]
     if circuit.n_inputs <= _SMALL_INPUTS:
         for script in (f"{abc.SCRIPT}; {_DEEP}", f"collapse; sop; fx; strash; dc2; {_DEEP}"):
             try:
-                found.append(abc.optimised(circuit, script + end))
+                found.append(abc.optimize(circuit, script + end))
             except RuntimeError:  # an ABC without this search, such as that of Debian
                 break
     best = min(found, key=len)
@@ -278,7 +278,7 @@ def optimised(circuit: Circuit, goal: str) -> Circuit:
 def _searched(circuit: Circuit, goal: str) -> Circuit:
     """Return the smallest circuit that searches find, each from what the one before it has found."""
     for seed in range(_SEEDS):
-        circuit = circuits.resynthesised(circuit, goal, seed=seed)
+        circuit = circuits.resynthesize(circuit, goal, seed=seed)
     return circuit
 
 
@@ -345,7 +345,7 @@ def source_of(
 
     Args:
       folder: of the run, of which the latest checkpoint is read, or of the bundle.
-      inputs, outputs: see `lutjax.circuits.of`. Default of inputs: ``"rows"`` for table rows, with one port per column; ``"uint8"`` where samples are whole
+      inputs, outputs: see `lutjax.circuits.from_model`. Default of inputs: ``"rows"`` for table rows, with one port per column; ``"uint8"`` where samples are whole
         numbers from 0 to 255; ``"bits"`` where samples are bits, or where there are none. For tables a format is that of the numeric columns.
       lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
@@ -636,13 +636,13 @@ def _page(
 
 
 def circuit_of(folder: Path, model: Any, **options: Any) -> Circuit:
-    """Return the circuit of a model of a run, as `lutjax.circuits.of`.
+    """Return the circuit of a model of a run, as `lutjax.circuits.from_model`.
 
     Raises:
       RunError: there is no exact one, or an option does not fit the model.
     """
     try:
-        return circuits.of(model, **options)
+        return circuits.from_model(model, **options)
     except (TypeError, ValueError) as error:
         raise RunError(f"{folder} cannot be exported: {error}") from error
 
@@ -714,10 +714,10 @@ def _of_automaton(
     n_bits = 9 * channels
     if n_bits <= _ALL_INPUTS:
         x = _all_bits(n_bits)
-        name = "all neighbourhoods"
+        name = "all neighborhoods"
     else:
         x = np.random.default_rng(0).integers(0, 2, (MOST_VECTORS, n_bits), dtype=np.uint8)
-        name = "random neighbourhoods"
+        name = "random neighborhoods"
 
     def answer(numbers: Numbers) -> Numbers:
         return _next(model, numbers)
@@ -727,7 +727,7 @@ def _of_automaton(
         wrong = int((answer(x) != proofs.life(x)).sum())
         if wrong and record is not None:
             remarks = (
-                f"the automaton is not the Game of Life: {wrong} of {len(x)} neighbourhoods are wrong.",
+                f"the automaton is not the Game of Life: {wrong} of {len(x)} neighborhoods are wrong.",
             )
         elif not wrong:
             circuit = dataclasses.replace(circuit, about={**circuit.about, "rule": "life"})
@@ -744,7 +744,7 @@ def _of_automaton(
 
 
 def _next(model: LogicCA, x: Numbers) -> np.ndarray:
-    """Return the next state of cells whose neighbourhoods are ``[samples, 9 * channels]``: neighbours by rows, then the cell."""
+    """Return the next state of cells whose neighborhoods are ``[samples, 9 * channels]``: neighbors by rows, then the cell."""
     places = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)] + [(1, 1)]
     grids = np.zeros((len(x), 3, 3, model.config.channels), bool)
     for (r, c), bits in zip(places, np.split(np.asarray(x, bool), 9, axis=1), strict=True):

@@ -25,7 +25,15 @@ from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
 
-__all__ = ["Ahead", "Batch", "HostMemoryError", "HostTable", "HostTables", "OnMesh", "given"]
+__all__ = [
+    "Batch",
+    "HostMemoryError",
+    "HostTable",
+    "HostTables",
+    "RowPrefetcher",
+    "ShardedHostTable",
+    "given",
+]
 
 _SMALL = 1 << 20  # bytes that JAX fetches as fast as anybody
 
@@ -61,7 +69,7 @@ def _numbered(ids: np.ndarray) -> np.ndarray:
     return np.stack(found, 1)
 
 
-class Ahead:
+class RowPrefetcher:
     """Queue of the rows of batches, and of updates: one thread has the tables, and works in an order that depends on nothing but the steps.
 
     The rows of step ``s`` are gathered as soon as the update of step ``s - depth - 1`` is done. So with a depth of 0 they are exact, and a step begins
@@ -83,7 +91,7 @@ class Ahead:
       >>> table.draw(jax.random.key(0))
       >>> table.start(tables.SGD())
       >>> ids = lambda step: {"memory": np.full((3, 1, 1), step, np.int32)}
-      >>> ahead = host.Ahead({"memory": table}, ids, rate=lambda step: 0.5)
+      >>> ahead = host.RowPrefetcher({"memory": table}, ids, rate=lambda step: 0.5)
       >>> def loss(rows, index):
       ...     with host.given({table: rows["memory"]}):
       ...         weights, own = table.read(index)
@@ -281,8 +289,8 @@ class Ahead:
         return [rows.result() for _, rows, _ in list(self._queue)[: self.depth]]
 
 
-class OnMesh:
-    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `Ahead` takes as `put`.
+class ShardedHostTable:
+    """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `RowPrefetcher` takes as `put`.
 
     Where there are several processes that share the rows (`lutjax.training.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
 
@@ -295,7 +303,7 @@ class OnMesh:
       >>> import jax, numpy as np
       >>> from jax.sharding import Mesh
       >>> from lutjax.training import host
-      >>> put = host.OnMesh(Mesh(jax.devices(), ("data",)))
+      >>> put = host.ShardedHostTable(Mesh(jax.devices(), ("data",)))
       >>> n = 2 * jax.device_count()
       >>> rows, ids = np.ones((3, n, 4), np.float32), np.arange(3 * n).reshape(n, 3, 1)
       >>> batch = put(host.Batch({"memory": rows}, {"memory": ids}))
@@ -366,7 +374,7 @@ def share(structure: Any, mesh: Mesh) -> None:
 
 
 class Steps(Repeated):
-    """Steps that read rows of an `Ahead`, one jitted call each.
+    """Steps that read rows of an `RowPrefetcher`, one jitted call each.
 
     Args:
       step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
@@ -380,11 +388,11 @@ class Steps(Repeated):
         self,
         step: Any,
         data: Any,
-        ahead: Ahead,
+        ahead: RowPrefetcher,
         *,
         of_state: Any = None,
         of_data: Any = None,
-        on_mesh: OnMesh | None = None,
+        on_mesh: ShardedHostTable | None = None,
     ):
         self.step, self._data, self._of_data, self.ahead = step, data, of_data, ahead
         self._on_mesh = on_mesh
@@ -474,7 +482,7 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
     """Return the rows of steps to come that `save` wrote.
 
     Args:
-      like: shapes and dtypes of a batch; see `Ahead.abstract`.
+      like: shapes and dtypes of a batch; see `RowPrefetcher.abstract`.
 
     Raises:
       CheckpointError: they are of another run.

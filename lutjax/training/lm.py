@@ -68,7 +68,7 @@ class TrainingConfig(Training):
       memory_rate: factor of the learning rate for rows of a memory.
       memory_weight_decay: as table_weight_decay, of rows of a memory.
       memory_depth: of the queue of rows of a memory in the memory of the host: the most steps whose updates the rows that a step reads may lack. 0: none, and
-        what is learnt is what a memory on the device learns; with more the CPU works while the device computes.
+        what is learned is what a memory on the device learns; with more the CPU works while the device computes.
       optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
       weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
         none.
@@ -147,14 +147,14 @@ class TrainingConfig(Training):
         return self.scheduled(self.schedule, warmup=self.warmup, cooldown=self.cooldown)
 
 
-def structure_of(config: ModelConfig, *, quantised: bool = False) -> Structure[LanguageModel]:
-    """Return how arrays make a model of this config; `quantised`: with tables of integers, of which a GPT has a form."""
+def structure_of(config: ModelConfig, *, quantized: bool = False) -> Structure[LanguageModel]:
+    """Return how arrays make a model of this config; `quantized`: with tables of integers, of which a GPT has a form."""
     if isinstance(config, GPTConfig):
-        if quantised:
-            return Structure(lambda rngs: layers.quantised(GPT(config, rngs=rngs)))
+        if quantized:
+            return Structure(lambda rngs: layers.quantize(GPT(config, rngs=rngs)))
         # Rows of a memory have the bits of host-resident tables in one program only.
         return Structure(lambda rngs: GPT(config, rngs=rngs), one_program=config.memory)
-    assert not quantised
+    assert not quantized
     return Structure(lambda rngs: LUTTransformer(config, rngs=rngs))
 
 
@@ -166,7 +166,7 @@ def memory_tables(config: ModelConfig) -> frozenset[str]:
 
 
 class Selected(NamedTuple):
-    """State of an optimiser, and the model with the lowest validation loss so far.
+    """State of an optimizer, and the model with the lowest validation loss so far.
 
     Attributes:
       optimizer: its state.
@@ -210,7 +210,7 @@ class Run(ModelRun[LanguageModel]):
         moved = structure.tables
         if training.table_optimizer == SAME:
             moved = memory
-            if training.table_rate != 1:  # by place: the optimiser of the rest has a list of its parameters
+            if training.table_rate != 1:  # by place: the optimizer of the rest has a list of its parameters
                 others = [name for name in structure.parameters if name not in memory]
                 places = [str(k) for k, name in enumerate(others) if name in self._detector_tables]
                 rest = optax.chain(rest, tables.scaled(dict.fromkeys(places, training.table_rate)))
@@ -236,7 +236,7 @@ class Run(ModelRun[LanguageModel]):
                 f"select_every is {training.select_every}; give the validation part to select on."
             )
         self._train, self._validation = train, validation
-        self._on_mesh: host.OnMesh | None = None
+        self._on_mesh: host.ShardedHostTable | None = None
         self._on_host = {name: table for name, (table, _) in structure.host_tables.items()}
         if self._on_host and training.select_every:
             raise ValueError(
@@ -257,14 +257,14 @@ class Run(ModelRun[LanguageModel]):
             text = hosts.Padded(self._train, self._train.size + self._padding)
             where = NamedSharding(mesh, PartitionSpec(meshes.AXES))
         if self._on_host:
-            self._on_mesh, options = None if mesh is None else host.OnMesh(mesh), dict[str, Any]()
+            self._on_mesh, options = None if mesh is None else host.ShardedHostTable(mesh), dict[str, Any]()
             if mesh is not None:
                 host.share(self.structure, mesh)
                 options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
             depth = self.training.memory_depth
             put = jax.device_put if self._on_mesh is None else self._on_mesh
             lands = self._on_mesh is None  # the step is the last that reads its rows
-            self.ahead = host.Ahead(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
+            self.ahead = host.RowPrefetcher(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
             self.advance = host.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:

@@ -45,7 +45,7 @@ class Record(runs.Record):
       model, training, text: what decides the run.
       bigram: loss of the baseline on the test part, in nats per byte.
       options: options of the training program that may change, such as intervals.
-      quantised: whether the arrays are those of a deployed model, with tables of integers; see `lutjax.training.quantise`.
+      quantized: whether the arrays are those of a deployed model, with tables of integers; see `lutjax.training.quantize`.
       history: losses so far, in nats per byte.
     """
 
@@ -56,7 +56,7 @@ class Record(runs.Record):
     text: runs.Source
     bigram: float
     options: dict[str, Any]
-    quantised: bool = dataclasses.field(default=False, kw_only=True)
+    quantized: bool = dataclasses.field(default=False, kw_only=True)
     history: runs.History
 
 
@@ -71,7 +71,7 @@ def language_model(
     Raises:
       ValueError: the model cannot be divided so, or there are fewer devices.
     """
-    structure, chosen = structure_of(record.model, quantised=record.quantised), None
+    structure, chosen = structure_of(record.model, quantized=record.quantized), None
     if mesh is not None:
         n_data = mesh.get(meshes.DATA, 1)
         if n_data > 1:
@@ -80,7 +80,7 @@ def language_model(
                 f"give {meshes.DETECTORS} alone."
             )
         chosen = meshes.choose(structure.abstract(), jax.devices(), 1, mesh, tables=structure.tables)
-    if record.quantised or not record.training.select_every:
+    if record.quantized or not record.training.select_every:
         return models.load(folder, step, structure, chosen)
     nothing = np.zeros(record.model.context + 2, np.uint8)  # no step is taken
     run = Run(record.model, record.training, nothing, nothing)
@@ -153,9 +153,9 @@ class LanguageModel(Experiment):
         if model is not None and not isinstance(record.model, CONFIGS[model]):
             found = next(name for name, config in CONFIGS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
-        if record.quantised:
+        if record.quantized:
             raise CheckpointError(
-                "it is a quantised model, which cannot be trained: go on with the run beside it."
+                "it is a quantized model, which cannot be trained: go on with the run beside it."
             )
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:

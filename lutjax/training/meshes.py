@@ -188,7 +188,7 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def shardings(tree: Any, mesh: Mesh, tables: Collection[str]) -> Any:
-    """Return where each array of a model or of its optimiser lies; see `lutjax.sharding.specs`."""
+    """Return where each array of a model or of its optimizer lies; see `lutjax.sharding.specs`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, mesh, tables=tables))
 
 

@@ -118,7 +118,7 @@ def read(
     """Return the trained model in a folder.
 
     Args:
-      folder: a run, a folder of `lutjax quantise`, or a bundle.
+      folder: a run, a folder of `lutjax quantize`, or a bundle.
       wanted: kind of the model, as for `check_kind`; any by default.
       on_damage: is told of every damaged checkpoint that is passed over.
 

@@ -28,7 +28,7 @@ R = TypeVar("R", bound=runs.Record)
 
 
 class State(NamedTuple):
-    """State that training changes: nested dicts of arrays, and the optimiser's state."""
+    """State that training changes: nested dicts of arrays, and the optimizer's state."""
 
     params: Any
     """Trained variables."""
@@ -121,7 +121,7 @@ class ModelRun(Generic[M]):
 
     Args:
       structure: of the model.
-      optimizer: makes the optimiser's state of `State.params`.
+      optimizer: makes the optimizer's state of `State.params`.
       seed: of the model.
       samples: samples that a step computes together, which a mesh may divide.
 
@@ -137,7 +137,7 @@ class ModelRun(Generic[M]):
         self.structure, self._init_optimizer, self._seed, self._samples = structure, optimizer, seed, samples
 
     def divide(self, asked: Mapping[str, int] | None = None) -> None:
-        """Divide the run over a mesh, before its first step. What is learnt is the same on every mesh, within rounding.
+        """Divide the run over a mesh, before its first step. What is learned is the same on every mesh, within rounding.
 
         Args:
           asked: as for `lutjax.training.meshes.choose`, which chooses the mesh among the devices of all processes.
@@ -195,7 +195,7 @@ class ModelRun(Generic[M]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of tables in the memory of the host, and of the state of their optimiser."""
+        """Bytes of tables in the memory of the host, and of the state of their optimizer."""
         return 0
 
     def write_beside(self, folder: Path) -> None:
@@ -217,7 +217,7 @@ class ModelRun(Generic[M]):
 def save(
     folder: Path, step: int, state: State, record: runs.Record, run: ModelRun[Any] | None = None
 ) -> None:
-    """Writes a checkpoint into the folder of a run; see `runs.save`. An optimiser's state of None is left out."""
+    """Writes a checkpoint into the folder of a run; see `runs.save`. An optimizer's state of None is left out."""
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
         trees["optimizer"] = state.optimizer

@@ -118,7 +118,7 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
 
 
 class Optimizer(nnx.Module):
-    """A `lutjax.training.tables.Optimizer` with its state, as `nnx.Optimizer` is an optax optimiser with its state.
+    """A `lutjax.training.tables.Optimizer` with its state, as `nnx.Optimizer` is an optax optimizer with its state.
 
     Args:
       model: whose `nnx.Param` are trained.

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules, chosen by name."""
+"""Optimizers and learning-rate schedules, chosen by name."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.
 def optimizer(
     name: str, rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """An optimiser by name.
+    """An optimizer by name.
 
     Args:
       weight_decay: of `adamw`, on matrices alone: not on tables, scales, biases and scalars.

@@ -1,4 +1,4 @@
-"""Parameters of a model by kind: tables, scalars of reads, matrices and vectors. For optimisers, and for penalties on tables."""
+"""Parameters of a model by kind: tables, scalars of reads, matrices and vectors. For optimizers, and for penalties on tables."""
 
 import math
 from typing import Any

@@ -87,11 +87,11 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
     expected = (size or LARGEST, size or LARGEST)
     try:
         try:
-            colours = pixels.read(path, "RGBA", expected)
+            colors = pixels.read(path, "RGBA", expected)
         except pixels.SizeError as error:
             if size or max(error.height, error.width) > LARGEST:
                 raise
-            colours = pixels.read(path, "RGBA", (error.height, error.width))
+            colors = pixels.read(path, "RGBA", (error.height, error.width))
     except pixels.SizeError as error:
         pixels_of_it = f"{path} has {error.width} x {error.height} pixels"
         if size is None:
@@ -103,7 +103,7 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
         ) from None
     except ValueError as error:
         raise PatternError(str(error)) from error
-    brightness = colours[..., :3] * (colours[..., 3:] / 255)  # over black
+    brightness = colors[..., :3] * (colors[..., 3:] / 255)  # over black
     if threshold is not None:
         bits = brightness > 255 * threshold
     else:
@@ -111,7 +111,7 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
         if len(bad):
             y, x = bad[0]
             raise PatternError(
-                f"{path} is not of two values: the pixel at row {y}, column {x} is {colours[y, x].tolist()}; colours "
+                f"{path} is not of two values: the pixel at row {y}, column {x} is {colors[y, x].tolist()}; colors "
                 "must be 0 or 255. Use --threshold 0.5 to make them so."
             )
         bits = brightness == 255

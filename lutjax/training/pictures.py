@@ -31,7 +31,7 @@ def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> No
     ):
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)
-    axes.axhline(bigram, color="grey", linestyle="--", label=f"bigram model ({bigram:.3f})")
+    axes.axhline(bigram, color="gray", linestyle="--", label=f"bigram model ({bigram:.3f})")
     axes.set_xlabel(f"training steps of {steps}")
     axes.set_ylabel("nats per byte")
     for axis in (axes.xaxis, axes.yaxis):
@@ -53,7 +53,7 @@ def plot_accuracies(
             axes.plot(steps, [unit * share for share in shares], marker=".", linewidth=1, label=label)
     for (name, share), style in zip(baselines.items(), ("--", ":"), strict=False):
         said = f"{share:.3f}" if regression else f"{100 * share:.1f} %"
-        axes.axhline(unit * share, color="grey", linestyle=style, label=f"{name} ({said})")
+        axes.axhline(unit * share, color="gray", linestyle=style, label=f"{name} ({said})")
     axes.set_xlabel("training steps")
     axes.set_ylabel("R2 of the test part" if regression else "% of the test part right")
     if regression:
@@ -73,8 +73,8 @@ def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) ->
     if n_classes <= 20:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, str(count), ha="center", va="center", color=colour)
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=color)
     right = counts.trace()
     axes.set_title(f"hard network: {right} of {counts.sum()} right ({100 * right / counts.sum():.1f} %)")
     axes.set_xlabel("predicted")

@@ -40,7 +40,7 @@ _LUT: dict[str, dict[str, Any]] = {
         "eval_every": 600,
         "checkpoint_every": 600,
     },
-    # Minutes on a data-centre GPU.
+    # Minutes on a data-center GPU.
     "small": {
         "n_layers": 3,
         "n_position_bits": 5,
@@ -89,7 +89,7 @@ _GPT: dict[str, dict[str, Any]] = {
         "eval_every": 800,
         "checkpoint_every": 800,
     },
-    # Minutes on a data-centre GPU.
+    # Minutes on a data-center GPU.
     "small": {
         "features": 256,
         "context": 256,

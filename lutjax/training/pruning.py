@@ -1,4 +1,4 @@
-"""Automata with the gates alone that what they learnt depends on."""
+"""Automata with the gates alone that what they learned depends on."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def _samples(run: Run) -> tuple[jax.Array, bool, str]:
     n = N_BOARDS if run.target is None else EVALUATION_BATCH if drawn else 1
     first, _ = run.sample(jax.random.key(1), n)
     if run.target is None:
-        return first, True, f"all {N_BOARDS} neighbourhoods"
+        return first, True, f"all {N_BOARDS} neighborhoods"
     where = f"{training.n_steps} steps of {training.size} x {training.size} cells"
     where += f" from {n} random states" if drawn else ""
     where += ", with random updates" if run.config.update_rate < 1 else ""

@@ -184,7 +184,9 @@ def _cifar(name: str, published: float, layers: tuple[int, ...], n_thresholds: i
 
 _TREES = "Petersen et al., Convolutional Differentiable Logic Gate Networks, 2024"
 _LAST = "the last network is the result, not the one that is best on a validation part"
-_EDGES = "bits of edges and of curvature are those of differences of neighbours, 31 of each; no teacher is followed"
+_EDGES = (
+    "bits of edges and of curvature are those of differences of neighbors, 31 of each; no teacher is followed"
+)
 
 
 def _tree(

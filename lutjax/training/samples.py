@@ -1,4 +1,4 @@
-"""Labelled samples to classify: scikit-learn's digits, or arrays of a file, and their parts."""
+"""Labeled samples to classify: scikit-learn's digits, or arrays of a file, and their parts."""
 
 import dataclasses
 import hashlib

@@ -2,7 +2,7 @@
 
 `value_and_grad` is `jax.value_and_grad` of a loss, except that the gradient of each table is a
 `TableGradient`, the factors of what would be an array of the table's shape. `Optimizer` moves tables by row-wise
-rules in their own memory and everything else by any optax optimiser. `global_norm` and `clip_by_global_norm` are those of
+rules in their own memory and everything else by any optax optimizer. `global_norm` and `clip_by_global_norm` are those of
 optax for such gradients, which optax itself refuses.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
     "clip_by_global_norm",
     "global_norm",
     "microbatched",
-    "normalised",
+    "normalized",
     "scaled",
     "value_and_grad",
 ]
@@ -75,7 +75,7 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Moves tables by a row-wise rule in their own memory, and the other parameters by an optax optimiser.
+    """Moves tables by a row-wise rule in their own memory, and the other parameters by an optax optimizer.
 
     ``init`` and ``apply`` are pure functions. A training step made of `value_and_grad` and `apply`, jitted with
     donated parameters and state, needs no memory of the size of a table beside the tables and the rule's state.
@@ -83,7 +83,7 @@ class Optimizer:
     Attributes:
       rule: how rows move.
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
-      rest: any optax optimiser, for all that is no table; by default SGD with the same rate. What it clips is theirs
+      rest: any optax optimizer, for all that is no table; by default SGD with the same rate. What it clips is theirs
         alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
       rules: rules of some tables, by name, in place of `rule`: those of a memory, for example, beside tables of detectors.
       rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
@@ -135,7 +135,7 @@ class Optimizer:
             object.__setattr__(self, "tables", chosen("Optimizer", self.tables))
         if self.rest is not None and not hasattr(self.rest, "update"):
             raise TypeError(
-                f"Optimizer: rest is {shown(self.rest)}; expected an optimiser of optax, such as optax.sgd(0.1)."
+                f"Optimizer: rest is {shown(self.rest)}; expected an optimizer of optax, such as optax.sgd(0.1)."
             )
 
     def __eq__(self, other: object) -> bool:
@@ -200,12 +200,12 @@ class Optimizer:
     ) -> OptimizerState:
         """Return how the state is divided over a mesh: `jax.sharding.PartitionSpec` in place of arrays.
 
-        What is kept for a parameter lies as `lutjax.sharding.specs` says of that parameter; of the state of an optax optimiser
+        What is kept for a parameter lies as `lutjax.sharding.specs` says of that parameter; of the state of an optax optimizer
         `specs` itself cannot say it, because names of parameters are lost there.
 
         Args:
           params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
-          tables: names of the tables, also of those that `rest` moves; by default those of the optimiser.
+          tables: names of the tables, also of those that `rest` moves; by default those of the optimizer.
           by_rows: names of the tables that are divided by blocks of rows.
 
         Raises:
@@ -376,9 +376,9 @@ def _same_rates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Multiplies the updates of some parameters by factors: learning-rate factors of any optax optimiser, for tables and others.
+    """Multiplies the updates of some parameters by factors: learning-rate factors of any optax optimizer, for tables and others.
 
-    It comes after the optimiser in `optax.chain`. For tables that an `Optimizer` moves, its `rates` are the same factors.
+    It comes after the optimizer in `optax.chain`. For tables that an `Optimizer` moves, its `rates` are the same factors.
 
     Args:
       rates: by the name of the parameter, a number, an array with one for each table, ``[T]``, or an array that broadcasts to
@@ -493,7 +493,7 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
     return jax.tree.map(scaled, gradients, is_leaf=is_factored)
 
 
-def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
+def normalized(eps: float = 1e-16) -> optax.GradientTransformation:
     """Divides the gradient of each parameter by its largest magnitude, or by `eps` if that is larger.
 
     For gradients as arrays: the largest magnitude of a factored one is not known without its sums.
@@ -506,13 +506,13 @@ def normalised(eps: float = 1e-16) -> optax.GradientTransformation:
     Example:
       >>> import jax.numpy as jnp
       >>> from lutjax.training import tables
-      >>> updates, _ = tables.normalised().update({"w": jnp.array([-4.0, 1.0])}, None)
+      >>> updates, _ = tables.normalized().update({"w": jnp.array([-4.0, 1.0])}, None)
       >>> updates["w"]
       Array([-1.  ,  0.25], dtype=float32)
     """
 
     def divide(gradient: Any) -> jax.Array:
-        _refuse_factored("normalised", gradient)
+        _refuse_factored("normalized", gradient)
         largest = jnp.max(jnp.abs(gradient), initial=0)
         return jnp.divide(gradient, jnp.maximum(largest, jnp.asarray(eps, gradient.dtype)))
 

@@ -139,7 +139,7 @@ def draw_anchors(
 def _program(*static: int) -> Callable[[F], F]:
     """Return a decorator that makes one program of a function: of small ones, each would compile by itself for every size.
 
-    It draws integers once, so a CPU compiles it without optimisations: in less than half of the time, with the same values. Inside of other
+    It draws integers once, so a CPU compiles it without optimizations: in less than half of the time, with the same values. Inside of other
     programs it is a part of them.
 
     Args:
@@ -240,7 +240,7 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         else:
             orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
-        # Pairs of neighbours on a circle come first, then those two apart, and so on: each pair once.
+        # Pairs of neighbors on a circle come first, then those two apart, and so on: each pair once.
         a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs
         pairs = jnp.stack([jnp.minimum(a, b), jnp.maximum(a, b)], -1)
         return pairs.reshape(n_detectors, n_anchors, 2)

@@ -16,7 +16,7 @@ class Detection:
 
     A pytree of three arrays of one shape ``[..., detectors]``; ``bits`` is static. Made by
     `lutjax.detect` and `lutjax.detect_signs`, read by the lookups. A detection of your own (a
-    learned comparison, a quantiser) is as good as one of theirs: fill the three arrays.
+    learned comparison, a quantizer) is as good as one of theirs: fill the three arrays.
 
     Attributes:
       index: int32, the addressed row, ``0 <= index < 2**bits``.

@@ -147,7 +147,7 @@ class FixedPoint:
                 "every addend would count as 0. Use a larger scale."
             )
 
-    def quantised(self, values: jax.Array) -> jax.Array:
+    def quantize(self, values: jax.Array) -> jax.Array:
         """Values as int32 addends; too large ones saturate, NaN is 0."""
         values = values.astype(accumulator(values.dtype)) * self.scale
         # Conversions of other values differ between devices.
@@ -172,7 +172,7 @@ class Totals(FixedPoint):
 # ------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
     """Values as they are added: integers, or floating-point numbers of at least 32 bits."""
-    return values.astype(accumulator(values.dtype)) if accumulate is None else accumulate.quantised(values)
+    return values.astype(accumulator(values.dtype)) if accumulate is None else accumulate.quantize(values)
 
 
 def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:

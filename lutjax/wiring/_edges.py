@@ -1,4 +1,4 @@
-"""Lists of edges: made of ids, given back as ids, grown and pruned between steps of training."""
+"""Edge lists: built from ids, converted back to ids, and changed between training steps."""
 
 from typing import Any, NamedTuple
 
@@ -119,10 +119,10 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
     return _as_int32(detector, row, targets[detector, row, slot])
 
 
-def pruned(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
+def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
     """Return a list without some of its edges.
 
-    `carried` takes weights, and what an optimiser keeps for each edge, to the new list.
+    `carry_over` takes weights, and what an optimizer keeps for each edge, to the new list.
 
     Args:
       keep: ``[E]``, False of an edge that goes.
@@ -134,17 +134,17 @@ def pruned(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.wiring import carried, from_edges, pruned
+      >>> from lutjax.wiring import carry_over, from_edges, remove_edges
       >>> edges = from_edges([0, 0, 0], [0, 1, 1], [2, 0, 2], n_detectors=1, n_rows=2, n_outputs=3)
       >>> weights = np.array([1.0, 0.0, 8.0])
-      >>> fewer = pruned(edges, weights != 0)
-      >>> fewer.edges.target.tolist(), carried(weights, fewer).tolist()
+      >>> fewer = remove_edges(edges, weights != 0)
+      >>> fewer.edges.target.tolist(), carry_over(weights, fewer).tolist()
       ([2, 2], [1.0, 8.0])
     """
     kept = np.asarray(keep)
     if kept.shape != (connectivity.size,) or kept.dtype != bool:
         raise ValueError(
-            f"pruned: keep is {shown(keep)}; expected bool[{connectivity.size}], one for each edge."
+            f"remove_edges: keep is {shown(keep)}; expected bool[{connectivity.size}], one for each edge."
         )
     ids, n = edges(connectivity), connectivity
     source = np.flatnonzero(kept).astype(np.int32)
@@ -153,7 +153,7 @@ def pruned(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
     return Changed(changed, source, np.full(source.shape, -1, np.int32), n.size)
 
 
-def grown(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
+def add_edges(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
     """Return a list with further edges, which come after those of their row that were there.
 
     Args:
@@ -166,13 +166,13 @@ def grown(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.wiring import carried, from_edges, grown
+      >>> from lutjax.wiring import add_edges, carry_over, from_edges
       >>> edges = from_edges([0, 0], [0, 1], [2, 0], n_detectors=1, n_rows=2, n_outputs=3)
-      >>> more = grown(edges, [0], [0], [1])
-      >>> more.edges.target.tolist(), carried(np.array([1.0, 8.0]), more, new=0.5).tolist()
+      >>> more = add_edges(edges, [0], [0], [1])
+      >>> more.edges.target.tolist(), carry_over(np.array([1.0, 8.0]), more, new=0.5).tolist()
       ([2, 1, 0], [1.0, 0.5, 8.0])
     """
-    where, of = "grown", connectivity
+    where, of = "add_edges", connectivity
     new = _ids_of(where, detector, row, target)
     check_ids(where, "detector", new.detector, of.n_detectors, "detectors")
     check_ids(where, "row", new.row, of.n_rows, "rows of a detector")
@@ -188,12 +188,12 @@ def grown(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Changed:
     return Changed(changed, source, added, of.size)
 
 
-def carried(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
+def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
     """Return arrays of edges after their list has changed: of an edge that stays what it had, of a new one `new`.
 
     Args:
-      arrays: a pytree of arrays ``[E]``: weights, rates, or what an optimiser keeps of them, such as ``state.rows["weights"]``. Numbers stay.
-      changed: from `pruned` or `grown`.
+      arrays: a pytree of arrays ``[E]``: weights, rates, or what an optimizer keeps of them, such as ``state.rows["weights"]``. Numbers stay.
+      changed: from `remove_edges` or `add_edges`.
       new: a number, or an array with one for each edge that was added, in their order.
 
     Raises:
@@ -203,15 +203,15 @@ def carried(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax.wiring import carried, from_edges, pruned
+      >>> from lutjax.wiring import carry_over, from_edges, remove_edges
       >>> edges = from_edges([0, 0], [0, 1], [2, 0], n_detectors=1, n_rows=2, n_outputs=3)
-      >>> carried({"velocity": np.array([1.0, 2.0]), "step": 3}, pruned(edges, np.array([False, True])))
+      >>> carry_over({"velocity": np.array([1.0, 2.0]), "step": 3}, remove_edges(edges, np.array([False, True])))
       {'step': 3, 'velocity': array([2.])}
     """
     n_added = int((changed.added >= 0).sum())
     if np.ndim(new) and np.shape(new) != (n_added,):
         raise ValueError(
-            f"carried: new has shape {list(np.shape(new))}; expected a number, or one for each of the {n_added} edges that were added."
+            f"carry_over: new has shape {list(np.shape(new))}; expected a number, or one for each of the {n_added} edges that were added."
         )
 
     def one(a: Any) -> Any:
@@ -219,7 +219,7 @@ def carried(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
             return a
         if np.shape(a) != (changed.n_before,):
             raise ValueError(
-                f"carried: an array has shape {list(np.shape(a))}; the list had {changed.n_before} edges."
+                f"carry_over: an array has shape {list(np.shape(a))}; the list had {changed.n_before} edges."
             )
         module: Any = np if isinstance(a, np.ndarray) else jnp
         if not a.shape[0]:

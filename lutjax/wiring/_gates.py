@@ -133,7 +133,7 @@ def trees(
     """Draws the leaves of complete trees of gates, each used about equally often.
 
     The leaves of a tree differ if there are as many inputs. The first gate of the first level reads the first `arity` leaves, the
-    second the next ones, and so on; those of each further level as many neighbours of the level before.
+    second the next ones, and so on; those of each further level as many neighbors of the level before.
 
     Args:
       key: a key of `jax.random`.

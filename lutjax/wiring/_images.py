@@ -16,7 +16,7 @@ from lutjax._typing import Array
 from lutjax.values._anchors import sample_anchors
 from lutjax.wiring._sizes import Size, as_image, pair, shape_of
 
-CENTRES = ("grid", "uniform", "normal")
+CENTERS = ("grid", "uniform", "normal")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class Connectivity:
     Attributes:
       in_shape: sizes of the map of inputs.
       out_shape: sizes of the map of outputs.
-      centres: float64 ``[G, 2]``: row and column of the centre of each group among the inputs, where the first pixel is at (0, 0).
+      centers: float64 ``[G, 2]``: row and column of the center of each group among the inputs, where the first pixel is at (0, 0).
       candidates: int32 ``[G, inputs]``: ids of the inputs that the detectors of a group may compare; -1 is an unused slot.
       targets: int32 ``[G, outputs]``: ids of the outputs that the tables of a group reach; -1 is an unused slot.
 
@@ -52,7 +52,7 @@ class Connectivity:
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
-    centres: Any
+    centers: Any
     candidates: Any
     targets: Any
 
@@ -60,9 +60,9 @@ class Connectivity:
         where = type(self).__name__
         for name in ("in_shape", "out_shape"):
             object.__setattr__(self, name, shape_of(where, name, getattr(self, name), (1, 2, 3)))
-        for name in ("centres", "candidates", "targets"):
+        for name in ("centers", "candidates", "targets"):
             given = np.asarray(getattr(self, name))
-            whole = name != "centres"
+            whole = name != "centers"
             if given.ndim != 2 or (whole and not np.issubdtype(given.dtype, np.integer)):
                 expected = "int32 [groups, ids]" if whole else "[groups, 2]"
                 raise ValueError(f"{where}: {name} is {given.dtype}{list(given.shape)}; expected {expected}.")
@@ -70,12 +70,12 @@ class Connectivity:
             kept.flags.writeable = False
             object.__setattr__(self, name, kept)
         if (
-            self.centres.shape[1] != 2
-            or len({len(self.centres), len(self.candidates), len(self.targets)}) > 1
+            self.centers.shape[1] != 2
+            or len({len(self.centers), len(self.candidates), len(self.targets)}) > 1
         ):
-            shapes = ", ".join(str(list(a.shape)) for a in (self.centres, self.candidates, self.targets))
+            shapes = ", ".join(str(list(a.shape)) for a in (self.centers, self.candidates, self.targets))
             raise ValueError(
-                f"{where}: centres, candidates and targets have the shapes {shapes}; expected [groups, 2], and [groups, ids] "
+                f"{where}: centers, candidates and targets have the shapes {shapes}; expected [groups, 2], and [groups, ids] "
                 "of as many groups."
             )
         for name, kind, size in (
@@ -92,7 +92,7 @@ class Connectivity:
     @property
     def n_groups(self) -> int:
         """Number of groups, ``G``."""
-        return len(self.centres)
+        return len(self.centers)
 
     @property
     def n_inputs(self) -> int:
@@ -147,7 +147,7 @@ class Connectivity:
         if (count < 2).any():
             g = int(np.argmax(count < 2))
             raise ValueError(
-                f"{where}: group {g}, with its centre at {_point(self.centres[g])}, has too few inputs, {count[g]}; a detector "
+                f"{where}: group {g}, with its center at {_point(self.centers[g])}, has too few inputs, {count[g]}; a detector "
                 f"compares two different inputs, so it needs at least 2.{remedy}"
             )
 
@@ -155,7 +155,7 @@ class Connectivity:
     def _digest(self) -> bytes:
         shapes = f"{self.in_shape} {self.out_shape} {self.candidates.shape} {self.targets.shape}"
         contents = hashlib.sha256(shapes.encode())
-        for a in (self.centres, self.candidates, self.targets):
+        for a in (self.centers, self.candidates, self.targets):
             contents.update(a.tobytes())
         return contents.digest()
 
@@ -166,7 +166,7 @@ class Connectivity:
         return self is other or (isinstance(other, Connectivity) and self._digest == other._digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.in_shape, self.out_shape, self.centres, self.candidates, self.targets)
+        return type(self), (self.in_shape, self.out_shape, self.centers, self.candidates, self.targets)
 
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
@@ -256,7 +256,7 @@ def window_groups(
       >>> c = wiring.window_groups((28, 28), kernel=7, stride=7, outputs=10)
       >>> c
       Connectivity((28, 28) to (4, 4, 10), groups=16, inputs=49, outputs=10)
-      >>> c.centres[1]
+      >>> c.centers[1]
       array([ 3., 10.])
     """
     where = "window_groups"
@@ -313,7 +313,7 @@ def projections(
     groups: Size | None = None,
     receptive: Size | None = None,
     projective: Size | None = None,
-    centres: Any = "grid",
+    centers: Any = "grid",
     deviation: float = 0.25,
     probability: float | int = 1.0,
     input_mask: Bool[Any, "height width"] | None = None,
@@ -321,10 +321,10 @@ def projections(
 ) -> Connectivity:
     """Return groups of detectors that read a part of one map and reach the part of another one that lies there.
 
-    A group has a centre in the map of inputs. Its detectors read the pixels with ``|row - centre row| <= (receptive height - 1) / 2``,
-    and so for columns. The centre times ``out_shape / in_shape``, for rows and for columns, is a point of the map of outputs; the tables
+    A group has a center in the map of inputs. Its detectors read the pixels with ``|row - center row| <= (receptive height - 1) / 2``,
+    and so for columns. The center times ``out_shape / in_shape``, for rows and for columns, is a point of the map of outputs; the tables
     of the group reach the pixels with ``|row - point's row| <= (projective height - 1) / 2``, and so for columns. All channels of a pixel
-    are read and reached. Centres are moved as little as needed to have whole windows: half a pixel, and further at the border.
+    are read and reached. Centers are moved as little as needed to have whole windows: half a pixel, and further at the border.
 
     Args:
       key: a key of `jax.random`; None if nothing is drawn.
@@ -333,9 +333,9 @@ def projections(
       groups: number of groups. For a grid its rows and columns, or one number for both.
       receptive: height and width of the inputs of a group, or one number for both. None: the whole map.
       projective: those of the outputs of a group. None: the whole map.
-      centres: ``"grid"``: evenly spaced, from the first place where the window fits to the last. ``"uniform"``: drawn from the whole
+      centers: ``"grid"``: evenly spaced, from the first place where the window fits to the last. ``"uniform"``: drawn from the whole
         map. ``"normal"``: drawn around the middle of the map. Or an array ``[groups, 2]`` of rows and columns.
-      deviation: standard deviation of normal centres, as a share of height and width.
+      deviation: standard deviation of normal centers, as a share of height and width.
       probability: that a group keeps an output which it could reach.
       input_mask: bool ``[height, width]``, False for pixels that no group reads.
       output_mask: bool of the map of outputs, False for pixels that no group reaches.
@@ -354,7 +354,7 @@ def projections(
       >>> c = wiring.projections(None, (8, 8), (10, 12), groups=(3, 3), receptive=3, projective=4)
       >>> c
       Connectivity((8, 8) to (10, 12), groups=9, inputs=9, outputs=16)
-      >>> c.centres[:3].tolist(), c.candidates[1, :3].tolist(), c.targets[1, :4].tolist()
+      >>> c.centers[:3].tolist(), c.candidates[1, :3].tolist(), c.targets[1, :4].tolist()
       ([[1.0, 1.0], [1.0, 4.0], [1.0, 6.0]], [3, 4, 5], [5, 6, 7, 17])
     """
     where = "projections"
@@ -368,14 +368,14 @@ def projections(
         )
     if not 0 < probability <= 1:
         raise ValueError(f"{where}: probability is {probability}; it must be above 0 and at most 1.")
-    centre_key, target_key = _keys(where, key, centres, probability)
-    points = _centres(where, centre_key, read, window, groups, centres, deviation)
+    center_key, target_key = _keys(where, key, centers, probability)
+    points = _centers(where, center_key, read, window, groups, centers, deviation)
     limits = np.array(read[:2]) - window
     first = np.clip(np.floor(points - (np.array(window) - 1) / 2 + 0.5), 0, limits).astype(np.int64)
 
     candidates = _ids(first, np.broadcast_to(window, first.shape), read)
     candidates = _unmasked(where, "input_mask", candidates, input_mask, read)
-    # Twice the centre is whole, so the ends of intervals are exact: |2 height t - twice out_height| <= (size - 1) height.
+    # Twice the center is whole, so the ends of intervals are exact: |2 height t - twice out_height| <= (size - 1) height.
     twice, span = 2 * first + window - 1, (0, 0)
     start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
     if projective is not None:
@@ -390,7 +390,7 @@ def projections(
         g = int(np.argmax(empty))
         point = _point(twice[g] / 2 * np.array(reached[:2]) / np.array(read[:2]))
         raise ValueError(
-            f"{where}: group {g} reaches no output: its centre {_point(twice[g] / 2)} is the point {point} of the outputs, "
+            f"{where}: group {g} reaches no output: its center {_point(twice[g] / 2)} is the point {point} of the outputs, "
             f"and projective is {projective}. Use a larger projective size or another output_mask."
         )
     if probability < 1:
@@ -404,11 +404,11 @@ def projections(
 
 
 def _keys(
-    where: str, key: Array | None, centres: Any, probability: float
+    where: str, key: Array | None, centers: Any, probability: float
 ) -> tuple[Array, Array] | tuple[None, None]:
-    """Return keys of the centres and of the targets."""
+    """Return keys of the centers and of the targets."""
     if key is None:
-        drawn = f"centres is {centres!r}" if isinstance(centres, str) and centres != "grid" else ""
+        drawn = f"centers is {centers!r}" if isinstance(centers, str) and centers != "grid" else ""
         drawn = drawn or (f"probability is {probability}" if probability < 1 else "")
         if drawn:
             raise ValueError(f"{where}: key is None, but {drawn}; give a key of jax.random.")
@@ -418,37 +418,37 @@ def _keys(
             f"{where}: key is traced; connectivity is known before anything runs, so draw it outside of jax.jit."
         )
     with jax.ensure_compile_time_eval():  # a layer may be made inside of a program
-        centre_key, target_key = jax.random.split(key)
-    return centre_key, target_key
+        center_key, target_key = jax.random.split(key)
+    return center_key, target_key
 
 
-def _centres(
+def _centers(
     where: str,
     key: Array | None,
     image: tuple[int, ...],
     window: tuple[int, int],
     groups: Size | None,
-    centres: Any,
+    centers: Any,
     deviation: float,
 ) -> np.ndarray:
-    """Return centres ``[G, 2]``, which need not be those of whole windows."""
+    """Return centers ``[G, 2]``, which need not be those of whole windows."""
     size = np.array(image[:2], np.float64)
-    if not isinstance(centres, str):
-        points = np.asarray(centres, np.float64)
+    if not isinstance(centers, str):
+        points = np.asarray(centers, np.float64)
         if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
             raise ValueError(
-                f"{where}: centres has shape {list(points.shape)}; expected finite numbers [groups, 2]."
+                f"{where}: centers has shape {list(points.shape)}; expected finite numbers [groups, 2]."
             )
         if groups is not None:
             raise ValueError(
-                f"{where}: groups is {groups} but centres are given, which say how many there are."
+                f"{where}: groups is {groups} but centers are given, which say how many there are."
             )
         return points
-    if centres not in CENTRES:
-        raise ValueError(f"{where}: centres is {centres!r}; expected one of {CENTRES}, or an array.")
+    if centers not in CENTERS:
+        raise ValueError(f"{where}: centers is {centers!r}; expected one of {CENTERS}, or an array.")
     if groups is None:
-        raise ValueError(f"{where}: groups is None; give their number, or an array of centres.")
-    if centres == "grid":
+        raise ValueError(f"{where}: groups is None; give their number, or an array of centers.")
+    if centers == "grid":
         rows, columns = pair(where, "groups", groups)
         along = [
             np.linspace(0, free, n) if n > 1 else np.array([free / 2])
@@ -461,10 +461,10 @@ def _centres(
     if not deviation > 0:
         raise ValueError(f"{where}: deviation is {deviation}; it must be positive.")
     assert key is not None
-    draw = jax.random.uniform if centres == "uniform" else jax.random.normal
+    draw = jax.random.uniform if centers == "uniform" else jax.random.normal
     with jax.ensure_compile_time_eval():
         drawn = np.asarray(draw(key, (n_groups, 2), jnp.float32), np.float64)
-    if centres == "uniform":
+    if centers == "uniform":
         return drawn * size - 0.5
     return (size - 1) / 2 + deviation * size * drawn
 

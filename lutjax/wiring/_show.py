@@ -25,7 +25,7 @@ class _Fields:
       in_shape: sizes of the map of inputs.
       read: ids of inputs ``[G, inputs]``, -1 for an unused slot.
       pairs: pairs of them that are compared, ``[G, pairs, 2]``, or None.
-      centres: rows and columns ``[G, 2]``, or None.
+      centers: rows and columns ``[G, 2]``, or None.
       out_shape, reached: the same of outputs, or None.
     """
 
@@ -33,7 +33,7 @@ class _Fields:
     in_shape: tuple[int, ...]
     read: np.ndarray
     pairs: np.ndarray | None = None
-    centres: np.ndarray | None = None
+    centers: np.ndarray | None = None
     out_shape: tuple[int, ...] | None = None
     reached: np.ndarray | None = None
 
@@ -86,16 +86,16 @@ def show(
     if fields.reached is not None:
         assert fields.out_shape is not None
         maps.append((fields.out_shape, fields.reached, "reach", _OUTPUTS))
-    for line, (shape, ids, verb, colours) in zip(grid, maps, strict=True):
+    for line, (shape, ids, verb, colors) in zip(grid, maps, strict=True):
         for axes, g in zip(line, picked, strict=False):
             _draw(
                 axes,
                 _image(shape, ids[g]),
                 f"{fields.unit} {g} {verb}{'es' if verb == 'reach' else 's'}",
-                colours,
+                colors,
             )
         every = sum((_image(shape, of_group) > 0 for of_group in ids), np.zeros(as_image(shape)[:2], int))
-        image = _draw(line[-1], every, f"{fields.unit}s that {verb} a pixel", colours)
+        image = _draw(line[-1], every, f"{fields.unit}s that {verb} a pixel", colors)
         figure.colorbar(image, ax=line[-1], shrink=0.8)
     for axes, g in zip(grid[0], picked, strict=False):
         _draw_comparisons(axes, fields, g)
@@ -123,21 +123,21 @@ def _image(shape: tuple[int, ...], ids: np.ndarray) -> np.ndarray:
     return share
 
 
-def _draw(axes: Any, image: np.ndarray, title: str, colours: str) -> Any:
+def _draw(axes: Any, image: np.ndarray, title: str, colors: str) -> Any:
     axes.set_title(title, fontsize=9)
     axes.set_xticks([])
     axes.set_yticks([])
-    return axes.imshow(image, cmap=colours, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max()))
+    return axes.imshow(image, cmap=colors, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max()))
 
 
 def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
-    """Draw lines between the pairs that a group compares, and its centre."""
+    """Draw lines between the pairs that a group compares, and its center."""
     _, width, channels = as_image(fields.in_shape)
     if fields.pairs is not None:
         pixels = fields.pairs[g] // channels
         axes.plot(pixels.T % width, pixels.T // width, color=_PAIRS, linewidth=0.8, marker=".", markersize=2)
-    if fields.centres is not None:
-        row, column = fields.centres[g]
+    if fields.centers is not None:
+        row, column = fields.centers[g]
         axes.plot([column], [row], color=_INK, marker="+", markersize=7)
 
 
@@ -182,7 +182,7 @@ def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def _of_connectivity(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
     every = c.targets.shape[1] == c.n_outputs and (c.targets >= 0).all()
     out_shape, reached = (None, None) if every else (c.out_shape, c.targets)
-    return _Fields("group", c.in_shape, c.candidates, pairs, c.centres, out_shape, reached)
+    return _Fields("group", c.in_shape, c.candidates, pairs, c.centers, out_shape, reached)
 
 
 def _of_arrays(

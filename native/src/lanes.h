@@ -149,7 +149,7 @@ inline Floats splat(float x) { return all<Floats>(x); }
 inline Ints splat(int32_t x) { return all<Ints>(x); }
 
 inline Floats floats(Ints a) { return converted<Floats>(a); }
-inline Ints whole(Floats a) { return converted<Ints>(a); }  // towards 0; a must fit
+inline Ints whole(Floats a) { return converted<Ints>(a); }  // toward 0; a must fit
 
 // ------------------------------------------------------------------------------------- memory
 template <class V>
@@ -291,7 +291,7 @@ Element<V> sum_of(const V& a) {
 #define LUTJAX_EVEN 0, 2, 4, 6
 #define LUTJAX_ODD 1, 3, 5, 7
 #endif
-// Sums of neighbouring lanes of a, then of b.
+// Sums of neighboring lanes of a, then of b.
 template <class V>
 V pairs(V a, V b) {
 #if defined(__clang__)

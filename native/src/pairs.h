@@ -96,7 +96,7 @@ struct Part {
   int64_t table, end_of_tables, sample, end_of_samples, query, end_of_queries;
 };
 
-// Pairs of one query and neighbouring keys. `at`: the first one's number in its block.
+// Pairs of one query and neighboring keys. `at`: the first one's number in its block.
 struct Run {
   int64_t table, sample, query, key, n, at;
 };

@@ -29,13 +29,13 @@ struct SumsOfFixed {
   using T = int32_t;
   using V = Ints;
   float scale;
-  Ints quantised(Floats a) const { return fixed(a * scale); }
+  Ints quantized(Floats a) const { return fixed(a * scale); }
   template <class W>
-  V plus(V total, float c, const W* row) const { return total + quantised(c * load(row)); }
+  V plus(V total, float c, const W* row) const { return total + quantized(c * load(row)); }
   template <class W>
-  V plus_first(V total, float c, const W* row, int n) const { return total + quantised(c * load_first(row, n)); }
-  V plus(V total, Floats a) const { return total + quantised(a); }
-  V plus_product(V total, Floats a, Floats b) const { return total + quantised(a * b); }
+  V plus_first(V total, float c, const W* row, int n) const { return total + quantized(c * load_first(row, n)); }
+  V plus(V total, Floats a) const { return total + quantized(a); }
+  V plus_product(V total, Floats a, Floats b) const { return total + quantized(a * b); }
   Floats result(V total) const { return floats(total) / scale; }
 };
 

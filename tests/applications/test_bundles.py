@@ -28,7 +28,7 @@ from lutjax.bundles import BundleError
 from lutjax.bundles._layout import CARD, CODES, CONFIG, TENSORS
 from lutjax.layers import haiku as haiku_layers, linen as linen_layers, nnx as layers
 from lutjax.models import GPT, GPTConfig, LogicClassifier, LogicClassifierConfig, LogicTreeNetConfig
-from lutjax.training import classifier, lm, lm_runs, models, quantise, runs
+from lutjax.training import classifier, lm, lm_runs, models, quantize, runs
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -65,11 +65,11 @@ def gpt_run(folder: Path) -> Any:
 def integers_run(folder: Path) -> Any:
     model = gpt_run(folder)
     _, record = lm_runs.load_model(folder)
-    record = quantise.deployed_record(folder, record)
-    model = quantise.deployed_model(model, record)
-    quantise.save(folder / "quantised", 3, model, record)
+    record = quantize.deployed_record(folder, record)
+    model = quantize.deployed_model(model, record)
+    quantize.save(folder / "quantized", 3, model, record)
     (folder / "checkpoints").rename(folder / "others")
-    (folder / "quantised" / "checkpoints").rename(folder / "checkpoints")
+    (folder / "quantized" / "checkpoints").rename(folder / "checkpoints")
     return model
 
 
@@ -137,9 +137,9 @@ def test_tables_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
     if table_dtype == "bfloat16":
         np.testing.assert_array_equal(found, want.astype(jnp.bfloat16).astype(np.float32))
     else:
-        quantised = lutjax.quantise_tables(layer.weights[...], groups=4)
-        unit = np.ldexp(np.float32(1), np.asarray(quantised.exponents))[:, None]
-        np.testing.assert_array_equal(found, np.asarray(quantised.values) * unit)
+        quantized = lutjax.quantize_tables(layer.weights[...], groups=4)
+        unit = np.ldexp(np.float32(1), np.asarray(quantized.exponents))[:, None]
+        np.testing.assert_array_equal(found, np.asarray(quantized.values) * unit)
         assert (np.abs(found - want) <= unit).all()
     np.testing.assert_array_equal(loaded.anchors[...], layer.anchors[...])
 
@@ -465,7 +465,7 @@ def test_commands(tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert "is a bundle of a language model; this command takes a classifier" in found.output
     assert "a bundle of a run of train lm" in output("info", tmp_path / "saved")
-    found = command("quantise", tmp_path / "saved")
+    found = command("quantize", tmp_path / "saved")
     assert found.exit_code == 1
     assert "is a bundle, which holds a model and neither its optimizer nor its data" in found.output
     found = command("save", tmp_path / "no", tmp_path / "saved")
@@ -610,7 +610,7 @@ def test_hostile_bundles(what: str, bundle: Path) -> None:
             lambda c: c.update(architectures=["os.system"]),
             "holds a .*os.system.*; the models of this version are",
         ),
-        (lambda c: c.update(quantised=True), "has no form with tables of integers"),
+        (lambda c: c.update(quantized=True), "has no form with tables of integers"),
         (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
         (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
     ],

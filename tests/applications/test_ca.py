@@ -26,7 +26,7 @@ from lutjax import reference
 from lutjax.circuits import Format, netlist_json, step_automaton
 from lutjax.cli import _progress
 from lutjax.models import LogicCA, LogicCAConfig, PackedAutomaton, automaton
-from lutjax.models._automaton_wires import NEIGHBOURS
+from lutjax.models._automaton_wires import NEIGHBORS
 from lutjax.training import (
     automaton as training,
     automaton_runs,
@@ -343,7 +343,7 @@ def test_outputs_of_kernels_start_in_different_directions(
         state = np.asarray(jax.random.uniform(jax.random.key(seed), (5, 5, 3)))
         gates = np.zeros((4, config.n_gates), np.float32)
         gates[1] = 1  # the first input
-        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBOURS])[found][:, 2, 2]
+        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBORS])[found][:, 2, 2]
         inputs = np.concatenate([state[2, 2], seen.reshape(-1)])
         new = inputs[wires[len(perception) - 1][:, 0]][wires[-1][:, 0]]
         np.testing.assert_allclose(simulated(model, state, gates)[2, 2], new)
@@ -430,7 +430,7 @@ def test_each_number_of_a_gradient_is_clipped() -> None:
 
 
 def test_one_torus_holds_every_board_of_the_game_of_life() -> None:
-    torus = training.every_neighbourhood()
+    torus = training.every_neighborhood()
     boards = [np.roll(torus, (-y, -x), (0, 1))[:3, :3] for y in range(8) for x in range(64)]
     assert len({board.tobytes() for board in boards}) == 512
     glider = np.array(
@@ -519,7 +519,7 @@ def test_pictures_and_gates(finished: Path) -> None:
     ("experiment", "fields", "proved", "where"),
     [
         ("letter", {"n_steps": 5}, True, "5 steps of 16 x 16 cells"),
-        slow("life", {"channels": 1, "update": (8, 4, 1)}, True, "all 512 neighbourhoods"),
+        slow("life", {"channels": 1, "update": (8, 4, 1)}, True, "all 512 neighborhoods"),
         slow(
             "checkerboard-async",
             {"size": 6, "n_steps": 4, "update": (16, 16, 8, 4)},
@@ -635,7 +635,7 @@ def test_interrupted_run_ends_the_same(
     ("words", "message"),
     [
         (["--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
-        (["--target=grey.png"], "the pixel at row 2, column 1 is [128, 128, 128, 255]"),
+        (["--target=gray.png"], "the pixel at row 2, column 1 is [128, 128, 128, 255]"),
         (
             ["--target=red.png"],
             "the target has shape [3, 6, 6]; the grid has 6 rows and columns and 2 channels",
@@ -670,9 +670,9 @@ def test_bad_input_is_one_message(
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (7, 6)).save("wide.png")
     Image.new("RGB", (6, 6), (255, 0, 0)).save("red.png")
-    grey = Image.new("RGB", (6, 6))
-    grey.putpixel((1, 2), (128, 128, 128))
-    grey.save("grey.png")
+    gray = Image.new("RGB", (6, 6))
+    gray.putpixel((1, 2), (128, 128, 128))
+    gray.save("gray.png")
     sizes = [
         word
         for word in SIZES
@@ -730,7 +730,7 @@ def test_channels_that_the_loss_leaves_out_may_be_anything() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_the_game_of_life_is_learnt(seed: int) -> None:
+def test_the_game_of_life_is_learned(seed: int) -> None:
     run = automaton_runs.Automaton.new({"seed": seed}).run
     state, _ = run.advance(run.init(), 0, run.training.steps)
     assert run.wrong(state) == 0

@@ -762,7 +762,7 @@ def of_numbers(numbers: np.ndarray) -> Table:
 )
 @pytest.mark.parametrize(("bits", "learned"), [(0, False), (8, True)])
 def test_numbers_that_float32_does_not_tell_apart(numbers: np.ndarray, bits: int, learned: bool) -> None:
-    """They keep their order and their differences as features, and what was learnt from some rows is used for others."""
+    """They keep their order and their differences as features, and what was learned from some rows is used for others."""
     encoding = Encoding.fit(of_numbers(numbers), bits, numbers=learned)
     again = Encoding.from_json(encoding.to_json())
     assert again == encoding
@@ -966,7 +966,7 @@ def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result]
     out = finished[1]
     for words, message in (
         (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: go on with it by lutjax train classify"),
-        (["quantise", out], "is a run of train classify; quantise takes"),
+        (["quantize", out], "is a run of train classify; quantize takes"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
         (["export", out, "--integers=int8"], "holds a model of train classify, whose circuit has gates"),
     ):  # fmt: skip
@@ -1076,7 +1076,7 @@ def test_digits_is_classify_under_another_name(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_images_of_bytes_train(tmp_path: Path) -> None:
-    """Colour images that are uint8, with a test part of their own, are moved and tested."""
+    """Color images that are uint8, with a test part of their own, are moved and tested."""
     write_cifar(tmp_path, binary=True)
     run = Classifier.new({"layers": (20,), "n_thresholds": 1, "batch_size": 4}, tmp_path)
     assert run.train.x.dtype == np.uint8

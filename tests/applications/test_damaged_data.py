@@ -184,7 +184,7 @@ def test_parquet_that_unpacks_to_far_more(tmp_path: Path) -> None:
 
 ENCODING = {
     "columns": [
-        {"kind": "Number", "name": "n", "fill": 1.0, "thresholds": [0.5], "missing": False, "numbers": False, "centre": 0.0, "scale": 1.0, "decimal": ".", "digits": 1, "least": 0.0, "largest": 1.0},
+        {"kind": "Number", "name": "n", "fill": 1.0, "thresholds": [0.5], "missing": False, "numbers": False, "center": 0.0, "scale": 1.0, "decimal": ".", "digits": 1, "least": 0.0, "largest": 1.0},
         {"kind": "Categories", "name": "c", "values": ["a", "b"], "missing": True},
     ],
     "classes": ["p", "q"],

@@ -142,7 +142,7 @@ AT_HALF = {
     "light, learnable wires": Case(
         "SoftLUT", {"n_inputs": 2, "wiring": "learnable", "candidates": 2}, (3, 7)
     ),
-    "light trees": Case("LogicConv", {"depth": 2, "parametrisation": "light"}, (2, 3, 3, 2), ((3, 3, 2), 3)),
+    "light trees": Case("LogicConv", {"depth": 2, "parameterization": "light"}, (2, 3, 3, 2), ((3, 3, 2), 3)),
 }
 
 
@@ -174,14 +174,14 @@ def test_a_temperature_of_a_call_is_that_of_the_layer(name: str) -> None:
 
 
 def test_impossible_temperatures() -> None:
-    raw = SoftLUT(4, 3, parametrisation="raw", rngs=nnx.Rngs(0))
+    raw = SoftLUT(4, 3, parameterization="raw", rngs=nnx.Rngs(0))
     gates = LogicGates(4, 3, rngs=nnx.Rngs(0))
     x = jnp.zeros((1, 4))
     for layer, temperature, message in (
         (
             raw,
             jnp.float32(0.5),
-            "SoftLUT: parametrisation is 'raw', which has no logits, so a call takes no temperature",
+            "SoftLUT: parameterization is 'raw', which has no logits, so a call takes no temperature",
         ),
         (gates, 0.0, "LogicGates: temperature is 0.0; it must be positive"),
         (gates, jnp.ones(3), r"LogicGates: temperature has shape \[3\]; expected one number"),
@@ -285,7 +285,7 @@ def test_learned_thresholds_move(run: classifier.Run) -> None:
     hard = np.asarray(model(jnp.asarray(x), deterministic=True).argmax(-1))
     np.testing.assert_array_equal(model.packed()(x), hard)
     np.testing.assert_array_equal(model.packed()(x.astype(np.uint8)), hard)
-    np.testing.assert_array_equal(circuits.of(model, inputs="uint8")(x).ravel(), hard)
+    np.testing.assert_array_equal(circuits.from_model(model, inputs="uint8")(x).ravel(), hard)
 
 
 @pytest.mark.slow

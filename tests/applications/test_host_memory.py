@@ -371,7 +371,7 @@ def test_a_table_that_does_not_fit_says_its_size_and_the_cure(
     monkeypatch.setattr(experiments, "free_memory", lambda: 10_000)
     result = command(*words, "--out", tmp_path / "run")
     assert result.output.endswith(
-        "Error: the run needs 0.1 MB of the memory of the host for tables and the state of their optimiser; 0.0 MB are free. Choose fewer or smaller "
+        "Error: the run needs 0.1 MB of the memory of the host for tables and the state of their optimizer; 0.0 MB are free. Choose fewer or smaller "
         "rows, or a machine with more memory.\n"
     )
     monkeypatch.undo()

@@ -427,9 +427,9 @@ def test_predictions_name_each_file(finished: tuple[Path, Path, str], tmp_path: 
     names = [f"{name}/{k}.png" for name in CLASSES for k in ("0/0", "1/b/1", *range(2, 10))]
     assert sorted(row[0] for row in found) == sorted(names)
     experiment = Classifier.of(runs.read(out, classifier.Record)[1])
-    labelled = command("predict", out, folder, "--target=folder")
+    labeled = command("predict", out, folder, "--target=folder")
     right = sum(row[0].startswith(f"{row[1]}/") for row in found)
-    assert f"{right} of 30 rows" in labelled.stderr
+    assert f"{right} of 30 rows" in labeled.stderr
     assert len(experiment.train.x) + len(experiment.test.x) == 30
     by_name = {row[0]: row[1:] for row in found}
     (tmp_path / "flat").mkdir()

@@ -185,10 +185,10 @@ def check_gradients(case: Recorded) -> None:
 
 def check_training(case: Recorded) -> None:
     model = case.load()
-    optimiser = nnx.Optimizer(model, optax.sgd(float(case.arrays["lr"])), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(float(case.arrays["lr"])), wrt=nnx.Param)
     for step, tokens in enumerate(case.arrays["tokens"]):
         found = gradients_of(model, jnp.asarray(tokens))
-        optimiser.update(model, found.pop("gradients"))
+        optimizer.update(model, found.pop("gradients"))
         for name, got in found.items():
             if name != "loss_sum":
                 assert_close(f"step{step}.{name}", got, case.read(f"step{step}.{name}"), 1e-8)
@@ -311,19 +311,19 @@ def test_trains(name):
     """A jitted step of SGD moves the tables, lowers the loss, and leaves ids and embeddings alone."""
     changes = VARIANTS.get(name, {"param_dtype": "bfloat16", "batch_norm": True})
     model = model_of(dataclasses.replace(SMALL, **changes))
-    optimiser = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
     tokens = tokens_of(4, 7)
 
     @nnx.jit
-    def step(model: LUTTransformer, optimiser: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
+    def step(model: LUTTransformer, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
         loss, grads = nnx.value_and_grad(
             lambda m: loss_of(m(tokens[:, :-1]).astype(jnp.float32), tokens[:, 1:])
         )(model)
-        optimiser.update(model, grads)
+        optimizer.update(model, grads)
         return loss
 
     before = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
-    losses = [step(model, optimiser, tokens) for _ in range(8)]
+    losses = [step(model, optimizer, tokens) for _ in range(8)]
     assert losses[-1] < losses[0]
     after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
     for (path, a), b in zip(jax.tree.leaves_with_path(after), jax.tree.leaves(before), strict=True):

@@ -15,7 +15,7 @@ from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
 from lutjax.files import _files
 from lutjax.status import _matrix, _records, _report
-from lutjax.training import checkpoints, experiments, integers, quantise, runs
+from lutjax.training import checkpoints, experiments, integers, quantize, runs
 from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.errors import InUseError, RunError
@@ -188,21 +188,21 @@ def test_every_format_has_its_names(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- other commands
 def test_a_deployed_model_replaces_one_alone(tmp_path: Path) -> None:
-    quantise.check_place(tmp_path / "none")
-    folder = tmp_path / "quantised"
+    quantize.check_place(tmp_path / "none")
+    folder = tmp_path / "quantized"
     checkpoints.save(folder / "checkpoints", 3, {}, {})
     with runs.lock(folder):
         pass
-    quantise.check_place(folder)
+    quantize.check_place(folder)
     for name in ("notes.txt", "checkpoints/notes.txt", "checkpoints/3/notes.txt"):
         (folder / name).write_text("mine")
         with pytest.raises(RunError, match=f"holds {name}, which is not of a deployed model"):
-            quantise.check_place(folder)
+            quantize.check_place(folder)
         (folder / name).unlink()
     shutil.rmtree(folder)
     folder.write_text("mine")
     with pytest.raises(RunError, match="is no folder, and would be replaced"):
-        quantise.check_place(folder)
+        quantize.check_place(folder)
 
 
 def test_a_program_is_written_into_an_empty_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures say what they show: labels that can be read, titles, and the truth beside what was learnt."""
+"""Pictures say what they show: labels that can be read, titles, and the truth beside what was learned."""
 
 import csv
 import importlib
@@ -194,7 +194,7 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     y = lutjax.lut(jnp.asarray(picture.X), jnp.asarray(picture.TABLE), jnp.asarray(picture.ANCHORS))
     shaded = {patch.get_xy(): patch.get_facecolor() for patch in table.patches}
     outputs = [value for (_, row), value in shaded.items() if row == bits]
-    assert len(outputs) == len(y) == sum(colour == outputs[0] for colour in shaded.values())
+    assert len(outputs) == len(y) == sum(color == outputs[0] for color in shaded.values())
     np.testing.assert_array_equal(picture.TABLE[0, bits], y)
     lines = {line.get_label(): line.get_ydata() for line in gradient.lines}
     here = np.abs(picture.SWEEP - picture.X[0]).argmin()

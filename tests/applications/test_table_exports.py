@@ -148,7 +148,7 @@ def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> Non
     taken = columns_of(experiment.encoding, None)
     first = taken.columns[0]
     moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))  # type: ignore[union-attr]
-    other = circuits.of(
+    other = circuits.from_model(
         classifier.load_model(run)[0],
         inputs=Columns((moved, *taken.columns[1:]), taken.bits),
         outputs="votes",

@@ -18,7 +18,7 @@ from flax import nnx
 from lutjax.layers.nnx import SparseLUT
 from lutjax.training import checkpoints, loop, tables
 from lutjax.training.nnx import Optimizer, value_and_grad
-from lutjax.wiring import Edges, carried, from_edges, grown
+from lutjax.wiring import Edges, add_edges, carry_over, from_edges
 
 T, C, INPUTS, OUTPUTS = 3, 2, 6, 7
 STEPS, GROWN_AFTER, SAVED_EVERY = 12, 6, 2
@@ -76,14 +76,14 @@ def with_more_edges(state: dict) -> dict:
     place = np.repeat(np.arange(T * 2**C), np.diff(of.first))
     largest = np.argsort(-np.abs(weights), kind="stable")[:4]
     detector, row = np.divmod(place[largest], 2**C)
-    more = grown(of, detector, row, (of.target[largest] + 1) % OUTPUTS)
+    more = add_edges(of, detector, row, (of.target[largest] + 1) % OUTPUTS)
     new = {
         **state["layer"],
-        "weights": carried(weights, more),
+        "weights": carry_over(weights, more),
         "targets": more.edges.target,
         "first_edges": more.edges.first,
     }
-    rows = jax.tree.map(lambda a: carried(a, more) if np.shape(a) == (of.size,) else a, state["optimizer"])
+    rows = jax.tree.map(lambda a: carry_over(a, more) if np.shape(a) == (of.size,) else a, state["optimizer"])
     return jax.tree.map(jnp.asarray, {"layer": new, "optimizer": rows})
 
 

@@ -280,7 +280,7 @@ def test_curves_are_a_table(whole: Path) -> None:
 def test_other_options_and_another_length(whole: Path, tmp_path: Path) -> None:
     start(tmp_path / "short", steps=6)
     lines = resume(tmp_path / "short", steps=12)
-    assert lines[0] == "goes on to 12 steps; what is learnt is what a run started with --steps 12 learns."
+    assert lines[0] == "goes on to 12 steps; what is learned is what a run started with --steps 12 learns."
     step, weights, history = state_of(tmp_path / "short")
     assert (step, weights) == state_of(whole)[:2]
     assert history.lengths == [(0, 6), (6, 12)]

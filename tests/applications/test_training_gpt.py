@@ -1,4 +1,4 @@
-"""Runs of the GPT: its optimiser, the state that the validation part chooses, and the command."""
+"""Runs of the GPT: its optimizer, the state that the validation part chooses, and the command."""
 
 import dataclasses
 import json
@@ -181,7 +181,7 @@ def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("table_optimizer", ["same", pytest.param("row_adagrad", marks=pytest.mark.slow)])
 def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
-    """Tables of detectors do, also where an optimiser moves all parameters alike; a memory has its own, and all else the learning rate."""
+    """Tables of detectors do, also where an optimizer moves all parameters alike; a memory has its own, and all else the learning rate."""
     config = dataclasses.replace(
         CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
     )

@@ -1,4 +1,4 @@
-"""The loop, its hooks and signals, and the optimisers."""
+"""The loop, its hooks and signals, and the optimizers."""
 
 import signal
 import subprocess

@@ -121,7 +121,7 @@ def test_words_that_are_no_mesh(text: str) -> None:
 
 
 def test_specs_of_the_state_of_an_optimizer() -> None:
-    """The state of an optimiser lies as the parameters do, whatever their names are there."""
+    """The state of an optimizer lies as the parameters do, whatever their names are there."""
     mesh = AbstractMesh((4,), ("detectors",))
     params = {
         "positions": jnp.zeros((7, 8, 2)),
@@ -240,9 +240,9 @@ def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
     prompt = ("--prompt", "the ", "--bytes", 9)
     expected = output("generate", "--checkpoint", out, *prompt)
     assert output("generate", "--checkpoint", out, *prompt, "--mesh", "detectors=8") == expected
-    assert "test loss" in output("quantise", out)
-    quantised = ("generate", "--checkpoint", out / "quantised", *prompt)
-    assert output(*quantised, "--mesh", "detectors=2") == output(*quantised)
+    assert "test loss" in output("quantize", out)
+    quantized = ("generate", "--checkpoint", out / "quantized", *prompt)
+    assert output(*quantized, "--mesh", "detectors=2") == output(*quantized)
 
 
 @needs_devices(8)

@@ -67,7 +67,7 @@ def test_circuits_of_edges_begin_with_bits():
     with pytest.raises(
         ValueError, match=r"compares differences of pixels with thresholds, .* use inputs='bits'"
     ):
-        circuits.of(model, inputs="uint8")
+        circuits.from_model(model, inputs="uint8")
 
 
 @pytest.mark.slow("False")

@@ -323,7 +323,7 @@ def test_a_classifier(tmp_path):
 
     config = LogicClassifierConfig(in_features=8, n_classes=5, layers=(40, 40), n_thresholds=3)
     model = LogicClassifier(config, rngs=nnx.Rngs(0))
-    circuit = circuits.of(model, inputs="uint8", outputs="class")
+    circuit = circuits.from_model(model, inputs="uint8", outputs="class")
     x = np.random.default_rng(0).integers(0, 256, (600, 8))
     expected = np.asarray(model.packed()(jnp.asarray(x, jnp.float32)))
     np.testing.assert_array_equal(circuit(x), expected)
@@ -342,7 +342,7 @@ def test_steps_of_an_automaton(tmp_path, periodic, lanes):
     for channel in range(channels):
         pairs = zip(seen, random.Random(channel).sample(seen, len(seen)), strict=True)
         bit = 0
-        for a, b in pairs:  # every neighbour can change it
+        for a, b in pairs:  # every neighbor can change it
             bit = builder.gate([bit, builder.gate([a, b], 0b0010)], 0b0110)
         next_state.append([bit])
     builder.output("y", next_state)

@@ -202,39 +202,39 @@ def test_from_four_inputs_on_all_readers_take_a_gate_in():
 def test_tabulated_circuits_compute_the_same(recipe):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
-    small = circuits.tabulated(raw)
+    small = circuits.tabulate(raw)
     assert (answers(small, bits) == answers(raw, bits)).all()
     assert len(and_graph(small)[0]) <= len(and_graph(raw)[0])
     assert (small.inputs, small.outputs) == (raw.inputs, raw.outputs)
 
 
 def test_a_rule_of_few_inputs_is_found_anew():
-    """Rule of the Game of Life: 8 neighbours and then the cell."""
+    """Rule of the Game of Life: 8 neighbors and then the cell."""
     builder = Builder(merge=2)
     x = [bit for (bit,) in builder.input("x", 9)]
     count = arithmetic.popcount(builder, x[:8])
     alive = [builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))]
     builder.output("y", [[builder.gate(alive, 0b11111110)]])
     circuit = builder.circuit()
-    small = circuits.tabulated(circuit)
+    small = circuits.tabulate(circuit)
     assert len(and_graph(small)[0]) <= 56
     assert (small(assignments(9)) == circuit(assignments(9))).all()
     with pytest.raises(ValueError, match=r"the circuit has 15 inputs; .* at most 14. Call simplify"):
-        circuits.tabulated(Circuit((Port("x", 15),), (Y,), (), (), (2,)))
+        circuits.tabulate(Circuit((Port("x", 15),), (Y,), (), (), (2,)))
 
 
 # ------------------------------------------------------------------------------------------- search
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(recipe=recipes(), goal=st.sampled_from(["gates", "ands"]), seed=st.integers(0, 3))
-def test_resynthesised_circuits_compute_the_same(without_typechecking, recipe, goal, seed):
+def test_resynthesized_circuits_compute_the_same(without_typechecking, recipe, goal, seed):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
-    small = circuits.resynthesised(raw, goal, effort=0.0005, seed=seed)
+    small = circuits.resynthesize(raw, goal, effort=0.0005, seed=seed)
     assert (answers(small, bits) == answers(raw, bits)).all()
     assert (small.inputs, small.outputs) == (raw.inputs, raw.outputs)
     count = operations if goal == "gates" else and_graph
     assert len(count(small)[0]) <= len(count(raw)[0])
-    again = circuits.resynthesised(raw, goal, effort=0.0005, seed=seed)
+    again = circuits.resynthesize(raw, goal, effort=0.0005, seed=seed)
     assert (small.fanins, small.tables, small.literals) == (again.fanins, again.tables, again.literals)
 
 
@@ -254,7 +254,7 @@ def test_a_full_adder_is_found(goal, count, without_typechecking):
         sums += [products]
     builder.output("y", sums)
     circuit = builder.circuit()
-    found = circuits.resynthesised(circuit, goal, effort=0.01)
+    found = circuits.resynthesize(circuit, goal, effort=0.01)
     assert len((operations if goal == "gates" else and_graph)(found)[0]) == count < len(circuit)
     assert (found(assignments(3)) == circuit(assignments(3))).all()
 
@@ -262,13 +262,13 @@ def test_a_full_adder_is_found(goal, count, without_typechecking):
 def test_what_a_search_refuses():
     wide = Circuit((Port("x", 13),), (Y,), (), (), (2,))
     with pytest.raises(ValueError, match=r"the circuit has 13 inputs; .* at most 12. Call simplify"):
-        circuits.resynthesised(wide)
+        circuits.resynthesize(wide)
     small = Circuit((X,), (Y,), (), (), (2,))
     with pytest.raises(ValueError, match="goal is 'luts'; expected one of"):
-        circuits.resynthesised(small, "luts")
+        circuits.resynthesize(small, "luts")
     with pytest.raises(ValueError, match="effort is 0; it must be positive"):
-        circuits.resynthesised(small, effort=0)
-    assert circuits.resynthesised(small).literals == (2,)
+        circuits.resynthesize(small, effort=0)
+    assert circuits.resynthesize(small).literals == (2,)
 
 
 @pytest.mark.parametrize("inverted", [0, 1])

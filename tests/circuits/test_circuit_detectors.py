@@ -168,11 +168,11 @@ def test_rounded_layers(programs: Any) -> None:
     x = rng.integers(-6, 6, (50, 6))
     op = functools.partial(lutjax.lut, anchors=jnp.asarray(anchors), groups=2, epsilon=0.4)
     halves = jnp.asarray(x.reshape(50, 2, 3) / 4, jnp.float32)
-    quantised = lutjax.quantise_tables(jnp.asarray(weights), groups=2)
-    scale = np.repeat(np.ldexp(np.float32(1), np.asarray(quantised.exponents)), 3, 0)[:, None]
-    np.testing.assert_array_equal(made["int8"].values, quantised.values)
+    quantized = lutjax.quantize_tables(jnp.asarray(weights), groups=2)
+    scale = np.repeat(np.ldexp(np.float32(1), np.asarray(quantized.exponents)), 3, 0)[:, None]
+    np.testing.assert_array_equal(made["int8"].values, quantized.values)
     np.testing.assert_array_equal(
-        made["int8"].shifts - made["int8"].fraction, np.asarray(quantised.exponents).ravel()
+        made["int8"].shifts - made["int8"].fraction, np.asarray(quantized.exponents).ravel()
     )
     for name, integer in made.items():
         assert integer.values.dtype == name
@@ -181,7 +181,7 @@ def test_rounded_layers(programs: Any) -> None:
         np.testing.assert_array_equal(in_c(name, x), integer(x))
         error = np.abs(integer(x) / 2.0**integer.fraction - np.asarray(op(halves, weights)).reshape(50, 4))
         assert error.max() <= 3 * (2.0 ** (integer.shifts.max() - integer.fraction) + 1e-6)
-    exact = np.asarray(op(halves, quantised.values.astype(jnp.float32) * scale)).reshape(50, 4)
+    exact = np.asarray(op(halves, quantized.values.astype(jnp.float32) * scale)).reshape(50, 4)
     np.testing.assert_array_equal(made["int8"](x) / 2.0 ** made["int8"].fraction, exact)
 
 

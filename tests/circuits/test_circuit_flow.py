@@ -358,7 +358,7 @@ def test_programs_that_cannot_be_run_prove_nothing(
 
 def test_the_rule_of_life_is_proved() -> None:
     boards = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
-    assert proofs.life(boards).sum() == 140  # 56 neighbourhoods of three, dead or alive, and 28 of two, alive
+    assert proofs.life(boards).sum() == 140  # 56 neighborhoods of three, dead or alive, and 28 of two, alive
     builder = circuits.Builder()
     bits = [number[0] for number in builder.input("x", 9)]
     votes = circuits.arithmetic.popcount(builder, bits[:8])
@@ -568,7 +568,7 @@ def test_a_cost_of_gates_makes_circuits_smaller() -> None:
         state, _ = run.advance(state, 1, 29)
         model = run.structure.model(state.params, state.others)
         found[cost, "expected"] = float(classifier.expected_gates(model))
-        found[cost, "circuit"] = len(circuits.of(model, inputs="bits", outputs="votes"))
+        found[cost, "circuit"] = len(circuits.from_model(model, inputs="bits", outputs="votes"))
     assert found[5.0, "loss"] == pytest.approx(found[0.0, "loss"] + 5.0 * expected / 1000, rel=1e-5)
     assert found[5.0, "expected"] < 0.8 * found[0.0, "expected"]
     assert found[5.0, "circuit"] < 0.9 * found[0.0, "circuit"]
@@ -601,7 +601,9 @@ def test_tests_of_a_run_with_a_cost_say_how_many_gates_survive(tmp_path: Path) -
         if not cost:
             assert remark == ""
             continue
-        n_gates = len(circuits.of(experiment.run.structure.model(state.params, state.others), outputs="bits"))
+        n_gates = len(
+            circuits.from_model(experiment.run.structure.model(state.params, state.others), outputs="bits")
+        )
         assert remark.endswith(f"gates that survive {n_gates}")
     with pytest.raises(ValueError, match="gate_cost is -1; it must not be negative"):
         dataclasses.replace(TRAINING, gate_cost=-1)
@@ -643,9 +645,9 @@ def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path:
 @pytest.mark.slow("ands")
 @pytest.mark.tools("abc")
 @pytest.mark.parametrize("goal", ["ands", slow("gates"), slow("lut6")])
-def test_an_optimised_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_optimized_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
     run, out = folders["automaton run"], tmp_path / "out"
-    result = command("export", "--run", run, "--out", out, "--optimise", goal, "--format", "blif")
+    result = command("export", "--run", run, "--out", out, "--optimize", goal, "--format", "blif")
     assert result.exit_code == 0, result.output
     before, after = (
         circuits.netlist_json.read((f / "automaton.json").read_text()) for f in (folders["automaton"], out)
@@ -677,7 +679,7 @@ def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPat
 def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
     out, circuit = tmp_path / "run", tmp_path / "circuit"
     assert command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
-    words = () if tools.missing("abc") else ("--optimise", "ands")
+    words = () if tools.missing("abc") else ("--optimize", "ands")
     assert command("export", "--run", out, "--out", circuit, *words).exit_code == 0
     found = proofs.verify(circuit, oracle=exporting.oracle)
     assert not [proof for proof in found if proof.passed is False]

@@ -460,10 +460,10 @@ def test_what_a_proof_refuses(tmp_path):
 
 
 @needs_abc
-def test_optimised_circuits_compute_the_same():
+def test_optimized_circuits_compute_the_same():
     circuit = drawn(12, 80)
     for script in (abc.SCRIPT, "strash; if -K 6 -a"):
-        found = abc.optimised(circuit, script)
+        found = abc.optimize(circuit, script)
         assert same(circuit, found)
         assert abc.cec(circuit, found)
     assert max(map(len, found.fanins)) <= 6
@@ -471,7 +471,7 @@ def test_optimised_circuits_compute_the_same():
     assert len(circuit.outputs) * 6 >= abc.lut_count(circuit) - len(found) >= 0
     assert abc.lut_count(circuit) <= abc.lut_count(circuit, 4)
     with pytest.raises(RuntimeError, match="ABC wrote no circuit"):
-        abc.optimised(circuit, "strash; nonsense")
+        abc.optimize(circuit, "strash; nonsense")
     with pytest.raises(ValueError, match="k is 1"):
         abc.lut_count(circuit, 1)
 
@@ -546,7 +546,7 @@ def test_a_large_circuit_is_proved(tmp_path):
     (tmp_path / "c.blif").write_text(circuits.blif.write(circuit))
     for file in tmp_path.iterdir():
         assert abc.cec(circuit, file)
-    assert abc.cec(circuit, abc.optimised(circuit))
+    assert abc.cec(circuit, abc.optimize(circuit))
     for k in range(circuit.depth + 1):
         found = simulated(circuit, k, n=300)
         assert found, found.line

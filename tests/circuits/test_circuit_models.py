@@ -152,7 +152,7 @@ def test_numbers_above_thresholds(text: str) -> None:
     ends = np.array([low, high, -np.inf, np.inf, 0.0, -0.0, 3e38, -3e38, 1e-40], np.float32)
     thresholds = np.concatenate([inside, near, x[:: max(len(x) // 8, 1)], ends])[None]
     layer = lutjax_nnx.Thermometer(1, thresholds.size, thresholds=jnp.asarray(thresholds))
-    circuit = circuits.of([layer], inputs=format)
+    circuit = circuits.from_model([layer], inputs=format)
     np.testing.assert_array_equal(circuit(x), x[:, None] > thresholds)
     np.testing.assert_array_equal(circuit(x), layer(jnp.asarray(x)[:, None]))
     assert circuit.parts[0][0] == "encoder"
@@ -161,11 +161,11 @@ def test_numbers_above_thresholds(text: str) -> None:
 def test_thresholds_that_no_number_decides_are_constants() -> None:
     thresholds = jnp.array([[-0.5, 15.0], [16.5, -jnp.inf]])
     layer = lutjax_nnx.Thermometer(2, 2, thresholds=thresholds)
-    circuit = circuits.of([layer], inputs="uint4")
+    circuit = circuits.from_model([layer], inputs="uint4")
     assert (len(circuit), circuit.literals) == (0, (1, 0, 0, 1))
     # A repeated threshold is one comparison.
     twice = lutjax_nnx.Thermometer(1, 3, thresholds=jnp.array([[4.0, 4.0, 4.5]]))
-    assert len(set(circuits.of([twice], inputs="uint4").literals)) == 1
+    assert len(set(circuits.from_model([twice], inputs="uint4").literals)) == 1
 
 
 def test_thresholds_are_kept_with_a_circuit_of_bits() -> None:
@@ -181,7 +181,7 @@ def test_a_thermometer_between_layers() -> None:
     gates = lutjax_nnx.LogicGates(2, 1, rngs=nnx.Rngs(0))
     gates.logits = jnp.eye(16)[jnp.array([6])]  # xor
     np.testing.assert_array_equal(
-        circuits.of([gates, middle])(every(2)),
+        circuits.from_model([gates, middle])(every(2)),
         middle(gates(jnp.asarray(every(2), jnp.float32), deterministic=True)),
     )
 
@@ -193,7 +193,7 @@ def test_equal_votes_are_the_first_class() -> None:
     truth, wires = np.tile([False, True], (9, 1)), np.arange(9)[:, None]
     votes = x.reshape(-1, 3, 3).sum(-1)
     for simplify in (True, False):
-        circuit = circuits.of(packed_of(truth, wires, 3, 9), simplify=simplify)
+        circuit = circuits.from_model(packed_of(truth, wires, 3, 9), simplify=simplify)
         np.testing.assert_array_equal(circuit(x), votes.argmax(-1))
 
 
@@ -224,7 +224,7 @@ def test_constant_layers_have_no_gates() -> None:
 @pytest.mark.parametrize("outputs", ["votes", "class"])
 def test_one_class(outputs: str) -> None:
     layers = [lutjax_nnx.LogicGates(4, 5, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(1)]
-    circuit = circuits.of(layers, outputs=outputs)
+    circuit = circuits.from_model(layers, outputs=outputs)
     hard = nnx.view(nnx.Sequential(*layers), deterministic=True)
     votes = np.asarray(hard(jnp.asarray(every(4), jnp.float32)), int)[:, 0]
     np.testing.assert_array_equal(circuit(every(4)), votes if outputs == "votes" else np.zeros(16))
@@ -245,9 +245,9 @@ def test_votes_without_gates() -> None:
     layers = [lutjax_nnx.Thermometer(2, 3, thresholds=thresholds), lutjax_nnx.GroupSum(2)]
     x = np.stack(np.meshgrid(np.arange(8), np.arange(8)), -1).reshape(-1, 2)
     votes = (x[..., None] > np.asarray(thresholds)).sum(-1)
-    np.testing.assert_array_equal(circuits.of(layers, inputs="uint3")(x), votes.argmax(-1))
+    np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint3")(x), votes.argmax(-1))
     np.testing.assert_array_equal(
-        circuits.of(layers, outputs="votes")(every(6)), every(6).reshape(-1, 2, 3).sum(-1)
+        circuits.from_model(layers, outputs="votes")(every(6)), every(6).reshape(-1, 2, 3).sum(-1)
     )
 
 
@@ -259,7 +259,7 @@ def stack(library: Any, **options: Any) -> list[Any]:
     return [
         library.Thermometer(4, 2, thresholds=np.array([[0.5, 1.0]] * 4, np.float32)),
         library.LogicGates(8, 12, logits_init=jax.nn.initializers.normal(1.0), **options),
-        library.SoftLUT(12, 12, n_inputs=3, parametrisation="walsh", **learnable, **options),
+        library.SoftLUT(12, 12, n_inputs=3, parameterization="walsh", **learnable, **options),
         library.BinaryLUT(12, 12, n_inputs=3, estimator="soft", **options),
         library.GroupSum(3, tau=2.0),
     ]
@@ -273,8 +273,10 @@ def assert_stack(given: list[Any], sums: jax.Array) -> None:
     votes = np.round(np.asarray(sums) * 2).astype(int)
     assert len(np.unique(votes.argmax(-1))) > 1
     for model in given:
-        np.testing.assert_array_equal(circuits.of(model, inputs="uint2", outputs="votes")(NUMBERS), votes)
-        np.testing.assert_array_equal(circuits.of(model, inputs="uint2")(NUMBERS), votes.argmax(-1))
+        np.testing.assert_array_equal(
+            circuits.from_model(model, inputs="uint2", outputs="votes")(NUMBERS), votes
+        )
+        np.testing.assert_array_equal(circuits.from_model(model, inputs="uint2")(NUMBERS), votes.argmax(-1))
 
 
 def test_layers_of_nnx() -> None:
@@ -283,7 +285,7 @@ def test_layers_of_nnx() -> None:
     # A layer whose gates were pruned has the sizes of its arrays.
     gates, votes = lutjax_nnx.LogicGates(8, 12, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(3)
     gates.logits, gates.wires = gates.logits[:9], gates.wires[:9]
-    assert circuits.of([gates, votes], simplify=False).parts[0] == ("layer 1", 9)
+    assert circuits.from_model([gates, votes], simplify=False).parts[0] == ("layer 1", 9)
 
 
 @pytest.mark.slow
@@ -308,7 +310,7 @@ def test_layers_of_haiku() -> None:
 
     def made(of: Any) -> Circuit:
         circuit, _ = hk.transform_with_state(
-            lambda: circuits.of(of(), inputs="uint2", outputs="votes")
+            lambda: circuits.from_model(of(), inputs="uint2", outputs="votes")
         ).apply(params, state, None)
         return circuit
 
@@ -317,9 +319,9 @@ def test_layers_of_haiku() -> None:
 
 
 def test_every_flipped_entry_of_a_table_is_found() -> None:
-    layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parametrisation="raw", rngs=nnx.Rngs(0))
+    layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parameterization="raw", rngs=nnx.Rngs(0))
     layer.table = jnp.asarray(RNG(0).normal(size=(12, 8)), jnp.float32)
-    circuit = circuits.of([layer], simplify=False)
+    circuit = circuits.from_model([layer], simplify=False)
     want = np.asarray(layer(jnp.asarray(every(6), jnp.float32), deterministic=True))
     np.testing.assert_array_equal(circuit(every(6)), want)
     for gate, entry in itertools.product(range(12), range(8)):
@@ -351,7 +353,7 @@ TREES = {
         "kernel": 3,
         "depth": 2,
         "n_inputs": 3,
-        "parametrisation": "light",
+        "parameterization": "light",
         "table_init": jax.nn.initializers.normal(1.0),
     },
     "features_first": {
@@ -387,7 +389,7 @@ def test_trees_at_every_place(name: str) -> None:
     want = y.reshape(-1, len(x)).T if first else y.reshape(len(x), -1)
     assert 0 < want.mean() < 1
     for simplify in (True, False):
-        circuit = circuits.of([layer], simplify=simplify)
+        circuit = circuits.from_model([layer], simplify=simplify)
         assert circuit.about["image"] == [height, width]
         np.testing.assert_array_equal(circuit(x), want)
 
@@ -416,8 +418,8 @@ def test_a_convolutional_classifier() -> None:
     x = RNG(0).integers(0, 3, (300, 16))
     sums = np.asarray(sums_of(x.astype(np.float32)), int)
     assert len(np.unique(sums.argmax(-1))) > 1
-    np.testing.assert_array_equal(circuits.of(layers, inputs="uint2", outputs="votes")(x), sums)
-    np.testing.assert_array_equal(circuits.of(layers, inputs="uint2")(x), sums.argmax(-1))
+    np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2", outputs="votes")(x), sums)
+    np.testing.assert_array_equal(circuits.from_model(layers, inputs="uint2")(x), sums.argmax(-1))
 
 
 # ------------------------------------------------------------------------------------- automata
@@ -434,8 +436,8 @@ def automaton(channels: int, **options: Any) -> LogicCA:
 
 
 @pytest.mark.slow
-def test_the_rule_of_all_neighbourhoods() -> None:
-    """Each of the 512 neighbourhoods as the middle of a grid of its own."""
+def test_the_rule_of_all_neighborhoods() -> None:
+    """Each of the 512 neighborhoods as the middle of a grid of its own."""
     model, x = automaton(1), every(9)
     grids = np.insert(x[:, :8], 4, x[:, 8], axis=1).reshape(-1, 3, 3, 1)
     after = np.asarray(model(jnp.asarray(grids), deterministic=True))[:, 1, 1, 0]
@@ -519,18 +521,18 @@ def test_refused(name: str) -> None:
     make, options, kind, message = REFUSED[name]
     model = make()
     with pytest.raises(kind, match=message):
-        circuits.of(model, **options)
+        circuits.from_model(model, **options)
 
 
 def test_inputs_of_another_kind(without_typechecking: None) -> None:
     with pytest.raises(TypeError, match=r"inputs is <class 'numpy.uint8'>; expected 'bits', a Format"):
-        circuits.of(bfloat16(), inputs=np.uint8)
+        circuits.from_model(bfloat16(), inputs=np.uint8)
 
 
 def test_a_traced_layer_is_refused() -> None:
     layer = gates_of(2, 2)[0]
     with pytest.raises(ValueError, match="wires of layer 1 is traced"):
-        nnx.jit(lambda layer: circuits.of([layer]) and None)(layer)
+        nnx.jit(lambda layer: circuits.from_model([layer]) and None)(layer)
 
 
 def test_states_that_do_not_fit_an_automaton() -> None:
@@ -539,4 +541,4 @@ def test_states_that_do_not_fit_an_automaton() -> None:
     ):
         circuits.step_automaton(automaton(1).circuit(), np.zeros((3, 3, 2)))
     with pytest.raises(ValueError, match="of kind 'network'"):
-        circuits.step_automaton(circuits.of(gates_of(2, 2)), np.zeros((3, 3, 2)))
+        circuits.step_automaton(circuits.from_model(gates_of(2, 2)), np.zeros((3, 3, 2)))

@@ -178,8 +178,8 @@ def test_text_is_readable_in_light_and_dark():
     ]
     assert len(themes) == 2
 
-    def luminance(colour):
-        channels = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    def luminance(color):
+        channels = np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])
         linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
         return linear @ [0.2126, 0.7152, 0.0722]
 

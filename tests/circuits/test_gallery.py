@@ -78,9 +78,9 @@ def test_pages_are_those_of_today_s_templates(gallery):
 
 def test_life_is_the_game_of_life():
     circuit = circuit_of("life")
-    neighbourhoods = np.arange(512)[:, None] >> np.arange(9) & 1
-    alive, around = neighbourhoods[:, 8], neighbourhoods[:, :8].sum(1)
-    assert (np.ravel(circuit(neighbourhoods)) == ((around == 3) | (alive == 1) & (around == 2))).all()
+    neighborhoods = np.arange(512)[:, None] >> np.arange(9) & 1
+    alive, around = neighborhoods[:, 8], neighborhoods[:, :8].sum(1)
+    assert (np.ravel(circuit(neighborhoods)) == ((around == 3) | (alive == 1) & (around == 2))).all()
     assert len(circuit) < 60
 
 

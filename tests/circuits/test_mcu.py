@@ -196,10 +196,10 @@ def test_what_is_missing_is_said(monkeypatch):
         in str(found).splitlines()
     )
     monkeypatch.setattr(mcu, "_why_not_compiled", lambda of: None)
-    assert mcu.why_not_run("avr") == (
+    assert mcu.unsupported_reason("avr") == (
         "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
     )
-    assert mcu.why_not_run("riscv32") == "unicorn was not found: pip install unicorn"
+    assert mcu.unsupported_reason("riscv32") == "unicorn was not found: pip install unicorn"
 
 
 def test_files_that_are_no_program():
@@ -271,7 +271,7 @@ def test_a_changed_program_of_an_export_fails(tmp_path):
     text = (folder / "src" / "life.c").read_text()
     put(folder, "src/life.c", text.replace("r[k] = 0;", "r[k] = 1;", 1).encode())
     failed = [proof.name for proof in proofs.verify(folder) if proof.passed is False]
-    simulated = [] if mcu.why_not_run("riscv32") else ["src/life.c, simulated = life.json"]
+    simulated = [] if mcu.unsupported_reason("riscv32") else ["src/life.c, simulated = life.json"]
     assert failed == ["C, compiled = vectors.json", *simulated]
 
 

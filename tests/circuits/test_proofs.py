@@ -395,7 +395,9 @@ def test_a_page_may_show_votes(outputs: str, shown: int, tmp_path: Path) -> None
     from lutjax.layers.nnx import GroupSum, LogicGates
 
     layers = [LogicGates(6, 40, rngs=nnx.Rngs(0)), GroupSum(shown)]
-    circuit, votes = (circuits.of(layers, outputs=one, about={"image": [2, 3]}) for one in (outputs, "votes"))
+    circuit, votes = (
+        circuits.from_model(layers, outputs=one, about={"image": [2, 3]}) for one in (outputs, "votes")
+    )
     folder = write(tmp_path / "out", "life", ("html",), circuit=circuit)
     text = circuits.page.write(votes)
     put(folder, "life.html", text.encode())

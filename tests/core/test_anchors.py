@@ -99,7 +99,7 @@ def test_sizes_that_are_impossible():
 @pytest.mark.slow("False")
 @pytest.mark.parametrize("distinct", [False, True])
 def test_the_same_inside_of_another_program(distinct):
-    """Alone, a CPU compiles the drawing without optimisations; the pairs are those of before."""
+    """Alone, a CPU compiles the drawing without optimizations; the pairs are those of before."""
     key = jax.random.key(7)
 
     def draw(key):

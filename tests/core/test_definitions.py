@@ -484,11 +484,11 @@ def test_packed_ops_compute_their_definitions():
         np.testing.assert_array_equal(op(**arguments), expected, err_msg=op.__name__)
 
 
-def test_quantised_tables_are_their_definition():
+def test_quantized_tables_are_their_definition():
     weights = grid(4, 8, 3) * np.float32([0.03, 1, 0])
     weights[2, 1, 1] = 2.0  # a power of two is clamped
-    tables = lutjax.quantise_tables(jnp.asarray(weights), groups=2)
-    expected = run(definition(lutjax.quantise_tables), {"weights": weights, "groups": 2})
+    tables = lutjax.quantize_tables(jnp.asarray(weights), groups=2)
+    expected = run(definition(lutjax.quantize_tables), {"weights": weights, "groups": 2})
     np.testing.assert_array_equal(tables.values, expected["values"])
     np.testing.assert_array_equal(tables.exponents, expected["exponents"])
     assert tables.values.max() == 127

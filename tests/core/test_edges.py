@@ -14,7 +14,7 @@ import lutjax
 from lutjax import reference
 from lutjax.testing import assert_close
 from lutjax.training import tables
-from lutjax.wiring import Edges, carried, edges as ids_of, from_edges, grown, pruned
+from lutjax.wiring import Edges, add_edges, carry_over, edges as ids_of, from_edges, remove_edges
 
 T, C, OUTPUTS, INPUTS, BATCH = 3, 2, 7, 6, 9
 R = 2**C
@@ -263,12 +263,12 @@ def test_growth_and_pruning_keep_weights_and_state():
     params = {"weights": jnp.asarray(WEIGHTS)}
     params, state, before = steps(params, optimizer.init(params), EDGES, 4)
     new = [2, 0, 2], [0, 1, 1], [6, 5, 4]
-    more = grown(EDGES, *new)
+    more = add_edges(EDGES, *new)
     assert sorted(zip(*(a.tolist() for a in ids_of(more.edges)), strict=True)) == sorted(
         [*zip(*(a.tolist() for a in ids_of(EDGES)), strict=True), *zip(*new, strict=True)]
     )
-    bigger = {"weights": carried(params["weights"], more)}
-    rows = {"weights": carried(state.rows["weights"], more)}
+    bigger = {"weights": carry_over(params["weights"], more)}
+    rows = {"weights": carry_over(state.rows["weights"], more)}
     assert all(a.shape == (EDGES.size + 3,) for a in (*bigger.values(), *rows["weights"].values()))
     assert_close(
         "new edges weigh nothing", look_up(bigger["weights"], X, more.edges), look_up(params["weights"], X)
@@ -276,21 +276,21 @@ def test_growth_and_pruning_keep_weights_and_state():
     grown_params, _, after = steps(bigger, state._replace(rows=rows), more.edges, 4)
     assert after[-1] < before[-1]
     assert float(jnp.abs(grown_params["weights"][more.source < 0]).max()) > 0
-    fewer = pruned(more.edges, more.source >= 0)
+    fewer = remove_edges(more.edges, more.source >= 0)
     assert ids_of(fewer.edges)[2].tolist() == TARGETS.tolist()
-    same = carried({"weights": bigger["weights"], **rows["weights"]}, fewer)
+    same = carry_over({"weights": bigger["weights"], **rows["weights"]}, fewer)
     same_state = state._replace(rows={"weights": {n: same[n] for n in rows["weights"]}})
     found = steps({"weights": same["weights"]}, same_state, fewer.edges, 2)
     wanted = steps(params, state, EDGES, 2)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, wanted)
     with pytest.raises(ValueError, match=r"an array has shape \[3\]; the list had 49 edges"):
-        carried(np.zeros(3), more)
+        carry_over(np.zeros(3), more)
     with pytest.raises(ValueError, match=r"new has shape \[2\]; .* for each of the 3 edges"):
-        carried(WEIGHTS, more, new=np.zeros(2))
+        carry_over(WEIGHTS, more, new=np.zeros(2))
     with pytest.raises(ValueError, match=r"edge 0 has target 7"):
-        grown(EDGES, [0], [0], [7])
+        add_edges(EDGES, [0], [0], [7])
     with pytest.raises(ValueError, match=r"expected bool\[49\]"):
-        pruned(EDGES, np.ones(3, bool))
+        remove_edges(EDGES, np.ones(3, bool))
 
 
 # ------------------------------------------------------------------------------------- layers

@@ -47,8 +47,8 @@ def test_every_argument_of_a_layer(layer):
         assert names == (set(_logic_images.LEAVES) if layer == "LogicConv" else every)
     if "estimator" in arguments:
         assert taken("estimator") == set(spec_type.estimators)
-    if "parametrisation" in arguments:
+    if "parameterization" in arguments:
         gates = {"gates"} if layer == "LogicConv" else set()
-        assert taken("parametrisation") == gates | set(_logic.PARAMETRISATIONS)
+        assert taken("parameterization") == gates | set(_logic.PARAMETERIZATIONS)
     if "gradient" in arguments:
         assert taken("gradient") == set(_logic.GRADIENTS)

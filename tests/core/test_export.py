@@ -254,7 +254,7 @@ FAST_LAYERS = ("ProductKeyMemory", "NgramMemory, gate alone", "LogicGates, top-k
 )
 def test_every_layer_is_traced(name):
     """Trace layers of Flax NNX with their gradients; quantized layers have none."""
-    f, of_batch, _ = of_layer("nnx", name, differentiated="quantised" not in LAYERS[name].options)
+    f, of_batch, _ = of_layer("nnx", name, differentiated="quantized" not in LAYERS[name].options)
     (batch,) = jax.export.symbolic_shape("batch")
     with lutjax.use_implementation("xla"):
         jax.jit(f).trace(*of_batch(batch))
@@ -264,7 +264,7 @@ def test_every_layer_is_traced(name):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("library", ["nnx", "linen", "haiku"])
 def test_every_layer(library, name):
-    f, of_batch, sizes = of_layer(library, name, differentiated="quantised" not in LAYERS[name].options)
+    f, of_batch, sizes = of_layer(library, name, differentiated="quantized" not in LAYERS[name].options)
     assert_same_for_batches(f"{library} {name}", f, of_batch, sizes)
 
 

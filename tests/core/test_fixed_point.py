@@ -264,7 +264,7 @@ def test_values_equal_integers_of_numpy():
     ("value", "expected"),
     [
         (0.7, 0.5),
-        (-0.7, -0.5),  # towards zero
+        (-0.7, -0.5),  # toward zero
         (0.2, 0.0),
         (1e30, (2**31 - 128) / 4),
         (-1e30, -(2**31 - 128) / 4),
@@ -352,7 +352,7 @@ def test_lowers_for_every_platform(op, platform, device_kind):
 
 @pytest.mark.parametrize("op", ["lookup", "lut_pair_attention"])
 def test_integers_are_summed_before_they_are_numbers(op):
-    """Whatever is added afterwards: compilers may not make one sum of floats over the devices of both."""
+    """Whatever is added afterward: compilers may not make one sum of floats over the devices of both."""
     case, ct = case_of(op)
     text = compiled(op, FINE).lower(case.differentiable, case.fixed, ct).as_text()
     to_floats = re.findall(r"stablehlo.convert (%\S+) : \(tensor<\S*xi32>\) -> tensor<\S*xf32>", text)

@@ -118,7 +118,7 @@ def _gradients(f, params, z, *, factored=False):
     value_and_grad = tables.value_and_grad if factored else jax.value_and_grad
     (_, y), gradients = jax.jit(value_and_grad(loss, has_aux=True))(params)
     if z.get("normalized", False):
-        of_parameters, _ = tables.normalised().update({**gradients, "x": None}, None)
+        of_parameters, _ = tables.normalized().update({**gradients, "x": None}, None)
         gradients = {**of_parameters, "x": gradients["x"]}
     return y, gradients
 

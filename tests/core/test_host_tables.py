@@ -440,7 +440,7 @@ def test_rows_ahead_of_a_layer_of_arrays() -> None:
         memory.draw(others["keys"])
         memory.start(tables.SGD())
     ids = layer.row_ids(TOKENS).reshape(-1, 4, 1)
-    ahead = training_host.Ahead(memories[0], lambda step: {"weights": ids}, lambda step: 0.5)
+    ahead = training_host.RowPrefetcher(memories[0], lambda step: {"weights": ids}, lambda step: 0.5)
 
     def loss(layer: Any) -> Any:
         return jnp.mean((layer.apply({"params": params, **others}, X, TOKENS) - 1) ** 2)

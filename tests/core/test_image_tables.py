@@ -12,6 +12,7 @@ from layer_libraries import Case, assert_refused, by_kind, inputs_of, nnx_layer
 import lutjax
 from lutjax import reads, wiring
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
+from lutjax.layers._spec import QUANTIZED
 from lutjax.testing import assert_close
 from lutjax.training import tables
 
@@ -43,7 +44,7 @@ def test_dropped_tables_and_integers(name):
     exact = Case(case.layer, {**case.options, "read": reads.Confidence()}, case.shape, case.other_sizes).spec
     kept = jax.random.bernoulli(key, 0.5, (len(x), spec.n_tables))
     assert 0 < kept[0].sum() < spec.n_tables
-    deployed = layers.quantised(nnx.Sequential(nnx_layer(case, arrays), lambda y: y))
+    deployed = layers.quantize(nnx.Sequential(nnx_layer(case, arrays), lambda y: y))
 
     @jax.jit
     def every(x):
@@ -99,13 +100,13 @@ def test_libraries():
     assert np.any(f.apply(params, {"layer": kinds["anchors"]}, jax.random.key(0), x)[0] != calm)
 
     params = dict(kinds["params"])
-    q = lutjax.quantise_tables(params.pop("weights"), groups=2)
+    q = lutjax.quantize_tables(params.pop("weights"), groups=2)
     integers = {"weights": q.values, "exponents": q.exponents}
-    module = linen.ConvLUT(*case.sizes, **case.options, quantised=True)
-    y = module.apply({**kinds, "params": params, "quantised": integers}, x)
+    module = linen.ConvLUT(*case.sizes, **case.options, quantized=True)
+    y = module.apply({**kinds, "params": params, QUANTIZED: integers}, x)
     assert_close("linen", y, calm)
     state = {"layer": {**kinds["anchors"], **integers}}
-    np.testing.assert_array_equal(transformed(quantised=True).apply({"layer": params}, state, None, x)[0], y)
+    np.testing.assert_array_equal(transformed(quantized=True).apply({"layer": params}, state, None, x)[0], y)
 
 
 @pytest.mark.thorough
@@ -163,7 +164,7 @@ def test_errors():
         hard = {k: v for k, v in case.options.items() if k not in ("read", "table_dropout")}
         for options, message in (
             ({"table_dropout": 0.5}, "table_dropout is 0.5 but read is None; it is of scored reads"),
-            ({"quantised": True}, "quantised is True but read is None; tables of integers are read by"),
+            ({"quantized": True}, "quantized is True but read is None; tables of integers are read by"),
             (
                 {"table_dropout": 1.0, "read": reads.Hard()},
                 "table_dropout is 1.0; it must be at least 0 and below 1",
@@ -175,16 +176,16 @@ def test_errors():
     assert_refused(
         Case(
             "ConvLUT",
-            {**CASES["conv"].options, "read": reads.Confidence(), "quantised": True},
+            {**CASES["conv"].options, "read": reads.Confidence(), "quantized": True},
             x.shape,
             CASES["conv"].sizes,
         ),
-        "ConvLUT: quantised is True but read is Confidence",
+        "ConvLUT: quantized is True but read is Confidence",
     )
     with pytest.raises(
         ValueError, match="Sequential has no ProjectionLUT, and no layer of images with the read"
     ):
-        layers.quantised(
+        layers.quantize(
             nnx.Sequential(nnx_layer(Case("ConvLUT", {**TABLES, "kernel": 3}, x.shape, ((3, 4, 2), 6))))
         )
 
@@ -203,8 +204,8 @@ def test_wrong_calls():
             {"read": read},
             r"conv_lut: keep .* expected \[2, 4\], a factor for each image and table",
         ),
-        (lutjax.quantise_tables(weights), None, {}, "conv_lut: read is None, and tables of integers"),
-        (lutjax.quantise_tables(weights), jnp.ones((2, 4)), {"read": read}, "nothing is dropped"),
+        (lutjax.quantize_tables(weights), None, {}, "conv_lut: read is None, and tables of integers"),
+        (lutjax.quantize_tables(weights), jnp.ones((2, 4)), {"read": read}, "nothing is dropped"),
     ):
         scalars = read.initial() if options else None
         with pytest.raises(ValueError, match=message):

@@ -71,7 +71,7 @@ def test_windows(shape, kernel, stride, padding):
     middles = [
         [r + (kernel[0] - 1) / 2, c + (kernel[1] - 1) / 2] for r, c in itertools.product(rows, columns)
     ]
-    assert c.centres.tolist() == middles
+    assert c.centers.tolist() == middles
 
 
 def test_one_number_is_for_both_axes():
@@ -101,9 +101,9 @@ def values_near(point, size, shape, mask):
 
 
 def assert_projected(c, receptive, projective, input_mask=None, output_mask=None):
-    """The candidates and targets of each group are those around its centre, which is that of a whole window."""
-    for g, centre in enumerate(c.centres.tolist()):
-        exact = [Fraction(a) for a in centre]
+    """The candidates and targets of each group are those around its center, which is that of a whole window."""
+    for g, center in enumerate(c.centers.tolist()):
+        exact = [Fraction(a) for a in center]
         size = c.in_shape[:2] if receptive is None else receptive
         for a, s, n in zip(exact, size, c.in_shape, strict=False):
             first = a - Fraction(s - 1, 2)
@@ -127,9 +127,9 @@ PROJECTIONS = {
     "shrinking": ((9, 11), (4, 3, 2), {"groups": (5, 1)}, (2, 5), (3, 2)),
     "all_inputs": ((3, 4), (7, 6), {"groups": (2, 2)}, None, (3, 2)),
     "all_outputs": ((6, 7), (3, 2), {"groups": 2}, (6, 3), None),
-    "uniform": ((9, 6), (5, 7), {"groups": 40, "centres": "uniform"}, (3, 4), (2, 3)),
-    "normal": ((9, 6), (5, 7), {"groups": (4, 5), "centres": "normal", "deviation": 0.5}, (2, 5), (3, 3)),
-    "own": ((9, 6), (5, 7), {"centres": [[-3, 2.5], [4.2, 99]]}, (3, 2), (2, 3)),
+    "uniform": ((9, 6), (5, 7), {"groups": 40, "centers": "uniform"}, (3, 4), (2, 3)),
+    "normal": ((9, 6), (5, 7), {"groups": (4, 5), "centers": "normal", "deviation": 0.5}, (2, 5), (3, 3)),
+    "own": ((9, 6), (5, 7), {"centers": [[-3, 2.5], [4.2, 99]]}, (3, 2), (2, 3)),
 }
 
 
@@ -165,18 +165,18 @@ def test_masks_and_probability():
     )
 
 
-def test_centres():
+def test_centers():
     """A grid is even; draws cover the whole map or gather in its middle, and stop where the window fits."""
 
-    def centres(**options):
-        return wiring.projections(KEY, (21, 41), (21, 41), receptive=(5, 9), projective=1, **options).centres
+    def centers(**options):
+        return wiring.projections(KEY, (21, 41), (21, 41), receptive=(5, 9), projective=1, **options).centers
 
-    grid = centres(groups=(3, 5)).reshape(3, 5, 2)
+    grid = centers(groups=(3, 5)).reshape(3, 5, 2)
     assert grid[:, 0, 0].tolist() == [2, 10, 18]
     assert grid[0, :, 1].tolist() == [4, 12, 20, 28, 36]
-    assert centres(groups=1).tolist() == [[10, 20]]
+    assert centers(groups=1).tolist() == [[10, 20]]
     for name, inner in (("uniform", 0.25), ("normal", 0.47)):
-        drawn = centres(groups=800, centres=name)
+        drawn = centers(groups=800, centers=name)
         assert drawn.min(0).tolist() == [2, 4]
         assert drawn.max(0).tolist() == [18, 36]
         near = (np.abs(drawn - [10, 20]) < [21 / 4, 41 / 4]).all(1).mean()
@@ -186,14 +186,14 @@ def test_centres():
 
 
 def test_recorded_windows():
-    """Recorded anchor pairs lie in the windows of a projection with their centres."""
+    """Recorded anchor pairs lie in the windows of a projection with their centers."""
     with np.load(GOLDEN / "ext_projection_grid.npz") as z:
         at = list(itertools.product((1, 3, 5), (1, 3, 5)))
         shapes, sizes = (
             [tuple(z[n].tolist()) for n in ("input_shape", "output_shape")],
             z["receptive"].tolist(),
         )
-        c = wiring.projections(None, *shapes, centres=at, receptive=sizes, projective=4)
+        c = wiring.projections(None, *shapes, centers=at, receptive=sizes, projective=4)
         for t, pairs in enumerate(z["anchors"]):
             assert set(pairs.ravel().tolist()) <= set(c.candidates[t // 2].tolist())
 
@@ -217,23 +217,23 @@ IMPOSSIBLE = {
     "receptive": ({"receptive": (3, 9)}, r"receptive is \(3, 9\), larger than the map of inputs, 8 by 8"),
     "projective": ({"projective": 0}, "projective is 0; it must be at least 1"),
     "no_groups": ({"groups": None}, "groups is None; give their number"),
-    "groups": ({"groups": 0, "centres": "uniform"}, "groups is 0; it must be at least 1"),
-    "two_counts": ({"centres": [[1, 1]]}, "groups is 2 but centres are given"),
-    "centres": ({"centres": "corners"}, "centres is 'corners'; expected one of"),
-    "points": ({"centres": [1.0, 2.0], "groups": None}, r"centres has shape \[2\]; expected finite numbers"),
-    "deviation": ({"centres": "normal", "deviation": 0.0}, r"deviation is 0\.0; it must be positive"),
+    "groups": ({"groups": 0, "centers": "uniform"}, "groups is 0; it must be at least 1"),
+    "two_counts": ({"centers": [[1, 1]]}, "groups is 2 but centers are given"),
+    "centers": ({"centers": "corners"}, "centers is 'corners'; expected one of"),
+    "points": ({"centers": [1.0, 2.0], "groups": None}, r"centers has shape \[2\]; expected finite numbers"),
+    "deviation": ({"centers": "normal", "deviation": 0.0}, r"deviation is 0\.0; it must be positive"),
     "probability": ({"probability": 0}, "probability is 0; it must be above 0"),
-    "no_key": ({"key": None, "centres": "uniform"}, "key is None, but centres is 'uniform'"),
+    "no_key": ({"key": None, "centers": "uniform"}, "key is None, but centers is 'uniform'"),
     "no_key_of_targets": ({"key": None, "probability": 0.5}, "key is None, but probability is 0.5"),
     "mask": ({"input_mask": np.ones((8, 9), bool)}, r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]"),
     "numbers": ({"output_mask": np.ones((4, 4))}, r"output_mask is float64\[4, 4\]; expected bool"),
     "one_input": (
         {"receptive": (1, 1)},
-        r"group 0, with its centre at \(0, 0\), has too few inputs, 1; .* at least 2\. Use a larger receptive size",
+        r"group 0, with its center at \(0, 0\), has too few inputs, 1; .* at least 2\. Use a larger receptive size",
     ),
     "no_output": (
         {"projective": 1, "receptive": (2, 4)},
-        r"group 0 reaches no output: its centre \(0\.5, 1\.5\) is the point \(0\.25, 0\.75\) of the outputs",
+        r"group 0 reaches no output: its center \(0\.5, 1\.5\) is the point \(0\.25, 0\.75\) of the outputs",
     ),
     "all_masked": ({"output_mask": np.zeros((4, 4), bool)}, "group 0 reaches no output"),
     "ids": (
@@ -277,7 +277,7 @@ def test_inside_of_a_program():
     """Connectivity is data there too, but from a key that is known."""
 
     def targets(key):
-        options = {"groups": 3, "receptive": 2, "centres": "normal", "probability": 0.5}
+        options = {"groups": 3, "receptive": 2, "centers": "normal", "probability": 0.5}
         return jnp.asarray(wiring.projections(key, (4, 4), (2, 2), **options).targets)
 
     np.testing.assert_array_equal(jax.jit(lambda: targets(KEY))(), targets(KEY))
@@ -402,7 +402,7 @@ KEPT = [np.random.default_rng(0).random(ids.shape) < 0.5 for ids in (ALL.candida
 SOME = wiring.Connectivity(
     ALL.in_shape,
     ALL.out_shape,
-    ALL.centres,
+    ALL.centers,
     *(np.where(kept, ids, -1) for kept, ids in zip(KEPT, (ALL.candidates, ALL.targets), strict=True)),
 )
 WINDOW = {"kernel": (2, 3), "stride": (2, 1), "padding": (1, 0)}
@@ -547,22 +547,22 @@ def test_layers_are_values():
 
 
 @pytest.mark.slow
-def test_optimiser_leaves_ids_alone():
+def test_optimizer_leaves_ids_alone():
     """A layer learns the largest value of each block of pixels, and its ids stay."""
     c = wiring.projections(None, (6, 6), (3, 3), groups=(3, 3), receptive=3, projective=3)
     layer = layers.SpatialLUT(c, n_detectors=8, n_anchors=4, rngs=nnx.Rngs(0))
     ids = {name: np.asarray(getattr(layer, name)[...]) for name in ("anchors", "targets")}
-    optimiser = nnx.Optimizer(layer, optax.sgd(0.0015), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.0015), wrt=nnx.Param)
     x = jax.random.normal(KEY, (64, 6, 6))
     want = x.reshape(64, 3, 2, 3, 2).max((2, 4))
 
     @nnx.jit
-    def step(layer, optimiser):
+    def step(layer, optimizer):
         loss, gradient = nnx.value_and_grad(lambda layer: jnp.sum((layer(x) - want) ** 2))(layer)
-        optimiser.update(layer, gradient)
+        optimizer.update(layer, gradient)
         return loss
 
-    losses = [float(step(layer, optimiser)) for _ in range(40)]
+    losses = [float(step(layer, optimizer)) for _ in range(40)]
     assert losses[-1] < 0.1 * losses[0]
     for name, before in ids.items():
         np.testing.assert_array_equal(getattr(layer, name)[...], before)
@@ -592,7 +592,7 @@ REFUSED = {
     ),
     "one_value": (
         Case("WindowLUT", {**TABLES, "kernel": 2, "padding": 1}, (5, 6), ((5, 6), 3)),
-        r"WindowLUT: group 0, with its centre at \(-0\.5, -0\.5\), has too few inputs, 1;",
+        r"WindowLUT: group 0, with its center at \(-0\.5, -0\.5\), has too few inputs, 1;",
     ),
     "anchors": (
         Case("WindowLUT", {**TABLES, "kernel": 5, "anchors": np.full((4, 3, 2), 30)}, (5, 6), ((5, 6), 3)),

@@ -202,7 +202,7 @@ def test_windows_are_not_copied(read):
 @pytest.mark.slow
 @pytest.mark.parametrize("read", [None, reads.Confidence()], ids=str)
 def test_gradients_of_tables_in_factors(read):
-    """A table of a convolution reaches one look-up, so that an optimiser can update the rows that were read."""
+    """A table of a convolution reaches one look-up, so that an optimizer can update the rows that were read."""
     images, weights, anchors = arguments((5, 4, 2), (2, 2), 1)
     params = {"weights": weights, **({} if read is None else read.initial())}
 
@@ -406,19 +406,19 @@ def test_layer_learns():
     x, y = jnp.asarray(images, jnp.float32), jnp.asarray(labels)
     layer = layers.ConvLUT((8, 8), 2, kernel=3, n_detectors=16, n_anchors=4, pool="all", rngs=nnx.Rngs(0))
     anchors = np.asarray(layer.anchors[...])
-    optimiser = nnx.Optimizer(layer, optax.sgd(3.0), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(layer, optax.sgd(3.0), wrt=nnx.Param)
 
     @nnx.jit
-    def step(layer, optimiser):
+    def step(layer, optimizer):
         def loss(layer):
             return optax.softmax_cross_entropy_with_integer_labels(layer(x[:96]), y[:96]).mean()
 
         value, gradient = nnx.value_and_grad(loss)(layer)
-        optimiser.update(layer, gradient)
+        optimizer.update(layer, gradient)
         return value
 
     for _ in range(60):
-        step(layer, optimiser)
+        step(layer, optimizer)
     assert (layer(x[96:]).argmax(-1) == y[96:]).mean() > 0.9
     np.testing.assert_array_equal(layer.anchors[...], anchors)
 

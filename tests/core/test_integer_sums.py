@@ -12,7 +12,7 @@ from cases import implementations, skipping_what_is_left_to_others, slow
 
 import lutjax
 from lutjax import reads
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 
@@ -25,13 +25,13 @@ def tables(rng, n_tables, outputs, groups, entry=None):
     shape = (n_tables, 2, outputs)
     values = rng.integers(-128, 128, shape) if entry is None else np.full(shape, entry)
     exponents = rng.integers(-9, -5, (groups, outputs))
-    return lutjax.QuantisedTables(
+    return lutjax.QuantizedTables(
         jnp.asarray(values, jnp.int8), jnp.asarray(exponents.reshape(groups, outputs), jnp.int32)
     )
 
 
 def scalars_of(read):
-    """Scalars with which a neighbour weighs as much as its row, at margins as large as `WIDE`."""
+    """Scalars with which a neighbor weighs as much as its row, at margins as large as `WIDE`."""
     scalars = read.initial()
     return scalars | {"log_tau": jnp.float32(60)} if "log_tau" in scalars else scalars
 
@@ -48,13 +48,13 @@ def coefficients(x, anchors, read, groups):
     return np.asarray(index), (np.asarray(c, np.float64) * 2**_SHIFT).astype(np.int64)
 
 
-def defined(x, anchors, quantised, read, groups):
+def defined(x, anchors, quantized, read, groups):
     """The sums of section 12 in int64."""
     index, units = coefficients(x, anchors, read, groups)
-    rows = np.asarray(quantised.values).astype(np.int64)[np.arange(len(anchors))[:, None], index]
+    rows = np.asarray(quantized.values).astype(np.int64)[np.arange(len(anchors))[:, None], index]
     each = (units[..., None] * rows).sum(-2)  # [n, T, O]
     total = each.reshape(len(x), groups, -1, each.shape[-1]).sum(2)
-    return total.astype(np.float32) * np.ldexp(np.float32(1), np.asarray(quantised.exponents) - _SHIFT)
+    return total.astype(np.float32) * np.ldexp(np.float32(1), np.asarray(quantized.exponents) - _SHIFT)
 
 
 def check(implementation, n_tables, *, n=3, groups=1, outputs=5, ways=2, entry=None, margins=(WIDE, WIDE)):
@@ -103,7 +103,7 @@ def test_sums_of_tables(how, implementation):
 def test_as_the_tables_of_floats(implementation):
     """9 000 tables of 127 with the largest coefficients: as integers and as the floats that they stand for."""
     read, anchors = reads.PowersOfTwo(), np.tile(np.int32([[[0, 1]]]), (9000, 1, 1))
-    given = lutjax.QuantisedTables(jnp.full((9000, 2, 3), 127, jnp.int8), jnp.full((1, 3), -7, jnp.int32))
+    given = lutjax.QuantizedTables(jnp.full((9000, 2, 3), 127, jnp.int8), jnp.full((1, 3), -7, jnp.int32))
     floats, x = jnp.full((9000, 2, 3), 127 / 128), jnp.array([[WIDE, 0.0]])
     run = {"read": read, "implementation": implementation}
     with skipping_what_is_left_to_others(implementation):
@@ -127,7 +127,7 @@ def few_fit(monkeypatch):
     import forgotten
 
     forgotten.compiled()
-    monkeypatch.setattr(_quantised, "MOST_ADDENDS", 5)
+    monkeypatch.setattr(_quantized, "MOST_ADDENDS", 5)
     yield
     forgotten.compiled()
 
@@ -148,10 +148,10 @@ def test_sums_of_any_number_of_tables(n_tables, groups, n):
 def test_wide_sums_are_exact(addends):
     """Added one by one and from parts: as integers without a bound."""
     exact, parts = [sum(column) for column in zip(*addends, strict=True)], jnp.array(addends, jnp.int32)
-    one_by_one = _quantised.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
+    one_by_one = _quantized.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
     for addend in parts:
         one_by_one = one_by_one + addend
-    for found in (one_by_one, _quantised.WideSum.of(parts)):
+    for found in (one_by_one, _quantized.WideSum.of(parts)):
         high, low = (np.asarray(a, np.int64) for a in (found.high, found.low))
         assert (high * 2**16 + low).tolist() == exact
         assert (low >> 16 == 0).all()
@@ -161,7 +161,7 @@ def test_wide_sums_are_exact(addends):
 
 def test_as_many_parts_as_a_wide_sum_takes():
     for addend in (-(2**31), 2**31 - 1):
-        found = _quantised.WideSum.of(jnp.full((2**15 - 1, 1), addend, jnp.int32))
+        found = _quantized.WideSum.of(jnp.full((2**15 - 1, 1), addend, jnp.int32))
         assert int(found.high[0]) * 2**16 + int(found.low[0]) == (2**15 - 1) * addend
 
 
@@ -190,7 +190,7 @@ OWN = {
 def test_coefficients_of_a_read_of_your_own(name):
     """Remainders of the least coefficient are not cut off."""
     coefficients, expected = OWN[name]
-    given = lutjax.QuantisedTables(jnp.array([[[-5], [3]]], jnp.int8), jnp.zeros((1, 1), jnp.int32))
+    given = lutjax.QuantizedTables(jnp.array([[[-5], [3]]], jnp.int8), jnp.zeros((1, 1), jnp.int32))
     read = Own(coefficients=coefficients)
     y = lutjax.scored_lut(jnp.array([1.0, 0.0]), given, np.int32([[[0, 1]]]), read.initial(), read=read)
     np.testing.assert_array_equal(y, [expected])

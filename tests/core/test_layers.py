@@ -318,14 +318,14 @@ def test_libraries_agree_on_all_keys(name):
     assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
 
 
-def test_optimiser_leaves_ids_alone():
+def test_optimizer_leaves_ids_alone():
     layer = nnx_layer(CASES["sparse_per_row"])
     before = nnx.to_pure_dict(nnx.state(layer))
-    optimiser = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
     x = inputs_of(CASES["sparse_per_row"])
     grads = nnx.jit(nnx.grad(lambda layer, x: jnp.sum(jnp.square(layer(x) - 1))))(layer, x)
     assert set(grads) == {"weights"}
-    optimiser.update(layer, grads)
+    optimizer.update(layer, grads)
     after = nnx.to_pure_dict(nnx.state(layer))
     assert np.any(after["weights"] != before["weights"])
     for name in ("anchors", "targets"):

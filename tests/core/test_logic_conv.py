@@ -35,7 +35,7 @@ GEOMETRIES: dict[str, tuple[tuple[int, int, int], int, dict[str, Any]]] = {
         {"kernel": 2, "channels_per_kernel": 2, "depth": 2, "wiring": "random"},
     ),
     "few_channels": ((4, 3, 5), 4, {"kernel": 2, "channels_per_kernel": 2, "depth": 2}),
-    "tables": ((4, 5, 2), 2, {"kernel": 2, "depth": 2, "n_inputs": 3, "parametrisation": "light"}),
+    "tables": ((4, 5, 2), 2, {"kernel": 2, "depth": 2, "n_inputs": 3, "parameterization": "light"}),
     "features_first": ((4, 5, 3), 2, {"kernel": 2, "padding": 1, "feature_axis": 0, "depth": 2}),
 }
 
@@ -331,7 +331,7 @@ def test_trees_read_some_channels():
     "options",
     [
         {"channels_per_kernel": 2},
-        {"n_inputs": 4, "parametrisation": "walsh", "depth": 2},
+        {"n_inputs": 4, "parameterization": "walsh", "depth": 2},
         {"kernel": 1, "depth": 1},
     ],
 )
@@ -394,7 +394,7 @@ def test_residual_trees_pass_on_their_first_leaf():
 def test_hard_trees_of_one_window():
     """Node by node, as `lutjax.packed_lut` would run them one after the other."""
     case = Case(
-        "LogicConv", {"depth": 2, "n_inputs": 3, "parametrisation": "light"}, (1, 3, 3, 1), ((3, 3, 1), 2)
+        "LogicConv", {"depth": 2, "n_inputs": 3, "parameterization": "light"}, (1, 3, 3, 1), ((3, 3, 1), 2)
     )
     layer = nnx_layer(case, arrays_of(case))
     wires, tables = layer.truth_tables()
@@ -432,14 +432,14 @@ IMPOSSIBLE = {
         {"channels_per_kernel": 3},
         "LogicConv: channels_per_kernel is 3, but the image has 2 channels",
     ),
-    "gates of three inputs": ({"n_inputs": 3}, "LogicConv: parametrisation is 'gates', .* use 'light'"),
+    "gates of three inputs": ({"n_inputs": 3}, "LogicConv: parameterization is 'gates', .* use 'light'"),
     "large tables": (
-        {"n_inputs": 9, "parametrisation": "raw"},
+        {"n_inputs": 9, "parameterization": "raw"},
         "LogicConv: n_inputs is 9; a table has at most 8",
     ),
     "noise on raw tables": (
-        {"estimator": "gumbel", "parametrisation": "raw"},
-        "LogicConv: parametrisation is 'raw', which has no logits",
+        {"estimator": "gumbel", "parameterization": "raw"},
+        "LogicConv: parameterization is 'raw', which has no logits",
     ),
     "no levels": ({"depth": 0}, "LogicConv: depth is 0; it must be at least 1"),
     "three sizes": (

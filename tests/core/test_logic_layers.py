@@ -36,8 +36,8 @@ CASES = {
     "gates_features_first": Case("LogicGates", {"feature_axis": 0, "wiring": "unique"}, (7, 5), (7, 11)),
     "gates_straight_through": Case("LogicGates", {"estimator": "straight_through", **LEARNABLE}, (9, 7)),
     "tables_light": Case("SoftLUT", {"n_inputs": 3, "dtype": "bfloat16"}, (9, 7)),
-    "tables_walsh": Case("SoftLUT", {"n_inputs": 2, "parametrisation": "walsh"}, (9, 7)),
-    "tables_raw": Case("SoftLUT", {"n_inputs": 1, "parametrisation": "raw"}, (9, 7)),
+    "tables_walsh": Case("SoftLUT", {"n_inputs": 2, "parameterization": "walsh"}, (9, 7)),
+    "tables_raw": Case("SoftLUT", {"n_inputs": 1, "parameterization": "raw"}, (9, 7)),
     "tables_of_signs": Case("BinaryLUT", {"n_inputs": 3, **LEARNABLE}, (9, 7)),
     "tables_of_signs_soft": Case("BinaryLUT", {"n_inputs": 2, "estimator": "soft"}, (9, 7)),
     "trees": Case(
@@ -367,16 +367,16 @@ def test_deterministic_is_an_argument_an_option_and_a_view():
         np.testing.assert_array_equal(module.apply(by_kind(case, arrays), x, **call), hard)
 
 
-@pytest.mark.parametrize("parametrisation", ["gates", "light", "walsh", "raw"])
-def test_residual_networks_pass_on_their_first_inputs(parametrisation):
-    if parametrisation == "gates":
+@pytest.mark.parametrize("parameterization", ["gates", "light", "walsh", "raw"])
+def test_residual_networks_pass_on_their_first_inputs(parameterization):
+    if parameterization == "gates":
         case = Case("LogicGates", {}, (9, 7))
     else:
-        case = Case("SoftLUT", {"n_inputs": 3, "parametrisation": parametrisation}, (9, 7))
+        case = Case("SoftLUT", {"n_inputs": 3, "parameterization": parameterization}, (9, 7))
     layer, x = nnx_layer(case), inputs_of(case, bits=True)
     first = x[:, layer.wires[...][:, 0]]
     np.testing.assert_array_equal(layer(x, deterministic=True), first)
-    if parametrisation != "gates":
+    if parameterization != "gates":
         np.testing.assert_allclose(layer(x), 0.1 + 0.8 * first, rtol=1e-5)
 
 
@@ -388,7 +388,7 @@ def test_residual_gates():
     for probability in (0, 1, float("nan")):
         with pytest.raises(ValueError, match=r"residual_gates: probability is .* between 0 and 1"):
             initializers.residual_gates(probability)
-    with pytest.raises(ValueError, match="parametrisation is 'heavy'"):
+    with pytest.raises(ValueError, match="parameterization is 'heavy'"):
         initializers.residual_table(0.9, "heavy")
 
 
@@ -584,8 +584,8 @@ IMPOSSIBLE = {
         r"BinaryLUT: estimator is 'gumbel'; expected one of \('soft', 'straight_through'\)",
     ),
     "noise on raw tables": (
-        Case("SoftLUT", {"estimator": "gumbel", "parametrisation": "raw"}, (2, 7)),
-        "SoftLUT: parametrisation is 'raw', which has no logits",
+        Case("SoftLUT", {"estimator": "gumbel", "parameterization": "raw"}, (2, 7)),
+        "SoftLUT: parameterization is 'raw', which has no logits",
     ),
     "unknown wiring": (
         Case("LogicGates", {"wiring": "dense"}, (2, 7)),
@@ -624,9 +624,9 @@ IMPOSSIBLE = {
         "SoftLUT: n_inputs is 9; a table has at most 8",
     ),
     "tables of nothing": (Case("SoftLUT", {"n_inputs": 0}, (2, 7)), "SoftLUT: n_inputs is 0; .* at least 1"),
-    "unknown parametrisation": (
-        Case("SoftLUT", {"parametrisation": "warp"}, (2, 7)),
-        "SoftLUT: parametrisation is 'warp'; expected one of",
+    "unknown parameterization": (
+        Case("SoftLUT", {"parameterization": "warp"}, (2, 7)),
+        "SoftLUT: parameterization is 'warp'; expected one of",
     ),
     "another axis": (
         Case("LogicGates", {"feature_axis": 1}, (2, 7)),

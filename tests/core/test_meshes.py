@@ -132,7 +132,7 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
 @pytest.mark.fast("detectors")
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
-    """A step in microbatches, clipped, and with a penalty on neighbouring rows of the other table."""
+    """A step in microbatches, clipped, and with a penalty on neighboring rows of the other table."""
     optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, tables=called_weights)
 
     def step(params, state, x):
@@ -431,7 +431,7 @@ def _check_layer(library, name, kind, by_sample=True):
         y = layer(params, x)
         return jnp.sum(jnp.sin(y)), y
 
-    run = jax.jit(loss if "quantised" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
+    run = jax.jit(loss if "quantized" in case.options else jax.value_and_grad(loss, (0, 1), has_aux=True))
     expected = run(params, x)
     with mesh_of_both(kind) as mesh:
         # A single table is divided by its rows.

@@ -152,7 +152,7 @@ def run_read(read, x, implementation):
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[2], ALL[7], *map(slow, (*ALL[:2], *ALL[3:7]))], ids=str)
 def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
-    """Bits 1 0 0 and NaN in the second comparison: row 1 and its neighbour 3, in a batch with another sample of rows 4 and 5."""
+    """Bits 1 0 0 and NaN in the second comparison: row 1 and its neighbor 3, in a batch with another sample of rows 4 and 5."""
     y, dx, dw, ds = run_read(read, [[2, np.nan, -3, 0], [-0.5, -1, 2, 0]], implementation)
     assert np.isnan(y[0]).all()
     assert np.isfinite(y[1]).all()
@@ -214,7 +214,7 @@ def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
     assert np.isfinite(dw).all()
     assert np.isnan(dx).any()
     with skipping_what_is_left_to_others(implementation):
-        of_integers = layer(x, lutjax.quantise_tables(weights, groups=2))
+        of_integers = layer(x, lutjax.quantize_tables(weights, groups=2))
     np.testing.assert_array_equal(np.isnan(of_integers[0]), expected)
 
 

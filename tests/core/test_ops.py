@@ -635,7 +635,7 @@ def test_forward_mode_of_every_op(op):
 def test_forward_mode_beside_ops():
     """Name the parameter where a custom gradient is not that of an op."""
     wires = of_nnx.LogicGates(6, 4, wiring="top-k", candidates=2, rngs=nnx.Rngs(0))
-    raw = of_nnx.SoftLUT(6, 4, n_inputs=2, parametrisation="raw", rngs=nnx.Rngs(0))
+    raw = of_nnx.SoftLUT(6, 4, n_inputs=2, parameterization="raw", rngs=nnx.Rngs(0))
 
     def called(layer, name):
         spec, arrays = layer.spec, {v.name: getattr(layer, v.name)[...] for v in layer.spec.variables()}

@@ -25,6 +25,7 @@ from test_anchors import assert_without_replacement
 import lutjax
 from lutjax import reads
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
+from lutjax.layers._spec import QUANTIZED
 from lutjax.testing import assert_close
 from lutjax.training import nnx as nnx_training, parameters, tables
 
@@ -124,7 +125,7 @@ IMPOSSIBLE = {
     "one input": ({"width": 1}, "width is 1; a comparison needs at least 2"),
     "no read": ({"read": "hard"}, "read is 'hard'; expected one of lutjax.reads"),
     "dropout": ({"table_dropout": 1.0}, "table_dropout is 1.0; it must be at least 0 and below 1"),
-    "integers": ({"quantised": True}, "quantised is True but read is Confidence"),
+    "integers": ({"quantized": True}, "quantized is True but read is Confidence"),
     "bits": ({"bits": 40}, "bits is 40, so a table has"),
     "anchors": ({"anchors": np.tile([0, 3], (6, 2, 1))}, "anchors holds ids from 0 to 3; inputs are 0 to 2"),
 }
@@ -367,13 +368,13 @@ def test_vmap_over_samples():
 def test_tables_of_integers_in_nnx():
     """The deployed model has the values of the trained one, a quarter of its tables, and nothing else of its own."""
     model = Block(nnx.Rngs(0), read=reads.PowersOfTwo(), table_dropout=0.5)
-    deployed = layers.quantised(model)
+    deployed = layers.quantize(model)
     run = nnx.jit(lambda model, x: model(x))
     want = run(nnx.view(model, deterministic=True), X)
     assert_close("values", run(deployed, X), want)
     assert np.any(want != X)
     assert deployed.tables.weights.dtype == jnp.int8
-    assert isinstance(deployed.tables.weights, layers.Quantised)
+    assert isinstance(deployed.tables.weights, layers.Quantized)
     assert model.tables.weights.dtype == jnp.float32, "the model itself is what it was"
     held = jax.tree.leaves(nnx.state(deployed))
     assert sum(a.nbytes for a in held if a.dtype == jnp.int8) * 4 == model.tables.weights.get_value().nbytes
@@ -381,19 +382,19 @@ def test_tables_of_integers_in_nnx():
     assert deployed.norm.scale.get_value() is model.norm.scale.get_value()
     assert not jax.tree.leaves(nnx.state(deployed, layers.Tables))
     layers.check(deployed)
-    built = Block(nnx.Rngs(1), read=reads.PowersOfTwo(), table_dropout=0.5, quantised=True)
+    built = Block(nnx.Rngs(1), read=reads.PowersOfTwo(), table_dropout=0.5, quantized=True)
     nnx.update(built, nnx.state(deployed))
     np.testing.assert_array_equal(run(built, X), run(deployed, X))
-    assert layers.quantised(deployed).tables.weights.get_value() is deployed.tables.weights.get_value()
+    assert layers.quantize(deployed).tables.weights.get_value() is deployed.tables.weights.get_value()
 
 
 @pytest.mark.slow
 def test_tables_of_integers_of_stacked_blocks():
     make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: Block(rngs, read=reads.PowersOfTwo())))
     blocks = make(nnx.Rngs(0))
-    deployed = layers.quantised(blocks)
+    deployed = layers.quantize(blocks)
     for i in range(2):
-        want = lutjax.quantise_tables(blocks.tables.weights[i], groups=2)
+        want = lutjax.quantize_tables(blocks.tables.weights[i], groups=2)
         np.testing.assert_array_equal(deployed.tables.weights[i], want.values)
         np.testing.assert_array_equal(deployed.tables.exponents[i], want.exponents)
 
@@ -404,17 +405,17 @@ def test_tables_of_integers_in_linen_and_haiku():
     arrays, x = variables_of(case), inputs_of(case)
     kinds, want = by_kind(case, arrays), jax.jit(case.spec)(arrays, x)
     params = dict(kinds["params"])
-    quantised = lutjax.quantise_tables(params.pop("weights"), groups=3)
-    integers = {"weights": quantised.values, "exponents": quantised.exponents}
-    module = linen.ProjectionLUT(*case.sizes, **case.options, quantised=True)
-    variables = {**kinds, "params": params, "quantised": integers}
+    quantized = lutjax.quantize_tables(params.pop("weights"), groups=3)
+    integers = {"weights": quantized.values, "exponents": quantized.exponents}
+    module = linen.ProjectionLUT(*case.sizes, **case.options, quantized=True)
+    variables = {**kinds, "params": params, QUANTIZED: integers}
     shapes = jax.eval_shape(module.init, jax.random.key(0), x)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), variables) == jax.tree.map(
         lambda a: (a.shape, a.dtype), shapes
     )
     assert_close("linen", module.apply(variables, x), want)
     f = hk.transform_with_state(
-        lambda x: lutjax_haiku.ProjectionLUT(*case.sizes, **case.options, quantised=True, name="layer")(x)
+        lambda x: lutjax_haiku.ProjectionLUT(*case.sizes, **case.options, quantized=True, name="layer")(x)
     )
     assert_close(
         "haiku", f.apply({"layer": params}, {"layer": {**kinds["anchors"], **integers}}, None, x)[0], want
@@ -422,7 +423,7 @@ def test_tables_of_integers_in_linen_and_haiku():
 
 
 def test_models_without_a_form_of_integers():
-    with pytest.raises(ValueError, match="quantised: Linear has no ProjectionLUT"):
-        layers.quantised(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="ProjectionLUT: quantised is True but read is Confidence"):
-        layers.quantised(nnx_layer(CASES["default"]))
+    with pytest.raises(ValueError, match="quantize: Linear has no ProjectionLUT"):
+        layers.quantize(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="ProjectionLUT: quantized is True but read is Confidence"):
+        layers.quantize(nnx_layer(CASES["default"]))

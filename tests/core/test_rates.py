@@ -91,7 +91,7 @@ def test_steps_by_loops(kind):
                     assert_close(f"{rule} {name} {table} {part}", after.rows[table][part], a)
 
 
-def test_other_optimisers_take_the_same_factors():
+def test_other_optimizers_take_the_same_factors():
     rates = factors("edge")
     gradients = {name: table / 2 for name, table in PARAMS.items()}
     for tx in (optax.sgd(0.125), optax.adam(0.125)):
@@ -159,7 +159,7 @@ def test_tables_that_are_divided_by_detector(kind):
         assert_close("divided", a, b)
 
 
-def test_optimisers_are_values():
+def test_optimizers_are_values():
     def optimizer(rates):
         return tables.Optimizer(tables.SGD(), 0.5, rates=rates)
 

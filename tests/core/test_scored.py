@@ -33,7 +33,7 @@ def sigmoid(x):
 
 
 def blended(name, m, j, s):
-    """The share of the neighbour, with its derivatives in the distances and scalars."""
+    """The share of the neighbor, with its derivatives in the distances and scalars."""
     of_m, closest = np.zeros(len(m)), m[j]
     if name in ("hard", "blend"):
         of_m[j] = -0.5 / (1 + closest) ** 2
@@ -285,16 +285,16 @@ def test_the_integer_read_is_the_trained_one(name):
     how = LAYERS[name]
     x, weights, anchors, s, _, _ = layer(name, how, seed=1)
     x, weights = jnp.asarray(x, jnp.float32), jnp.asarray(weights, jnp.float32)
-    quantised = lutjax.quantise_tables(weights, groups=how.groups)
+    quantized = lutjax.quantize_tables(weights, groups=how.groups)
     whole, e = rounded_tables(np.asarray(weights, np.float64), how.groups)
-    np.testing.assert_array_equal(quantised.values, whole)
-    np.testing.assert_array_equal(quantised.exponents, e)
+    np.testing.assert_array_equal(quantized.values, whole)
+    np.testing.assert_array_equal(quantized.exponents, e)
     for sum_groups in (False, True):
         options = {"read": READS[name], "groups": how.groups, "sum_groups": sum_groups}
         trained = lutjax.scored_lut(x, weights, anchors, s, **options)
-        np.testing.assert_array_equal(lutjax.scored_lut(x, quantised, anchors, s, **options), trained)
+        np.testing.assert_array_equal(lutjax.scored_lut(x, quantized, anchors, s, **options), trained)
     unknown = x.at[1].set(jnp.nan)
-    y = lutjax.scored_lut(unknown, quantised, anchors, s, read=READS[name], groups=how.groups)
+    y = lutjax.scored_lut(unknown, quantized, anchors, s, read=READS[name], groups=how.groups)
     assert np.isnan(y[1]).all()
     assert np.isfinite(np.delete(y, 1, 0)).all()
 
@@ -472,7 +472,7 @@ def scored_lut(x=X, weights=WEIGHTS, anchors=ANCHORS, scalars=None, read=CONFIDE
     return lutjax.scored_lut(x, weights, anchors, scalars, read=read, groups=groups, **options)
 
 
-QUANTISED = lutjax.QuantisedTables(np.ones((6, 4, 3), np.int8), np.zeros((2, 3), np.int32))
+QUANTIZED = lutjax.QuantizedTables(np.ones((6, 4, 3), np.int8), np.zeros((2, 3), np.int32))
 POWERS = reads.PowersOfTwo()
 BAD = {
     "coefficients of another shape": (
@@ -510,24 +510,24 @@ BAD = {
     "groups of margins": (lambda: lutjax.margins(X, ANCHORS, groups=4), r"margins: groups is int 4"),
     "groups of scored tables": (lambda: scored_lut(groups=4), r"scored_lut: groups is int 4"),
     "integers without a scale": (
-        lambda: scored_lut(weights=QUANTISED.values, read=POWERS),
+        lambda: scored_lut(weights=QUANTIZED.values, read=POWERS),
         r"weights is int8\[6, 4, 3\]; tables of integers need their scale",
     ),
     "exponents of another shape": (
-        lambda: scored_lut(weights=dataclasses.replace(QUANTISED, exponents=jnp.zeros((1, 3), jnp.int32)), read=POWERS),
+        lambda: scored_lut(weights=dataclasses.replace(QUANTIZED, exponents=jnp.zeros((1, 3), jnp.int32)), read=POWERS),
         r"weights.exponents is int32\[1, 3\]; expected a power for each group and output, \[2, 3\]",
     ),
     "floats with a scale": (
-        lambda: scored_lut(weights=dataclasses.replace(QUANTISED, values=WEIGHTS), read=POWERS),
+        lambda: scored_lut(weights=dataclasses.replace(QUANTIZED, values=WEIGHTS), read=POWERS),
         r"weights.values is float32\[6, 4, 3\]; its dtype must be int8",
     ),
-    "integers read by floats": (lambda: scored_lut(weights=QUANTISED), r"tables of integers are read by lutjax.reads.PowersOfTwo"),
+    "integers read by floats": (lambda: scored_lut(weights=QUANTIZED), r"tables of integers are read by lutjax.reads.PowersOfTwo"),
     "integers are not dropped": (
-        lambda: scored_lut(weights=QUANTISED, read=POWERS, keep=jnp.ones((5, 6))),
+        lambda: scored_lut(weights=QUANTIZED, read=POWERS, keep=jnp.ones((5, 6))),
         r"keep is float32\[5, 6\]; tables of integers are not trained",
     ),
     "integers of other tables": (
-        lambda: scored_lut(weights=dataclasses.replace(QUANTISED, values=QUANTISED.values[:4]), read=POWERS),
+        lambda: scored_lut(weights=dataclasses.replace(QUANTIZED, values=QUANTIZED.values[:4]), read=POWERS),
         r"weights is int8\[4, 4, 3\]; anchors need 6 tables of 2\*\*2 rows",
     ),
     "scalars that are not finite": (
@@ -552,7 +552,7 @@ BAD = {
     "no read": (lambda: lutjax.scored_lut(X, WEIGHTS, ANCHORS, {}, read="hard", groups=2), r"read is str 'hard'; expected one of lutjax.reads"),
     "three ways": (lambda: reads.Confidence(ways=3), r"Confidence: ways is 3; it must be 1 or 2"),
     "rows that are no power of two": (lambda: lutjax.cell_total_variation(jnp.ones((2, 3, 1))), r"must be a power of two"),
-    "groups of quantised tables": (lambda: lutjax.quantise_tables(WEIGHTS, groups=4), r"quantise_tables: groups is int 4"),
+    "groups of quantized tables": (lambda: lutjax.quantize_tables(WEIGHTS, groups=4), r"quantize_tables: groups is int 4"),
 }  # fmt: skip
 
 
@@ -569,4 +569,4 @@ def test_bad_input(name):
 @pytest.mark.thorough
 def test_integers_have_no_gradient():
     with pytest.raises(TypeError, match="tables of integers have no gradient"):
-        jax.grad(lambda x: scored_lut(x, QUANTISED, read=POWERS).sum())(X)
+        jax.grad(lambda x: scored_lut(x, QUANTIZED, read=POWERS).sum())(X)

@@ -268,7 +268,7 @@ def scored(read, x, weights, anchors, groups, **options):
 
 
 def integers(x, weights, anchors, groups):
-    return scored(reads.PowersOfTwo(), x, lutjax.quantise_tables(weights, groups=groups), anchors, groups)
+    return scored(reads.PowersOfTwo(), x, lutjax.quantize_tables(weights, groups=groups), anchors, groups)
 
 
 def weighted(x, weights, anchors, groups):
@@ -553,7 +553,7 @@ def test_a_sequence_axis_that_is_not_there():
 @pytest.mark.slow
 @needs_devices(8)
 def test_plain_jit_with_the_specs_of_a_model():
-    """Parameters and optimiser state lie where `specs` says, before and after a step, and hold what they do on one device."""
+    """Parameters and optimizer state lie where `specs` says, before and after a step, and hold what they do on one device."""
     config = LUTTransformerConfig(
         vocab_size=16, features=8, context=4, n_layers=1, n_heads=1, n_detectors=8, n_anchors=2, n_position_bits=2,
         ffn_detectors=8, ffn_anchors=4, dropout=0.0,

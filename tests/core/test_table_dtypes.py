@@ -15,7 +15,7 @@ from layer_libraries import LIBRARIES, Case, by_kind, function, inputs_of, varia
 import lutjax
 from lutjax import reads
 from lutjax.layers import nnx as lutjax_nnx
-from lutjax.layers.nnx import quantised
+from lutjax.layers.nnx import quantize
 from lutjax.testing import assert_close
 from lutjax.training import nnx as training, tables
 
@@ -115,7 +115,7 @@ LARGE = {
         (2, 6, 6),
     ),
     "int8": (
-        lambda **k: quantised(
+        lambda **k: quantize(
             lutjax_nnx.WindowLUT((6, 6), 8, kernel=6, read=reads.PowersOfTwo(), **SIZES, **k)
         ),
         (2, 6, 6),

@@ -59,7 +59,7 @@ def arguments(name, n):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(n, INPUTS)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(TABLES, ROWS, OUTPUTS)), jnp.float32)
-    return x, lutjax.quantise_tables(weights) if name == "int8" else weights
+    return x, lutjax.quantize_tables(weights) if name == "int8" else weights
 
 
 IMPLEMENTATIONS = [name for name in implementations("lookup") if name in ("xla", "native")]

@@ -703,8 +703,8 @@ def test_states_and_gradients_of_others_are_refused():
         tables.Optimizer(tables.SGD(), 0.1, rates={"weights": 1.0}, tables=called_weights).init(
             {"bias": params["bias"]}
         )
-    with pytest.raises(TypeError, match=r"normalised: a gradient is a TableGradient"):
-        tables.normalised().update(gradients, None)
+    with pytest.raises(TypeError, match=r"normalized: a gradient is a TableGradient"):
+        tables.normalized().update(gradients, None)
     with pytest.raises(ValueError, match=r"gradient belongs to a table float32\[4, 32, 3\]"):
         lutjax.update_table(jnp.zeros((4, 16, 3)), gradients["weights"], 0.1)
     with pytest.raises(ValueError, match=r"gradient belongs to a table float32"):
@@ -760,10 +760,10 @@ def test_parameters_of_rules_out_of_range(rule, options, message):
         rule(**options)
 
 
-def test_normalised_gradients():
-    updates, _ = tables.normalised().update({"w": jnp.array([-4.0, 1.0]), "zero": jnp.zeros(2)}, None)
+def test_normalized_gradients():
+    updates, _ = tables.normalized().update({"w": jnp.array([-4.0, 1.0]), "zero": jnp.zeros(2)}, None)
     assert_trees_equal(updates, {"w": np.array([-1, 0.25], np.float32), "zero": np.zeros(2, np.float32)})
-    optimizer = optax.chain(tables.normalised(), optax.sgd(0.5))
+    optimizer = optax.chain(tables.normalized(), optax.sgd(0.5))
     updates, _ = optimizer.update(jnp.array([8.0, 2.0]), optimizer.init(jnp.zeros(2)))
     assert_trees_equal(updates, np.array([-0.5, -0.125], np.float32))
 
@@ -781,7 +781,7 @@ def test_normalised_gradients():
         ),
         (
             lambda: tables.Optimizer(tables.SGD(), 0.1, rest="sgd"),
-            "rest is 'sgd'; expected an optimiser of optax",
+            "rest is 'sgd'; expected an optimizer of optax",
         ),
         (
             lambda: tables.Optimizer(tables.SGD(), 0.1, tables="weights"),

@@ -25,7 +25,7 @@ import lutjax
 from lutjax import testing, tuning
 from lutjax.benchmark import search, shapes
 from lutjax.benchmark.measure import Timing
-from lutjax.dispatch import catalogue
+from lutjax.dispatch import catalog
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.training import tables
 from lutjax.tuning import Launch, _files, _launch, _launches
@@ -241,7 +241,7 @@ def test_a_launch_is_no_implementation() -> None:
         looked_up(TABLES, jnp.ones((1, 3)), RULE)
 
 
-@pytest.mark.parametrize("op", [op if op == "lookup" else slow(op) for op in catalogue.LAUNCHES])
+@pytest.mark.parametrize("op", [op if op == "lookup" else slow(op) for op in catalog.LAUNCHES])
 def test_kernels_that_take_a_launch_are_declared(interpreted: None, op: str) -> None:
     asked: list[tuning.Asked] = []
     for case in testing.cases(op):

@@ -77,7 +77,7 @@ def test_every_look_up():
     flat = x.reshape(-1, INPUTS)
     rows = detected(flat, pointwise)
     margins = np.abs(flat[:, pointwise[..., 0]] - flat[:, pointwise[..., 1]])
-    neighbours = rows ^ 1 << margins.argmin(-1)
+    neighbors = rows ^ 1 << margins.argmin(-1)
     bits = detected(flat, one).reshape(BATCH, LENGTH, T)
     places = (positions > 0) @ [1, 2]
     of_pair = [
@@ -89,7 +89,7 @@ def test_every_look_up():
         "lut": count(rows, 8),
         "groups": count(rows, 8),
         "sparse": count(rows, 8),
-        "scored": count(rows, 8) + count(neighbours, 8),
+        "scored": count(rows, 8) + count(neighbors, 8),
         "attention": count(np.concatenate(of_pair), 16),
         "all": count(np.concatenate(of_all), 4),
         "pairs": count(detected(np.stack(vectors), joint), 16),
@@ -196,7 +196,7 @@ def test_tables_of_integers_and_scaled_gradients():
 
     scaled = lutjax.usage(lambda params, x: model(lutjax.scale_gradient(params["w"], 0.5), x))
     floats = jax.jit(scaled)({"w": weights}, X)
-    (integers,) = jax.jit(lutjax.usage(model))(lutjax.quantise_tables(weights), X).values()
+    (integers,) = jax.jit(lutjax.usage(model))(lutjax.quantize_tables(weights), X).values()
     np.testing.assert_array_equal(floats["w"].counts, integers.counts)
     assert integers.reads.min() > 0
     assert integers.reads.max() < 2 * BATCH * LENGTH, "reads of coefficient 0 are none"

@@ -20,7 +20,7 @@ from lutjax.models import GPT, GPTConfig, Slots, _attention
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
 from lutjax.training import nnx as training, tables, tables as training_tables
-from lutjax.training.host import Ahead, given
+from lutjax.training.host import RowPrefetcher, given
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -401,7 +401,9 @@ def test_rows_land_beside_programs_that_run(monkeypatch):
         table = HostTable((n_tables, 5000, width), np.float32, Normal(1.0))
         table.draw(jax.random.key(0))
         table.start(tables.RowAdam())
-        ahead = Ahead({"t": table}, lambda step: {"t": index[step]}, lambda step: 0.01, depth=2, lands=True)
+        ahead = RowPrefetcher(
+            {"t": table}, lambda step: {"t": index[step]}, lambda step: 0.01, depth=2, lands=True
+        )
 
         def loss(rows, own, late):
             with given({table: rows["t"]}):

@@ -447,7 +447,7 @@ def settings_of(folder):
 
 @CHECKOUT
 def test_headers_of_others_are_those_of_the_oldest_jaxlib():
-    """Their licence is carried along, in the package, too."""
+    """Their license is carried along, in the package, too."""
     (oldest,) = (d for d in settings_of(ROOT)["project"]["dependencies"] if d.startswith("jax>="))
     said = (ROOT / "native" / "third_party" / "README.md").read_text(encoding="utf-8")
     assert f"as jaxlib {oldest.removeprefix('jax>=')} has them" in said

@@ -99,7 +99,7 @@ def test_few_samples_are_as_among_many(read, sizes, sums):
     x = rng.normal(size=(n, groups, 9)).astype(np.float32)
     x[-1, -1, 3] = np.nan
     weights = jnp.asarray(rng.normal(size=(groups * each, 2**bits, outputs)), jnp.float32)
-    tables = lutjax.quantise_tables(weights, groups=groups) if sums == "int8" else weights
+    tables = lutjax.quantize_tables(weights, groups=groups) if sums == "int8" else weights
 
     def layer(x, implementation):
         return lutjax.scored_lut(

@@ -133,7 +133,7 @@ def test_only_rows_that_were_read_decay(op, size, rule):
 def tables_of_integers(n_tables=6, comparisons=3, groups=2):
     weights = normal(0, n_tables, 2**comparisons, 5)
     anchors = jax.random.randint(jax.random.key(1), (n_tables, comparisons, 2), 0, 7)
-    return lutjax.quantise_tables(weights, groups=groups), anchors
+    return lutjax.quantize_tables(weights, groups=groups), anchors
 
 
 @pytest.mark.parametrize("sum_groups", [False, slow(True)])
@@ -166,7 +166,7 @@ def test_sums_of_integers_beyond_the_digits_of_float32():
     """Each product is exact, and products are summed as integers."""
     n_tables = 300
     values = jnp.full((n_tables, 2, 1), 127, jnp.int8).at[0].set(1)
-    tables = lutjax.QuantisedTables(values, jnp.full((1, 1), 6, jnp.int32))
+    tables = lutjax.QuantizedTables(values, jnp.full((1, 1), 6, jnp.int32))
     x, anchors = jnp.asarray([[1000.0, 0.0]]), jnp.tile(jnp.asarray([[[0, 1]]]), (n_tables, 1, 1))
     read = reads.PowersOfTwo(ways=1)
     y = lutjax.scored_lut(x, tables, anchors, read.initial(), read=read, implementation="pallas")

@@ -68,7 +68,7 @@ def test_layers_of_scored_tables(tpu):
     read = reads.PowersOfTwo()
 
     def integers(x, weights, anchors):
-        tables = lutjax.quantise_tables(weights, groups=8)
+        tables = lutjax.quantize_tables(weights, groups=8)
         return lutjax.scored_lut(
             x, tables, anchors, read.initial(), read=read, groups=8, implementation="pallas/tpu"
         )

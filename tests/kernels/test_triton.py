@@ -581,7 +581,7 @@ def test_scored_reads_of_integers(parts, sum_groups):
     read = reads.PowersOfTwo()
     x, weights, anchors, scalars = scored_arrays(read)
     x = x.at[3, 0].set(jnp.nan)
-    tables = lutjax.quantise_tables(weights, groups=2)
+    tables = lutjax.quantize_tables(weights, groups=2)
 
     def run(implementation, weights):
         options = {"groups": 2, "sum_groups": sum_groups, "implementation": implementation}

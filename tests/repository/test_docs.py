@@ -16,7 +16,7 @@ from cases import absence, slow
 from folders import ROOT
 
 import lutjax
-from lutjax.dispatch.catalogue import KERNELS, XLA
+from lutjax.dispatch.catalog import KERNELS, XLA
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
 from lutjax.values import _ngrams
@@ -176,7 +176,7 @@ def _lm_help():
     return " ".join(preset.help.split())
 
 
-def test_sentences_about_ops_are_those_of_the_catalogue(monkeypatch):
+def test_sentences_about_ops_are_those_of_the_catalog(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     import facts
 

@@ -27,7 +27,7 @@ STOREYS = {
         ),
         *("cases", "dispatch", "files", "kernels", "layers", "ops", "status", "tables", "testing", "tuning"),
         *("values", "wiring"),
-        # Optimisers of tables for training loops of any kind.
+        # Optimizers of tables for training loops of any kind.
         *("training.linen", "training.nnx", "training.parameters", "training.tables"),
     ),
     CIRCUITS: ("circuits",),

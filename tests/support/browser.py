@@ -183,7 +183,7 @@ class Browser:
         self.wait_for_frame()
 
     def resize(self, width, height, *, dark=False, mobile=False):
-        """Set the window's size in pixels, and the colours that the user prefers."""
+        """Set the window's size in pixels, and the colors that the user prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

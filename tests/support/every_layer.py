@@ -15,7 +15,7 @@ PAIRS = np.array([[[0, 1], [2, 1]]] * 4)
 ONE_LIST = np.array([[[0, 2, -1]]])
 POSITIONS = {"n_positions": 5, "n_position_bits": 2}
 HEADS = {"heads": 2, "tables": 4, "bits": 3}
-INTEGERS = {"read": reads.PowersOfTwo(), "quantised": True}
+INTEGERS = {"read": reads.PowersOfTwo(), "quantized": True}
 READS = {
     "hard": reads.Hard(),
     "blend": reads.Blend(),
@@ -30,7 +30,7 @@ IMAGES = {
     "ConvLUT": ({**WINDOW, "stride": (2, 1), "groups": 2, "pool": 2}, (4, 5, 4, 2), ((5, 4, 2), 6)),
 }  # fmt: skip
 WIRES = np.stack([np.arange(8) % 6, np.arange(1, 9) % 6], 1)
-LEARNT = {"candidates": 4, "temperature": 0.5}
+LEARNED = {"candidates": 4, "temperature": 0.5}
 CONV = {"kernel": 2, "depth": 2}
 
 
@@ -138,7 +138,7 @@ CASES = {
         if layer == "LogicGates" or name != "unique"
     },
     **{
-        f"{layer}, {name}, {estimator}": gates(layer, wiring=name, estimator=estimator, **LEARNT)
+        f"{layer}, {name}, {estimator}": gates(layer, wiring=name, estimator=estimator, **LEARNED)
         for layer in ("LogicGates", "SoftLUT", "BinaryLUT")
         for name in wiring.LEARNED
         for estimator in ("soft", "gumbel", "straight_through")
@@ -153,19 +153,19 @@ CASES = {
             "groups": {"wiring": wiring.Groups(2)},
             "fixed point": EXACT,
             "deterministic": {"wires": WIRES, "deterministic": True},
-            "deterministic, learnt": {"wiring": "top-k", "candidates": 4, "deterministic": True},
+            "deterministic, learned": {"wiring": "top-k", "candidates": 4, "deterministic": True},
         }.items()
     },
     **{f"LogicRNN, {name}": recurrent(wiring=name) for name in wiring.FIXED},
     **{
-        f"LogicRNN, {name}, {estimator}": recurrent(wiring=name, estimator=estimator, **LEARNT)
+        f"LogicRNN, {name}, {estimator}": recurrent(wiring=name, estimator=estimator, **LEARNED)
         for name, estimator in zip(wiring.LEARNED, ("soft", "gumbel", "straight_through"), strict=True)
     },
     "LogicRNN, features first": recurrent(feature_axis=0),
     "LogicRNN, fixed point": recurrent(**EXACT),
     "LogicRNN, deterministic": recurrent(wires=WIRES, deterministic=True),
     **{
-        f"SoftLUT, {name}": gates("SoftLUT", n_inputs=3, parametrisation=name) for name in ("light", "walsh", "raw")
+        f"SoftLUT, {name}": gates("SoftLUT", n_inputs=3, parameterization=name) for name in ("light", "walsh", "raw")
     },
     "LogicConv": trees(**CONV, padding=1, pool=2),
     "LogicConv, random": trees(**CONV, wiring="random"),
@@ -174,7 +174,7 @@ CASES = {
     ),
     **{
         f"LogicConv, {name}, {estimator}": trees(
-            kernel=2, depth=1, parametrisation=name, n_inputs=n_inputs, estimator=estimator, temperature=temperature
+            kernel=2, depth=1, parameterization=name, n_inputs=n_inputs, estimator=estimator, temperature=temperature
         )
         for name, n_inputs, temperature in (("gates", 2, 0.5), ("light", 3, 0.5), ("walsh", 2, 2.0), ("raw", 3, 1.0))
         for estimator in ("soft", "gumbel", "straight_through")

@@ -51,7 +51,7 @@ def life_circuit(channels=1, *, periodic=True):
     """Return the rule of the Game of Life in the first channel; channel k takes the cell's old state of channel k - 1."""
     builder = Builder()
     cells = [bit for (bit,) in builder.input("x", 9 * channels)]
-    *near, centre = cells[::channels]
+    *near, center = cells[::channels]
     builder.part("perception")
     sums, carries = [], []
     for a, b, c in (near[:3], near[3:6]):
@@ -65,6 +65,6 @@ def life_circuit(channels=1, *, periodic=True):
     first, second = builder.gate(carries[:3], PARITY), builder.gate(carries[:3], MAJORITY)
     twos, fours = builder.gate((first, carries[3]), XOR), builder.gate((first, carries[3]), AND)
     many = builder.gate((second, fours), OR)
-    alive = builder.gate((ones, twos, many, centre), sum(1 << k for k in (0b0011, 0b1011, 0b1010)))
+    alive = builder.gate((ones, twos, many, center), sum(1 << k for k in (0b0011, 0b1011, 0b1010)))
     builder.output("y", [[alive]] + [[bit] for bit in cells[8 * channels : 9 * channels - 1]])
     return builder.circuit({"kind": "automaton", "channels": channels, "periodic": periodic})

@@ -1,4 +1,4 @@
-"""Runs of `lutjax` that are killed, and what has to be the same afterwards.
+"""Runs of `lutjax` that are killed, and what has to be the same afterward.
 
 As a program, ``kills.py FOLDER PATTERN COUNT lutjax-arguments...`` runs the command and kills itself, by SIGKILL, at the
 COUNT-th thing that it does to a file of FOLDER whose path fits PATTERN: it opens, makes, renames or deletes it.

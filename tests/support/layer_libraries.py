@@ -23,7 +23,7 @@ from lutjax.layers import (
     linen,
     nnx as lutjax_nnx,
 )
-from lutjax.layers._spec import Variable, build
+from lutjax.layers._spec import QUANTIZED, Variable, build
 
 LIBRARIES = ("nnx", "linen", "haiku")
 KINDS = {
@@ -34,7 +34,7 @@ KINDS = {
     "targets": lutjax_nnx.Targets,
     "wires": lutjax_nnx.Wires,
     "thresholds": lutjax_nnx.Thresholds,
-    "quantised": lutjax_nnx.Quantised,
+    QUANTIZED: lutjax_nnx.Quantized,
 }
 
 
@@ -89,7 +89,7 @@ def variables_of(case: Case) -> dict[str, jax.Array]:
     arrays: dict[str, jax.Array] = {}
     for i, v in enumerate(case.built()[1]):
         key = jax.random.key(i)
-        if v.kind == "quantised" and v.name == "weights":
+        if v.kind == QUANTIZED and v.name == "weights":
             arrays[v.name] = jax.random.randint(key, v.shape, -128, 128, v.dtype)
         elif v.collection == "params" and v.shape:
             arrays[v.name] = jax.random.normal(key, v.shape, v.dtype)

@@ -176,7 +176,7 @@ def _abc(folder: Path) -> None:
 
 
 def _microcontroller(folder: Path, target: str) -> None:
-    if why := mcu.why_not_run(target):
+    if why := mcu.unsupported_reason(target):
         raise UnusableError(why)
     builder = Builder()
     builder.output("y", [[bit ^ 1] for (bit,) in builder.input("x", 2)])

@@ -11,7 +11,7 @@
   blocks.push(blocks.splice(central / rows, 1)[0]);
   const sides = { left: new Uint32Array(state.length), right: new Uint32Array(state.length) };
 
-  // The neighbour at the left (-1) or right (1) of each cell of a row, into `to`.
+  // The neighbor at the left (-1) or right (1) of each cell of a row, into `to`.
   function shift(from, at, side, to) {
     const edge = (word, bit) => (periodic ? (from[at + word] >>> bit) & 1 : 0);
     for (let w = 0; w < across; w++) {
@@ -33,7 +33,7 @@
       shift(state, at, 1, sides.right.subarray(at, at + across));
     }
     const { left, right } = sides, next = new Uint32Array(state.length);
-    // The eight neighbours row by row, then the cell; the channels of each one after the other.
+    // The eight neighbors row by row, then the cell; the channels of each one after the other.
     const order = [[-1, left], [-1, state], [-1, right], [0, left], [0, right], [1, left], [1, state], [1, right], [0, state]];
     for (const top of blocks) {
       const n = Math.min(rows, height - top) * across, words = evaluator.use(n);
@@ -99,19 +99,19 @@
       image.context = grid.getContext("2d");
       image.data = image.context.createImageData(width, height);
     }
-    const { data: colours } = image.data, off = styled("--pixel-off"), on = styled("--pixel-on"), accent = styled("--accent");
-    const coloured = shown.value === "colours", first = coloured ? 0 : +shown.value;
+    const { data: colors } = image.data, off = styled("--pixel-off"), on = styled("--pixel-on"), accent = styled("--accent");
+    const colored = shown.value === "colors", first = colored ? 0 : +shown.value;
     for (let y = 0, to = 0; y < height; y++) {
       for (let x = 0; x < width; x++, to += 4) {
         const bit = get(first, y, x);
-        for (let k = 0; k < 3; k++) colours[to + k] = coloured ? 255 * get(k, y, x) : (bit ? on : off)[k];
-        colours[to + 3] = 255;
+        for (let k = 0; k < 3; k++) colors[to + k] = colored ? 255 * get(k, y, x) : (bit ? on : off)[k];
+        colors[to + 3] = 255;
       }
     }
     if (mark.shown) {
       for (const [dy, dx] of [[0, -2], [0, -1], [0, 1], [0, 2], [-2, 0], [-1, 0], [1, 0], [2, 0]]) {
         const y = mark.at[0] + dy, x = mark.at[1] + dx;
-        if (y >= 0 && y < height && x >= 0 && x < width) colours.set(accent, 4 * (y * width + x));
+        if (y >= 0 && y < height && x >= 0 && x < width) colors.set(accent, 4 * (y * width + x));
       }
     }
     image.context.putImageData(image.data, 0, 0);
@@ -236,9 +236,9 @@
   });
 
   // ------------------------------------------------------------------------------------------------- begin
-  if (channels >= 3) shown.append(make("option", { value: "colours", textContent: "channels 1 to 3 as colours" }));
+  if (channels >= 3) shown.append(make("option", { value: "colors", textContent: "channels 1 to 3 as colors" }));
   for (let c = 0; c < channels; c++) shown.append(make("option", { value: c, textContent: `channel ${c + 1}` }));
-  shown.value = data.shown === 3 ? "colours" : "0";
+  shown.value = data.shown === 3 ? "colors" : "0";
   shown.addEventListener("change", () => (dirty = true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (dirty = true));
   for (const name of Object.keys(starts)) {

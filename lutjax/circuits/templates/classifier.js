@@ -8,7 +8,7 @@
   // Strokes are lists of points in units of pixels; `base` is an example on which they are drawn.
   let strokes = [], base = null, pixels = null, scale = 1;
   const pad = find("pad"), seen = find("seen"), fit = find("fit"), pen = find("pen");
-  const large = height >= 20; // as MNIST: 20 of 28 pixels, around the centre of mass; smaller images are filled
+  const large = height >= 20; // as MNIST: 20 of 28 pixels, around the center of mass; smaller images are filled
   const inner = large ? (20 / 28) * Math.min(height, width) : Math.min(height, width);
   const fine = Math.max(4, Math.ceil(128 / Math.max(height, width))); // points across a pixel
   pen.value = large ? 10 : 18; // about the strokes of MNIST, and of the 8 x 8 digits of scikit-learn
@@ -67,7 +67,7 @@
 
   const between = (share) => {
     const off = styled("--pixel-off"), on = styled("--pixel-on");
-    return (k) => off.map((colour, c) => colour + share(k) * (on[c] - colour));
+    return (k) => off.map((color, c) => color + share(k) * (on[c] - color));
   };
   const shadeOf = (numbers) => between((k) => Math.min(1, Math.max(0, numbers[k] / data.maximum)));
 

@@ -49,8 +49,8 @@ function numbersOf(port) {
 }
 
 function styled(name) {
-  const colour = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  return [1, 3, 5].map((k) => parseInt(colour.slice(k, k + 2), 16));
+  const color = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return [1, 3, 5].map((k) => parseInt(color.slice(k, k + 2), 16));
 }
 
 // Draw pixels on a canvas, one pixel each: `shade(k)` is red, green and blue of pixel k.
@@ -63,7 +63,7 @@ function paint(canvas, width, height, shade) {
 
 const PART_WORDS = {
   encoder: "compares the inputs with thresholds",
-  perception: "looks at each neighbour of the cell",
+  perception: "looks at each neighbor of the cell",
   update: "decides the new state of the cell",
   votes: "counts the votes of each class",
   argmax: "chooses the class with the most votes, the first of equals",
@@ -101,7 +101,7 @@ function showGates(word = 0, lane = 0) {
     canvas.style.width = `${unit * width}px`;
     [canvas.width, canvas.height] = [width, 3 * down];
     const context = canvas.getContext("2d"), image = context.createImageData(width, 3 * down);
-    const pixels = new Uint32Array(image.data.buffer); // 3 x 3 for each gate, of which 2 x 2 are coloured
+    const pixels = new Uint32Array(image.data.buffer); // 3 x 3 for each gate, of which 2 x 2 are colored
     for (let gate = 0; gate < count; gate++) {
       const bit = (evaluator.word(evaluator.literals[first + gate], word) >>> lane) & 1;
       const at = 3 * (Math.floor(gate / across) * width + (gate % across));

@@ -1,5 +1,5 @@
 
-/* The n units of a row at `line`, and these with each cell's neighbour in its place: of the units before and after them the cells are left out. */
+/* The n units of a row at `line`, and these with each cell's neighbor in its place: of the units before and after them the cells are left out. */
 static inline void @name@_shifted(const unit *restrict line, unit *restrict left, unit *restrict here, unit *restrict right, size_t n)
 {
     size_t k;
@@ -15,7 +15,7 @@ static inline void @name@_shifted(const unit *restrict line, unit *restrict left
 void @name@_step(const @name@_unit *cells, @name@_unit *next, size_t rows, size_t columns)
 {
     enum { CHANNELS = @outputs@, PERIODIC = @periodic@ };
-    static const unsigned char place[3][3] = {{0, 1, 2}, {3, 8, 4}, {5, 6, 7}}; /* neighbours by rows, then the cell */
+    static const unsigned char place[3][3] = {{0, 1, 2}, {3, 8, 4}, {5, 6, 7}}; /* neighbors by rows, then the cell */
     MEMORY unit in[9 * CHANNELS * GROUPS] ALIGNED;
     MEMORY unit out[CHANNELS * GROUPS] ALIGNED;
     const size_t units = (columns + UNIT - 1) / UNIT; /* of a row */

@@ -224,7 +224,7 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     for k in tl.static_range(c.STAGES - 1):
         _copy(begin + k * c.STAGE, rows, factors, dy, start + k, lane, has_table, c)
     now, then = begin, begin + (c.STAGES - 1) * c.STAGE
-    # The rows and factors of a block come with the cotangents of the one before, and to their neighbours while that is added.
+    # The rows and factors of a block come with the cotangents of the one before, and to their neighbors while that is added.
     exists = has_table & (start * c.WIDTH + i < c.n_samples)
     row = tl.load(rows + start * c.WIDTH, mask=exists, other=0)
     a = tl.load(factors + start * c.WIDTH, mask=exists, other=0)
@@ -256,7 +256,7 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
 
 @kernel
 def _swap(row, a, b, c: tl.constexpr):
-    """Row and factors of each lane, and those of its neighbour."""
+    """Row and factors of each lane, and those of its neighbor."""
     return tl.inline_asm_elementwise(
         c.SWAP,
         "=r,=f,=f,=r,=f,=f,r,f,f",

@@ -52,9 +52,9 @@ def copy_of_block(ways: int, packed: bool) -> str:
 def add_of_block(ways: int, packed: bool) -> str:
     """Return PTX that adds a block of samples.
 
-    Its results: rows and factors of the next block, of the lane and of its neighbour. Its arguments: where the sums of the lane begin,
+    Its results: rows and factors of the next block, of the lane and of its neighbor. Its arguments: where the sums of the lane begin,
     its words (see `copy_of_block`), and its cotangents, 16 bytes at a time: float32, or two of bfloat16 in each 4, of which the first is
-    the lower half; then the starts of two rows in 16 bits each and their factors, of the lane and of its neighbour.
+    the lower half; then the starts of two rows in 16 bits each and their factors, of the lane and of its neighbor.
 
     Reads and writes of shared memory are volatile: lanes read what others wrote in an earlier step, so none may move to another step.
     """
@@ -77,7 +77,7 @@ def add_of_block(ways: int, packed: bool) -> str:
         f"and.b32 u, {other}, 65535;",
         f"add.u32 u, u, {at};",
         f"setp.neu.f32 qu, {fu}, 0f00000000;",
-        # The first row of the neighbour: ma, if it is this one's first, which then adds both; pu: add it alone.
+        # The first row of the neighbor: ma, if it is this one's first, which then adds both; pu: add it alone.
         "setp.eq.and.u32 e, u, a, qu;",
         "and.pred ma, e, pa;",
         "not.pred e, ma;",

@@ -42,7 +42,7 @@ from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 
@@ -333,7 +333,7 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
     call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
     if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
-        weights = _quantised.rounded(weights, call.exponents).astype(jnp.int8)
+        weights = _quantized.rounded(weights, call.exponents).astype(jnp.int8)
     n_inputs_of, n_inputs = call.x.shape[1:]
     ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
     if n_inputs_of > 1:
@@ -379,7 +379,7 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
     """Return the outputs that sums of integers stand for."""
-    total, unknown = _quantised.WideSum.of(sums), jnp.any(sums == _UNKNOWN, (0, 3))
+    total, unknown = _quantized.WideSum.of(sums), jnp.any(sums == _UNKNOWN, (0, 3))
     return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
 
 
@@ -410,7 +410,7 @@ class _Tile:
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
         divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
         tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
-        most = _quantised.MOST_ADDENDS // formula.ways  # tables of a sum in int32
+        most = _quantized.MOST_ADDENDS // formula.ways  # tables of a sum in int32
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
         rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
@@ -495,9 +495,9 @@ class _Tile:
             "INTEGERS": self.in_integers,
             "ROTATED": formula.valued == 2,
             "SUM": tl.int32 if self.in_integers else tl.float32,
-            "SHIFT": -_quantised.SHIFT,
+            "SHIFT": -_quantized.SHIFT,
             "UNKNOWN": _UNKNOWN,
-            "BEYOND_SCALES": _quantised.BEYOND_SCALES,
+            "BEYOND_SCALES": _quantized.BEYOND_SCALES,
             "SUM_GROUPS": call.sum_groups,
             "INDEX": tl.int32 if self.in_int32 else tl.int64,
             "SCALED": self.in_int32,
@@ -1112,7 +1112,7 @@ def _exp2(a):
 def _coefficients(u, closest, s, c: tl.constexpr):
     """Coefficients of both ways, and what their derivatives are made of.
 
-    The neighbour's share; then of scores the score, the sum of the logarithms, the score over the sum of the distances, and of
+    The neighbor's share; then of scores the score, the sum of the logarithms, the score over the sum of the distances, and of
     powers of two their ratios to the exact coefficients.
     """
     zero = tl.zeros((c.ROWS,), tl.float32)

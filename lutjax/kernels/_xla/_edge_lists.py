@@ -28,12 +28,12 @@ _BLOCK = 512  # reads that go on at once
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """Neighbouring edges of some reads of a table, `width` of each.
+    """Neighboring edges of some reads of a table, `width` of each.
 
     Attributes:
       samples: the sample of each read, ``[n]``; None: each sample has one, in their order.
-      first: the first of the neighbours of each, ``[n]``.
-      outputs: the output of each, ``[n, width]``; that behind the last one where a neighbour is not of the row.
+      first: the first of the neighbors of each, ``[n]``.
+      outputs: the output of each, ``[n, width]``; that behind the last one where a neighbor is not of the row.
     """
 
     samples: jax.Array | None
@@ -131,7 +131,7 @@ class EdgeLists:
         return jax.lax.scan(step, carry, (_numbers(index), index))[0]
 
     def _part(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
-        """The edges from `begin` on that lie before `end`; of the last ones of all some neighbours before them are there, too."""
+        """The edges from `begin` on that lie before `end`; of the last ones of all some neighbors before them are there, too."""
         first = jnp.minimum(begin, self.target.shape[0] - self.width)
         edges = Edges(samples, first, jnp.zeros((begin.shape[0], self.width), jnp.int32))
         number = first[:, None] + jnp.arange(self.width, dtype=jnp.int32)[None, :]

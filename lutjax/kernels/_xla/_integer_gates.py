@@ -53,7 +53,7 @@ def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
 
     def add(total: jax.Array, of: Slot) -> tuple[jax.Array, None]:
         values, bits = of
-        return total + _scale(call).quantised(values[:, None] * _share(read, bits)), None
+        return total + _scale(call).quantize(values[:, None] * _share(read, bits)), None
 
     zeros = zeros_varying(read[0], read[0].shape, jnp.int32)
     total, _ = jax.lax.scan(add, zeros, _slots(table, len(read)))
@@ -126,7 +126,7 @@ def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[ja
             jnp.where(bits[n], values, -values)[:, None] * _share(read, bits, n) for n in range(len(read))
         )
         new = [
-            total + _scale(call).quantised(dy * slope) for total, slope in zip(totals, by_wire, strict=True)
+            total + _scale(call).quantize(dy * slope) for total, slope in zip(totals, by_wire, strict=True)
         ]
         return new, None
 
@@ -140,7 +140,7 @@ def _scale(call: Call) -> FixedPoint:
 
 
 def _sum(call: Call, products: Sequence[jax.Array]) -> jax.Array:
-    return functools.reduce(operator.add, map(_scale(call).quantised, products))
+    return functools.reduce(operator.add, map(_scale(call).quantize, products))
 
 
 def _output(call: Call, products: Sequence[jax.Array]) -> jax.Array:
@@ -149,7 +149,7 @@ def _output(call: Call, products: Sequence[jax.Array]) -> jax.Array:
 
 
 def _over_samples(call: Call, products: jax.Array) -> jax.Array:
-    return jnp.sum(_scale(call).quantised(products), -1, dtype=jnp.int32)
+    return jnp.sum(_scale(call).quantize(products), -1, dtype=jnp.int32)
 
 
 def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:

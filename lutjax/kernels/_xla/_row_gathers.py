@@ -25,7 +25,7 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
-from lutjax.values._quantised import WideSum, fits_int32
+from lutjax.values._quantized import WideSum, fits_int32
 
 # Detectors per step of a loop: longer chains gain nothing, and compile longer. Chains of weighted rows are not made vectors.
 _UNROLLED = 16

@@ -24,7 +24,7 @@ from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.reads import Read
 from lutjax.tables._row_rules import RowState
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.values._reproducible import reproducible
@@ -114,7 +114,7 @@ def _cotangents(
     u = margins.comparisons(call.x, call.anchors, call.groups)
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
-    coefficients, of_coefficients, index = linearised(call.read, u, scalars, keep, call.accumulate)
+    coefficients, of_coefficients, index = linearized(call.read, u, scalars, keep, call.accumulate)
     dy = side_by_side(of_every_group(call, cotangent))
     found = {}
     if total is not None:
@@ -197,7 +197,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     def over_group(_: None, of: Any) -> tuple[None, Any]:
         start: Any = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
         if in_integers and not sums_fit_int32(call):
-            start = _quantised.WideSum(start, start)
+            start = _quantized.WideSum(start, start)
         return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]
 
     _, (y, unknown) = rows.over_groups(over_group, None, _of_tables(call))
@@ -217,7 +217,7 @@ def _cotangents_in_blocks(
         (total, dx, sums), (first, (ids, keep)) = carry, of
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
-        coefficients, of_coefficients, index = linearised(call.read, u, each, keep, call.accumulate)
+        coefficients, of_coefficients, index = linearized(call.read, u, each, keep, call.accumulate)
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamped(read_tables, i) for i in index]
 
@@ -267,7 +267,7 @@ def _ways(read: Read, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Ar
     return ways if keep is None else [(i, keep.astype(c.dtype) * c) for i, c in ways]
 
 
-def linearised(
+def linearized(
     read: Read,
     u: list[jax.Array],
     scalars: list[jax.Array],
@@ -309,7 +309,7 @@ def n_ways(call: ScoredLut) -> int:
 
 def sums_fit_int32(call: ScoredLut) -> bool:
     """Return whether int32 holds the sums of a call over tables of integers."""
-    return _quantised.fits_int32(len(call.weights) // call.groups * n_ways(call))
+    return _quantized.fits_int32(len(call.weights) // call.groups * n_ways(call))
 
 
 def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
@@ -332,24 +332,24 @@ def tables(call: ScoredLut) -> jax.Array:
     """Return the tables that are read: rounded ones where the read rounds them."""
     if call.exponents is None or call.weights.dtype == jnp.int8:
         return call.weights
-    whole = _quantised.rounded(call.weights, call.exponents)
-    scaled = _quantised.in_groups(whole, call.groups) * _quantised.power(call.exponents[:, None], whole.dtype)
+    whole = _quantized.rounded(call.weights, call.exponents)
+    scaled = _quantized.in_groups(whole, call.groups) * _quantized.power(call.exponents[:, None], whole.dtype)
     return scaled.reshape(call.weights.shape).astype(call.weights.dtype)
 
 
 def _in_units(ways: Sequence[Way]) -> tuple[list[Way], jax.Array]:
     """Return ways with coefficients in units of the least one, and where one of them is none that an integer read has."""
-    units = [_quantised.in_units(c) for _, c in ways]
+    units = [_quantized.in_units(c) for _, c in ways]
     found = [(i, c) for (i, _), (c, _) in zip(ways, units, strict=True)]
     return found, functools.reduce(jnp.logical_or, [wrong for _, wrong in units])
 
 
 def in_floats(
-    call: ScoredLut, total: jax.Array | _quantised.WideSum, unknown: jax.Array, dtype: DTypeLike
+    call: ScoredLut, total: jax.Array | _quantized.WideSum, unknown: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
     """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
-    scaled = total.astype(dtype) * _quantised.power(call.exponents - _quantised.SHIFT, dtype)[None]
+    scaled = total.astype(dtype) * _quantized.power(call.exponents - _quantized.SHIFT, dtype)[None]
     y = jnp.where(unknown[..., None], jnp.nan, scaled)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 

@@ -208,7 +208,7 @@ class ProductKeyMemory(_Keyed):
 
     Source: docs/semantics.md, section 15.
 
-    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
     In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see

@@ -29,7 +29,7 @@ class ProjectionLUT(Switched):
       weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
       log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
-      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
 
     Args:
       in_features: inputs. By default as many as the first input has.
@@ -46,7 +46,7 @@ class ProjectionLUT(Switched):
       decompress: whether there is a second projection.
       table_dropout: share of tables that a sample does not read in training; others count more.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep their
         own, and scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
@@ -64,8 +64,8 @@ class ProjectionLUT(Switched):
     In Haiku a trained variable is a parameter, and the others are state, so a layer needs `haiku.transform_with_state`: see
     `lutjax.layers.haiku`.
 
-    Masks of table dropout need a key in `apply`. With ``quantised=True`` the state has the arrays of
-    ``lutjax.quantise_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
+    Masks of table dropout need a key in `apply`. With ``quantized=True`` the state has the arrays of
+    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
 
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
@@ -96,7 +96,7 @@ class ProjectionLUT(Switched):
         decompress: bool = True,
         table_dropout: float | int = 0.0,
         deterministic: bool = False,
-        quantised: bool = False,
+        quantized: bool = False,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = small_tables,
@@ -124,7 +124,7 @@ class ProjectionLUT(Switched):
           decompress: whether there is a second projection.
           table_dropout: share of tables that a sample does not read in training; others count more.
           deterministic: no dropout.
-          quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+          quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
           dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep their
             own, and scores are at least float32.
           param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.

@@ -7,7 +7,7 @@ logits, scores, and thresholds if they are learnable. All others belong to the m
 - ``targets``: the ids of the outputs that rows of `SparseLUT` and `SpatialLUT` reach;
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
-- ``quantised``: tables of integers, ``weights`` and ``exponents``;
+- ``quantised`` (the spelling of existing checkpoints): tables of integers, ``weights`` and ``exponents``;
 - ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
 - ``inputs``: ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
 - ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.

@@ -286,9 +286,9 @@ class SoftLUT(_Wired):
       in_features: inputs, numbers from 0 to 1 or bits. By default as many as the first input has.
       out_features: tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
-      parametrisation: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
+      parameterization: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
         coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where inputs are
-        bits this is the "warp" parametrisation of other libraries, which take the sigmoid after the interpolation. ``"raw"``:
+        bits this is the "warp" parameterization of other libraries, which take the sigmoid after the interpolation. ``"raw"``:
         numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients that lead back pass.
       table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
         input is 1, and 0.1 elsewhere.
@@ -353,7 +353,7 @@ class SoftLUT(_Wired):
     scores_init: Initializer = GAUSSIAN
     accumulate: lutjax.FixedPoint | None = None
     n_inputs: int = 4
-    parametrisation: str = "light"
+    parameterization: str = "light"
     table_init: Initializer | None = None
 
 
@@ -438,7 +438,7 @@ class BinaryLUT(_Wired):
 
 
 class LogicConv(_Wired):
-    """Layer that convolves an image with trees of gates, and takes the or of neighbouring places.
+    """Layer that convolves an image with trees of gates, and takes the or of neighboring places.
 
     A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
     at each place of the window. The output is the largest of ``pool`` places, for bits their or, and its gradient goes to the
@@ -464,7 +464,7 @@ class LogicConv(_Wired):
       wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by
         itself.
       n_inputs: inputs of a node, 2 to 8.
-      parametrisation: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
+      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
         nodes are tables, as in `SoftLUT`.
       logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
         input with probability 0.9.
@@ -522,7 +522,7 @@ class LogicConv(_Wired):
     channels_per_kernel: int | None = None
     wiring: str = "balanced"
     n_inputs: int = 2
-    parametrisation: str = "gates"
+    parameterization: str = "gates"
     logits_init: Initializer = RESIDUAL
     table_init: Initializer | None = None
 

@@ -30,7 +30,7 @@ class ProjectionLUT(Switched):
       weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
       log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
-      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
 
     Args:
       in_features: inputs. By default as many as the first input has.
@@ -47,7 +47,7 @@ class ProjectionLUT(Switched):
       decompress: whether there is a second projection.
       table_dropout: share of tables that a sample does not read in training; others count more.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep their
         own, and scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
@@ -65,8 +65,8 @@ class ProjectionLUT(Switched):
     In Flax Linen a trained variable is in the collection ``params``, and the others are in collections of their own, which
     `apply` needs: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use.
 
-    Masks of table dropout are drawn from the stream ``dropout``. With ``quantised=True`` the collection ``quantised`` has the arrays of
-    ``lutjax.quantise_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
+    Masks of table dropout are drawn from the stream ``dropout``. With ``quantized=True`` the collection ``quantised`` has the arrays of
+    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -94,7 +94,7 @@ class ProjectionLUT(Switched):
     decompress: bool = True
     table_dropout: float | int = 0.0
     deterministic: bool = False
-    quantised: bool = False
+    quantized: bool = False
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     weights_init: Initializer = small_tables

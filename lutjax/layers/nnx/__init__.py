@@ -2,7 +2,7 @@
 
 Trained variables are `nnx.Param`: positions, logits, scores, projections, and thresholds if they are learnable; of tables and of the
 scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The others, `Anchors`, `Targets`, `Wires`, `Thresholds`,
-`Quantised` and `Keys`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
+`Quantized` and `Keys`, are saved and restored with the model, and left alone by ``nnx.Optimizer(model, ..., wrt=nnx.Param)``. Attention that
 decodes keeps its latest keys in `nnx.Cache`.
 """
 
@@ -21,12 +21,12 @@ with needed_by("lutjax.layers.nnx"):
         Thermometer,
     )
     from lutjax.layers.nnx._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
-    from lutjax.layers.nnx._projection import ProjectionLUT, quantised
+    from lutjax.layers.nnx._projection import ProjectionLUT, quantize
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
     from lutjax.layers.nnx._variables import (
         Anchors,
         Keys,
-        Quantised,
+        Quantized,
         Scalars,
         Tables,
         Targets,
@@ -36,6 +36,6 @@ with needed_by("lutjax.layers.nnx"):
 
 __all__ = [
     "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
-    "Quantised", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
-    "Wires", "check", "host_tables_of", "quantised", "tables_of",
+    "Quantized", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
+    "Wires", "check", "host_tables_of", "quantize", "tables_of",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ class SpatialLUT(Random):
       anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantized=True``.
 
     Args:
       connectivity: the groups, from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
@@ -39,7 +39,7 @@ class SpatialLUT(Random):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
       dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
         float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
@@ -91,7 +91,7 @@ class SpatialLUT(Random):
         read: Read | None = None,
         table_dropout: float | int = 0.0,
         deterministic: bool = False,
-        quantised: bool = False,
+        quantized: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         self._make(locals())
@@ -108,7 +108,7 @@ class WindowLUT(Random):
         follow each other, and places row by row.
       anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantized=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -122,7 +122,7 @@ class WindowLUT(Random):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
       dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
         float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs are
@@ -171,7 +171,7 @@ class WindowLUT(Random):
         read: Read | None = None,
         table_dropout: float | int = 0.0,
         deterministic: bool = False,
-        quantised: bool = False,
+        quantized: bool = False,
         kernel: Size,
         stride: Size = 1,
         padding: Size = 0,
@@ -193,7 +193,7 @@ class ConvLUT(Random):
       anchors: int32 ids of values of a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel. They do not
         depend on the size of images.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantized=True``.
 
     Args:
       in_shape: height and width of the image, and perhaps channels.
@@ -209,7 +209,7 @@ class ConvLUT(Random):
       read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
       table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       epsilon: half-width of the dead zone of a comparison. There is none with a `read`.
       accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`. Averages are sums of floats.
       dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
@@ -262,7 +262,7 @@ class ConvLUT(Random):
         read: Read | None = None,
         table_dropout: float | int = 0.0,
         deterministic: bool = False,
-        quantised: bool = False,
+        quantized: bool = False,
         kernel: Size,
         stride: Size = 1,
         padding: Size = 0,

@@ -179,7 +179,7 @@ class ProductKeyMemory(_Keyed):
 
     Source: docs/semantics.md, section 15.
 
-    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalisation of each query by
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
     itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
 
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,

@@ -13,7 +13,7 @@ from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Random
-from lutjax.layers.nnx._variables import Quantised
+from lutjax.layers.nnx._variables import Quantized
 from lutjax.reads import Read
 
 M = TypeVar("M", bound=nnx.Module)
@@ -33,7 +33,7 @@ class ProjectionLUT(Random):
       weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
       log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
-      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantised=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
 
     Args:
       in_features: inputs.
@@ -50,7 +50,7 @@ class ProjectionLUT(Random):
       decompress: whether there is a second projection.
       table_dropout: share of tables that a sample does not read in training; others count more.
       deterministic: no dropout.
-      quantised: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
+      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
       dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep their
         own, and scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
@@ -68,7 +68,7 @@ class ProjectionLUT(Random):
     In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
     `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
 
-    Tables are `Tables` and the read's scalars `Scalars`, both kinds of `nnx.Param`, so that an optimiser can tell them from the
+    Tables are `Tables` and the read's scalars `Scalars`, both kinds of `nnx.Param`, so that an optimizer can tell them from the
     projections. Masks of table dropout are drawn from the stream ``dropout``.
 
     Example:
@@ -102,7 +102,7 @@ class ProjectionLUT(Random):
         decompress: bool = True,
         table_dropout: float | int = 0.0,
         deterministic: bool = False,
-        quantised: bool = False,
+        quantized: bool = False,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = small_tables,
@@ -116,12 +116,12 @@ class ProjectionLUT(Random):
         self._make(locals())
 
 
-def quantised(model: M) -> M:
+def quantize(model: M) -> M:
     """Return a model whose layers of scored tables have tables of integers, for deployment: a quarter of the memory.
 
     These are `ProjectionLUT`, and of `SpatialLUT`, `WindowLUT` and `ConvLUT` those that were trained with `lutjax.reads.PowersOfTwo`.
 
-    It has no table of floats; all other arrays are shared with the model. Its layers are those that ``quantised=True`` makes,
+    It has no table of floats; all other arrays are shared with the model. Its layers are those that ``quantized=True`` makes,
     into which a checkpoint of it can be read.
 
     Args:
@@ -135,10 +135,10 @@ def quantised(model: M) -> M:
     Example:
       >>> import jax.numpy as jnp, lutjax
       >>> from flax import nnx
-      >>> from lutjax.layers.nnx import ProjectionLUT, quantised
+      >>> from lutjax.layers.nnx import ProjectionLUT, quantize
       >>> read = lutjax.reads.PowersOfTwo()
       >>> layer = ProjectionLUT(16, 16, heads=4, tables=8, bits=3, read=read, rngs=nnx.Rngs(0))
-      >>> deployed = quantised(layer)
+      >>> deployed = quantize(layer)
       >>> deployed.weights.dtype, deployed.exponents.shape, deployed(jnp.ones((2, 16))).shape
       (dtype('int8'), (4, 4), (2, 16))
     """
@@ -152,19 +152,19 @@ def quantised(model: M) -> M:
     ]
     if not layers:
         raise ValueError(
-            f"quantised: {type(model).__name__} has no ProjectionLUT, and no layer of images with the read PowersOfTwo: the "
+            f"quantize: {type(model).__name__} has no ProjectionLUT, and no layer of images with the read PowersOfTwo: the "
             "layers with a form of integers."
         )
     for layer in layers:
-        if not layer.quantised:
-            _quantise(layer)
+        if not layer.quantized:
+            _quantize(layer)
     return model
 
 
-def _quantise(layer: Random) -> None:
+def _quantize(layer: Random) -> None:
     """Replace the tables of a layer by tables of integers."""
-    spec, arrays = layer.spec.quantise(layer.weights.get_value())
+    spec, arrays = layer.spec.quantize(layer.weights.get_value())
     layer._declared = spec
     layer.rngs = nnx.data(None)  # there is no dropout
     for name, array in arrays.items():
-        setattr(layer, name, Quantised(array))
+        setattr(layer, name, Quantized(array))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from lutjax.layers._spec import QUANTIZED
 from lutjax.values._ids import is_concrete
 
 FOREIGN = "lutjax_foreign_ids"
@@ -93,7 +94,7 @@ class Thresholds(nnx.Variable[Any]):
     """Thresholds of an encoder that are not learned."""
 
 
-class Quantised(nnx.Variable[Any]):
+class Quantized(nnx.Variable[Any]):
     """Tables of integers, and their scale. They are read, never trained."""
 
 
@@ -109,7 +110,7 @@ KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
     "targets": Targets,
     "wires": Wires,
     "thresholds": Thresholds,
-    "quantised": Quantised,
+    QUANTIZED: Quantized,
     "keys": Keys,
 }
 """Types of variables, by the kinds of `lutjax.layers._spec.Variable`."""

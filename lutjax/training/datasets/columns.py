@@ -331,7 +331,7 @@ class Number:
       thresholds: each is a bit, whether the number is above it. None: the number itself is a feature.
       missing: whether one more bit says that the number was missing.
       numbers: whether there is the number itself for each threshold, as a feature whose threshold is learned.
-      centre, scale: a number that is a feature is ``(number - centre) / scale``, so that different ones differ in float32, too.
+      center, scale: a number that is a feature is ``(number - center) / scale``, so that different ones differ in float32, too.
       decimal: what is between the whole part of a number and its fraction: a point or a comma.
       digits: maximum decimals of the training data; None if unknown, in runs of earlier versions.
       least, largest: range of the training data, None if unknown.
@@ -342,7 +342,7 @@ class Number:
     thresholds: tuple[float, ...] | None
     missing: bool
     numbers: bool = False
-    centre: float = 0.0
+    center: float = 0.0
     scale: float = 1.0
     decimal: str = "."
     digits: int | None = None
@@ -390,12 +390,12 @@ class Number:
 
     def scaled(self, numbers: np.ndarray) -> Float32[np.ndarray, "*shape"]:
         """Return numbers as features; those beyond float32 become its largest."""
-        return _single((np.asarray(numbers, np.float64) - self.centre) / self.scale)
+        return _single((np.asarray(numbers, np.float64) - self.center) / self.scale)
 
     def above(self, feature: float) -> str:
         """Return the condition that a feature which is a number is above a threshold, in the column's own numbers."""
-        n_digits = 6 + max(0, math.ceil(math.log10(max(abs(self.centre) / self.scale, 1))))
-        return f"{self.name} > {feature * self.scale + self.centre:.{min(n_digits, 17)}g}"
+        n_digits = 6 + max(0, math.ceil(math.log10(max(abs(self.center) / self.scale, 1))))
+        return f"{self.name} > {feature * self.scale + self.center:.{min(n_digits, 17)}g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,7 +434,7 @@ class Categories:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Encoding of the columns of tables, learnt from a training part.
+    """Encoding of the columns of tables, learned from a training part.
 
     Attributes:
       columns: in the order of features; columns that say nothing, because all rows have the same, are left out.
@@ -603,8 +603,8 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     if found.get("thresholds") is not None:
         given = {str(k): one for k, one in enumerate(fields.field(found, "thresholds", list))}
         thresholds = tuple(_finite(Fields(f"{fields.where}: thresholds"), given, key) for key in given)
-    fill, centre, scale = (
-        _finite(fields, {"centre": 0.0, "scale": 1.0, **found}, key) for key in ("fill", "centre", "scale")
+    fill, center, scale = (
+        _finite(fields, {"center": 0.0, "scale": 1.0, **found}, key) for key in ("fill", "center", "scale")
     )
     if scale == 0:
         raise ValueError(f"{fields.where}: 'scale' is 0; numbers are divided by it.")
@@ -617,7 +617,7 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
         None if found.get(key) is None else _finite(fields, found, key) for key in ("least", "largest")
     )
     return Number(
-        *(name, fill, thresholds, missing, as_numbers, centre, scale, decimal), digits, least, largest
+        *(name, fill, thresholds, missing, as_numbers, center, scale, decimal), digits, least, largest
     )
 
 
@@ -792,11 +792,11 @@ def _fit(name: str, cells: Cells, bits: int, as_numbers: bool) -> Number | Categ
     if np.ptp(numbers) == 0 and not absent.any():
         return None
     thresholds = tuple(_thresholds(numbers, bits).tolist()) if bits else None
-    centre, scale = _units(numbers, name) if as_numbers else (0.0, 1.0)
+    center, scale = _units(numbers, name) if as_numbers else (0.0, 1.0)
     fill, has_missing = float(np.median(numbers)), bool(absent.any())
     return Number(
         *(name, fill, thresholds, has_missing),
-        centre=centre,
+        center=center,
         scale=scale,
         decimal=decimal,
         digits=_digits(numbers),
@@ -844,15 +844,15 @@ def _units(numbers: Float[np.ndarray, " rows"], name: str) -> tuple[float, float
     if n_apart == len(distinct) and np.abs(distinct).max() <= _MOST:
         return 0.0, 1.0
     low, high = distinct[0] / 2, distinct[-1] / 2  # a sum of large numbers would be infinite
-    centre, scale = float(low + high), float(high - low) or 1.0
-    n_apart = len(np.unique(_single((distinct - centre) / scale)))
+    center, scale = float(low + high), float(high - low) or 1.0
+    n_apart = len(np.unique(_single((distinct - center) / scale)))
     if n_apart < min(_APART * len(distinct), _MANY):
         raise SamplesError(
             f"column {name} has {len(distinct)} different numbers, of which {n_apart} differ in float32: they lie too unevenly between "
             f"{distinct[0]:g} and {distinct[-1]:g}. Give their logarithms, or make bits of them, which compare them exactly "
             "(--column-bits, without --thresholds learned)."
         )
-    return centre, scale
+    return center, scale
 
 
 def _is_number(cell: str) -> bool:

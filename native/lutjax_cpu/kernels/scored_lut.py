@@ -11,7 +11,7 @@ from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 from lutjax.values._fixed_point import result
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
@@ -55,7 +55,7 @@ def forward(call: ScoredLut, *, device: Any) -> jax.Array:
     )
     if _in_units(call):
         assert call.exponents is not None
-        y *= _quantised.power(call.exponents, y.dtype)[None]
+        y *= _quantized.power(call.exponents, y.dtype)[None]
     return result(_summed(call, y), call.weights.dtype, call.accumulate)
 
 
@@ -69,7 +69,7 @@ def backward(
     of_read = dy
     if _in_units(call):
         assert call.exponents is not None
-        of_read = plain.of_every_group(call, dy) * _quantised.power(call.exponents, dy.dtype)[None]
+        of_read = plain.of_every_group(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
         dy = jnp.broadcast_to(dy, of_read.shape)
     some, keep = bool(needs - {"weights"}), "keep" in needs
     wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
@@ -105,7 +105,7 @@ def _tables(call: ScoredLut) -> jax.Array:
     """Return the tables that are read; rounded ones as int8, in units of their scale."""
     if _in_units(call):
         assert call.exponents is not None
-        return _quantised.rounded(call.weights, call.exponents).astype(jnp.int8)
+        return _quantized.rounded(call.weights, call.exponents).astype(jnp.int8)
     return plain.tables(call)
 
 
@@ -132,7 +132,7 @@ def _integers(call: ScoredLut) -> tuple[int, ...]:
     valued = ways if read.valued is None else read.valued
     of_layer = (call.groups, _FAMILIES[type(read), ways], valued < ways, ways, call.keep is not None, valued)
     of_read = (of.lowest, of.highest, of.farthest, of.negligible, of.most_shift)
-    of_tables = (_quantised.SHIFT, _quantised.BEYOND_SCALES, _quantised.MOST_ADDENDS // ways)
+    of_tables = (_quantized.SHIFT, _quantized.BEYOND_SCALES, _quantized.MOST_ADDENDS // ways)
     return *of_layer, *of_read, *of_tables
 
 

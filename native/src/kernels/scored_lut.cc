@@ -23,7 +23,7 @@ constexpr int kPack = 4;             // tables that are read together
 // How many options of the layer and its read stand in front of a kernel's own.
 constexpr int kIntegers = 14, kNumbers = 2;
 
-// Constants of tables of integers (lutjax/values/_quantised.py).
+// Constants of tables of integers (lutjax/values/_quantized.py).
 struct Integers {
   int32_t shift;        // the least coefficient is 2^-shift, of which all are multiples
   int32_t beyond;       // exponents of scales that are numbers are smaller
@@ -199,7 +199,7 @@ void forward(const Call& call, const Layer& a, const Sums& sums) {
   });
 }
 
-// The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/values/_quantised.py).
+// The scales of sums: powers of two; NaN where an entry of the tables was no finite number (lutjax/values/_quantized.py).
 void scales_of(const int32_t* exponents, int64_t size, const Integers& of, float* scale) {
   for (int64_t o = 0; o < size; ++o) {
     const int32_t n = exponents[o] - of.shift;

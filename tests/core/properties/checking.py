@@ -49,7 +49,7 @@ def invoke(op: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         arguments["scalars"] = {n.removeprefix("scalars."): arguments.pop(n) for n in _scalars(arguments)}
         options["read"] = READS[options["read"]][1]
     if "exponents" in arguments:
-        arguments["weights"] = lutjax.QuantisedTables(arguments["weights"], arguments.pop("exponents"))
+        arguments["weights"] = lutjax.QuantizedTables(arguments["weights"], arguments.pop("exponents"))
     if op == "conv_lut":
         windows = options.pop("windows")
         options |= {"kernel": windows.size, "stride": windows.stride, "padding": windows.padding}

@@ -99,14 +99,14 @@ class Totals:
         shape = np.broadcast_shapes(np.shape(of.value), *(np.shape(a) for a in at))
         value, size, depth, error = (np.broadcast_to(a, shape) for a in of)
         if self.scale is not None:
-            value, error = self._quantised(value, depth, size, error)
+            value, error = self._quantized(value, depth, size, error)
             size = np.zeros(shape)
         at = tuple(np.broadcast_to(a, shape) for a in at)
         for total, addend in ((self.value, value), (self.size, size), (self.error, error), (self.added, 1)):
             np.add.at(total, at, addend)
         np.maximum.at(self.inner, at, depth)
 
-    def _quantised(self, value: Any, depth: Any, size: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _quantized(self, value: Any, depth: Any, size: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
         product = np.asarray(value, self.dtype) * self.dtype.type(self.scale)
         product = np.asarray(product, np.float64)
         integer = np.where(np.isnan(product), 0, np.trunc(np.clip(product, INT32.min + 1, INT32.max)))
@@ -184,7 +184,7 @@ def detect_signs(deltas: np.ndarray, epsilon: float = 0.0) -> Detection:
 
     bit_r  = delta_r > 0 and not |delta_r| < epsilon        0, -0 and NaN give 0
     index  = sum_r bit_r << r
-    r*     = the first r that minimises |delta_r|            NaN counts as the smallest
+    r*     = the first r that minimizes |delta_r|            NaN counts as the smallest
     margin = delta_{r*},   flip = 1 << r*
     C = 0:   index = 0,    flip = 0,  margin = +inf
     """
@@ -429,7 +429,7 @@ def ways_of(read: str, u: np.ndarray, s: dict[str, float], n_ways: int = 2) -> l
 
     m = |u|, closest = the smallest, S = sum m, L = -sum log(1 + exp(-beta m)), with the slope -1 of m at 0
 
-    hard, blend  share = 0.5 / (1 + closest)                                   1 - share of the row, share of its neighbour;
+    hard, blend  share = 0.5 / (1 + closest)                                   1 - share of the row, share of its neighbor;
     soft_sign    share = sigmoid(-2 closest / ((soft + closest) select))       hard, hard_sign: of the gradient alone
     confidence   score = S exp(gamma L), share = sigmoid(-2 closest / tau)     score (1 - share), score share
     powers       the nearest powers of two F of these E, with the derivative of E times min(F / E, 2**8)
@@ -520,7 +520,7 @@ def _undecided(a: Sum, where: np.ndarray) -> Sum:
     return a._replace(error=np.where(where, np.inf, a.error))
 
 
-def quantised(weights: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+def quantized(weights: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tables as integers, and the exponents of their scales, ``[G, O]``.
 
     The least exponent with which the largest entry of a group and output is at most 128; integers are rounded half up and end at 127.
@@ -545,7 +545,7 @@ def _shape_of(weights: np.ndarray | Integers) -> tuple[int, ...]:
 def _rows_of_reads(weights: np.ndarray | Integers, read: str, groups: int) -> np.ndarray:
     if read != "powers":
         return wide(weights)
-    whole, exponents = weights if isinstance(weights, tuple) else quantised(weights, groups)
+    whole, exponents = weights if isinstance(weights, tuple) else quantized(weights, groups)
     return np.ldexp(wide(whole), exponents[groups_of(len(whole), groups)][:, None])
 
 

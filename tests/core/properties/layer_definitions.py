@@ -670,22 +670,22 @@ def clipped(values: np.ndarray) -> Defined:
     return np.clip(values, -1, 1), pull
 
 
-def corners(table: np.ndarray, parametrisation: str, how: Training, key: Any) -> Defined:
+def corners(table: np.ndarray, parameterization: str, how: Training, key: Any) -> Defined:
     """Values of the slots of tables: sigmoids of logits, of their Walsh coefficients, or clipped numbers; hard ones are bits."""
     hard = how.deterministic or how.estimator == "straight_through"
-    if parametrisation == "raw":
+    if parameterization == "raw":
         values, pull_clip = clipped(table)
         soft, pull_soft = (wide(values) + 1) / 2, lambda d: pull_clip(d / 2)
     else:
         ids = np.arange(table.shape[1])
         walsh = -np.where(np.bitwise_count(ids[:, None] & ids) % 2, -1.0, 1.0)
-        values = (wide(table) @ walsh).astype(table.dtype) if parametrisation == "walsh" else table
+        values = (wide(table) @ walsh).astype(table.dtype) if parameterization == "walsh" else table
         relaxed = how._replace(estimator="soft") if hard else how
         soft = sigmoid(relaxed.noisy(values, key, jax.random.logistic))
 
         def pull_soft(d: np.ndarray) -> Arrays:
             of_logits = d * soft * (1 - soft) / how.temperature
-            return {"table": of_logits @ walsh.T if parametrisation == "walsh" else of_logits}
+            return {"table": of_logits @ walsh.T if parameterization == "walsh" else of_logits}
 
     def pull(d: np.ndarray) -> Arrays:
         return {"table": np.zeros(table.shape)} if how.deterministic else pull_soft(d)
@@ -709,19 +709,19 @@ GATES: dict[str, tuple[Callable[..., D.Sum], Callable[..., dict[str, D.Sum]], st
 }
 
 
-def of_tables(layer: str, a: Arrays, how: Training, key: Any, parametrisation: str = "light") -> Defined:
+def of_tables(layer: str, a: Arrays, how: Training, key: Any, parameterization: str = "light") -> Defined:
     """Tables of a layer as its op takes them."""
     if layer == "LogicGates":
         return gates(a["logits"], how, key)
-    return slots(a["table"], how) if layer == "BinaryLUT" else corners(a["table"], parametrisation, how, key)
+    return slots(a["table"], how) if layer == "BinaryLUT" else corners(a["table"], parameterization, how, key)
 
 
 def wired(
-    layer: str, a: Arrays, x: np.ndarray, wiring: str, how: Training, parametrisation: str = "light"
+    layer: str, a: Arrays, x: np.ndarray, wiring: str, how: Training, parameterization: str = "light"
 ) -> Defined:
     """A layer of gates or tables over a vector, ``[..., I]`` to ``[..., G]``."""
     table_key, scores_key = how.keys
-    made, pull_tables = of_tables(layer, a, how, table_key, parametrisation)
+    made, pull_tables = of_tables(layer, a, how, table_key, parameterization)
     forward, backward, name = GATES[layer]
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     bits = layer == "BinaryLUT" and not how.deterministic and how.estimator == "straight_through"
@@ -967,11 +967,11 @@ def pooled(y: np.ndarray, g: Geometry, rounding: float) -> Defined:
 
 
 def trees(
-    a: Arrays, x: np.ndarray, parametrisation: str, g: Geometry, n_kernels: int, how: Training
+    a: Arrays, x: np.ndarray, parameterization: str, g: Geometry, n_kernels: int, how: Training
 ) -> Defined:
     """Trees of gates or tables over images ``[..., H, W, F]``, and the largest of each group of places."""
-    layer = "LogicGates" if parametrisation == "gates" else "SoftLUT"
-    made, pull_tables = of_tables(layer, a, how, how.key, parametrisation)
+    layer = "LogicGates" if parameterization == "gates" else "SoftLUT"
+    made, pull_tables = of_tables(layer, a, how, how.key, parameterization)
     forward, backward, name = GATES[layer]
     axis = 1 if layer == "LogicGates" else 0
     flat = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
@@ -1008,7 +1008,7 @@ def channels_joined(x: np.ndarray) -> Defined:
 
 
 def with_edges(x: np.ndarray) -> Defined:
-    """Images ``[..., H, W, F]`` followed by differences of neighbours, each of all channels; beyond the border a pixel is that at it."""
+    """Images ``[..., H, W, F]`` followed by differences of neighbors, each of all channels; beyond the border a pixel is that at it."""
     height, width = x.shape[-3:-1]
     rows, columns = np.arange(height), np.arange(width)
     ends = [  # pixels and their factors

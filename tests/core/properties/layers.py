@@ -13,6 +13,7 @@ from layer_libraries import spec_type_of
 
 from lutjax import wiring
 from lutjax.layers import haiku as of_haiku, linen as of_linen, nnx as of_nnx
+from lutjax.layers._spec import QUANTIZED
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
 from properties import definitions, layer_definitions as L
 from properties.members import FINE, FINITE, READS, SCALARS, Arrays, Op, Pullback, Source, given
@@ -108,7 +109,7 @@ def _variable(s: Source, spec: Any, v: Any, before: Arrays, o: Options) -> np.nd
         return s.numbers(0, spec._n_readable, *v.shape)
     if v.kind == "scalars":
         return np.clip(s.finite(*v.shape, steps=4), -1, 1).astype(s.dtype)
-    if v.name == "weights" and v.kind == "quantised":
+    if v.name == "weights" and v.kind == QUANTIZED:
         return s.numbers(-128, 128, *v.shape).astype(np.int8)
     if v.name == "exponents":
         return s.numbers(-8, -4, *v.shape)
@@ -235,7 +236,7 @@ def _adds_floats(o: Options) -> Options:
 
 def _fits_numbers(o: Options) -> Options:
     """Return options that fit tables without logits."""
-    return _without(o, "temperature", *_gumbel(o)) if o.get("parametrisation") == "raw" else o
+    return _without(o, "temperature", *_gumbel(o)) if o.get("parameterization") == "raw" else o
 
 
 def _gumbel(o: Options) -> tuple[str, ...]:
@@ -475,7 +476,7 @@ def _keys(z: Sizes, o: Options) -> dict[str, Any]:
         "heads": z["groups"],
         "k": 2,
         "key_size": z["bits"]
-        + 1,  # one number would be 1 or -1 when it is normalised, and its gradient rounding alone
+        + 1,  # one number would be 1 or -1 when it is normalized, and its gradient rounding alone
     }
 
 
@@ -504,7 +505,7 @@ def _read(o: Options) -> dict[str, Any]:
     if name is None:
         return {}
     dropout = {"table_dropout": SHARE} if o.get("table_dropout") else {}
-    return {"read": READS[name][1], "quantised": name == "integers", **dropout}
+    return {"read": READS[name][1], "quantized": name == "integers", **dropout}
 
 
 def _keep(a: Arrays, x: np.ndarray, rank: int, n_tables: int, dtype: Any) -> Any:
@@ -768,7 +769,7 @@ def _axis(define: Callable[..., L.Defined], n: int = 1) -> Callable[..., L.Defin
 def _logic(layer: str, *names: str) -> Layer:
     def define(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
         how = training({"estimator": _DEFAULTS.get(layer, "soft"), **o}, a)
-        return L.wired(layer, a, x, o.get("wiring", "balanced"), how, o.get("parametrisation", "light"))
+        return L.wired(layer, a, x, o.get("wiring", "balanced"), how, o.get("parameterization", "light"))
 
     def arguments(z: Sizes, o: Options) -> dict[str, Any]:
         sizes = {"n_inputs": z["wires"]} if layer != "LogicGates" else {}
@@ -818,7 +819,7 @@ _DEFAULTS = {"BinaryLUT": "straight_through"}
 
 
 def _trees(z: Sizes, o: Options) -> dict[str, Any]:
-    arity = o.get("n_inputs", 2) if o.get("parametrisation", "gates") != "gates" else 2
+    arity = o.get("n_inputs", 2) if o.get("parameterization", "gates") != "gates" else 2
     geometry = {
         "none": {},
         "padding": {"padding": (1, 0), "pool": (2, 1), "kernel": (3, 2)},
@@ -830,7 +831,7 @@ def _trees(z: Sizes, o: Options) -> dict[str, Any]:
         "n_kernels": z["outputs"],
         "kernel": 2,
         "n_inputs": arity,
-        **given(o, "depth", "feature_axis", "estimator", "parametrisation", "wiring"),
+        **given(o, "depth", "feature_axis", "estimator", "parameterization", "wiring"),
         **of_constructor(o),
         **({"channels_per_kernel": 1} if o.get("channels_per_kernel") else {}),
         "depth": o.get("depth", 2),
@@ -842,7 +843,7 @@ def _trees_of(z: Sizes, o: Options, a: Arrays, x: np.ndarray) -> L.Defined:
     sizes = _trees(z, o)
     names = {"kernel": 2, "stride": 1, "padding": 0, "pool": 1, "pool_padding": 0}
     geometry = L.Geometry(*(_pair(sizes.get(n, d)) for n, d in names.items()))
-    return L.trees(a, x, sizes.get("parametrisation", "gates"), geometry, z["outputs"], training(o, a))
+    return L.trees(a, x, sizes.get("parameterization", "gates"), geometry, z["outputs"], training(o, a))
 
 
 def _tree_images(s: Source, z: Sizes, o: Options) -> Arrays:
@@ -907,7 +908,7 @@ def _of_weights(a: Arrays, o: Options) -> Any:
 
 def _of_numbers(o: Options) -> tuple[str, ...]:
     """Tables without logits are clipped."""
-    return ("table",) if o.get("parametrisation") == "raw" else ()
+    return ("table",) if o.get("parameterization") == "raw" else ()
 
 
 def _integers(o: Options) -> bool:
@@ -1017,9 +1018,9 @@ LAYERS: dict[str, Op] = {
         chain=4,
         batch=_of_recurrent,
     ),
-    "SoftLUT": _logic("SoftLUT", "parametrisation").member(
+    "SoftLUT": _logic("SoftLUT", "parameterization").member(
         ("table", "scores"),
-        {**WIRED, "parametrisation": ("light", "walsh", "raw"), **DTYPE, **LIBRARY},
+        {**WIRED, "parameterization": ("light", "walsh", "raw"), **DTYPE, **LIBRARY},
         values=FINITE,
         clipped=_of_numbers,
         chain=2,
@@ -1039,7 +1040,7 @@ LAYERS: dict[str, Op] = {
             **ESTIMATORS,
             "readers": (True, False),
             "geometry": ("none", "padding", "strides", "pool padding"),
-            "parametrisation": ("gates", "light", "walsh", "raw"),
+            "parameterization": ("gates", "light", "walsh", "raw"),
             "n_inputs": (2, 3),
             "depth": (2, 1, 3),
             "channels_per_kernel": (False, True),

@@ -413,7 +413,7 @@ def _read_of(a: Arrays, o: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _tables(a: Arrays) -> Any:
-    return lutjax.QuantisedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
+    return lutjax.QuantizedTables(a["weights"], a["exponents"]) if "exponents" in a else a["weights"]
 
 
 def _call_scored(module: Any, a: Arrays, o: Mapping[str, Any]) -> Arrays:
@@ -988,9 +988,9 @@ OPS: dict[str, Op] = {
         dtype=lambda a, o: definitions.accumulator(a["logits"].dtype),
         define=_of_coefficients,
     ),
-    "quantise_tables": Op(
+    "quantize_tables": Op(
         lambda s, z, o: {"weights": s.grid(z["detectors"], 2 ** z["bits"], z["outputs"])},
-        lambda m, a, o: vars(m.quantise_tables(a["weights"], **_in_groups(o))),
+        lambda m, a, o: vars(m.quantize_tables(a["weights"], **_in_groups(o))),
         (),
         _GROUPS,
         output="values",
@@ -1000,7 +1000,7 @@ OPS: dict[str, Op] = {
             dict(
                 zip(
                     ("values", "exponents"),
-                    definitions.quantised(a["weights"], groups_of(o["sizes"], o) or 1),
+                    definitions.quantized(a["weights"], groups_of(o["sizes"], o) or 1),
                     strict=True,
                 )
             ),

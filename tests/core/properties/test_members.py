@@ -14,7 +14,7 @@ from layer_libraries import spec_type_of
 
 import lutjax
 from lutjax import ops, reads, tables as factored, wiring
-from lutjax.dispatch import catalogue
+from lutjax.dispatch import catalog
 from lutjax.layers import _logic, _logic_images, _spec, _tables, haiku, linen, nnx
 from lutjax.models import LogicTreeNetConfig
 from properties import calls, checking, layers, members, strategies
@@ -29,7 +29,7 @@ NOT_DRAWN = {
 WITHOUT_SIZES = {
     "pack_bits": "test_packing_bits",
     "unpack_bits": "test_packing_bits",
-    "quantise_tables": "test_tables_as_integers",
+    "quantize_tables": "test_tables_as_integers",
 }
 """Ops whose values are not drawn in test_values.py by sizes, with the tests there that draw them."""
 LEFT_OUT = {
@@ -89,7 +89,7 @@ def public_ops() -> set[str]:
 
 
 def test_every_op():
-    every = public_ops() | set(catalogue.KERNELS)
+    every = public_ops() | set(catalog.KERNELS)
     assert {"lut", "conv_lut", "logic_trees", "unpack_bits"} <= every
     drawn = every - set(NOT_DRAWN)
     assert not drawn - set(OPS), "ops that are no members: see properties/ops.py"
@@ -226,13 +226,13 @@ def test_every_argument_of_layers(layer, monkeypatch):
 
 def choices(spec_type: Any) -> dict[str, Any]:
     """Return the names that an argument takes, by arguments."""
-    parametrisations = (
-        ("gates", *_logic.PARAMETRISATIONS) if hasattr(spec_type, "depth") else _logic.PARAMETRISATIONS
+    parameterizations = (
+        ("gates", *_logic.PARAMETERIZATIONS) if hasattr(spec_type, "depth") else _logic.PARAMETERIZATIONS
     )
     return {
         "wiring": _logic_images.LEAVES if hasattr(spec_type, "depth") else wiring.LEARNED,
         "estimator": getattr(spec_type, "estimators", ()),
-        "parametrisation": parametrisations,
+        "parameterization": parameterizations,
         "gradient": _logic.GRADIENTS,
         "targets_per": _tables.TARGET_LISTS,
     }

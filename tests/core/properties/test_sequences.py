@@ -43,7 +43,7 @@ RELATIVES = ("margins", "sparse_lut", "binary_lut", "logic_gates")
 # test the two in the middle alone.
 OF_THE_SAME_PARTS = (
     "scored_lut", "soft_lut", "sparse_lookup", "weighted_lookup", "detect", "detect_signs", "lut_attention", "logic_trees", "gate_network",
-    "lut_at_places", "conv_lut", "cell_total_variation", "gate_coefficients", "quantise_tables", "packed_lut", "pack_bits", "unpack_bits",
+    "lut_at_places", "conv_lut", "cell_total_variation", "gate_coefficients", "quantize_tables", "packed_lut", "pack_bits", "unpack_bits",
     *LAYERS, *NETS,
 )  # fmt: skip
 PULLS = ("plain", "jit", "closure", "vmap", "scan")

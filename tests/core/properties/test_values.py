@@ -217,9 +217,9 @@ def test_tables_as_integers(data):
     v = Values(data.draw, (*FINITE, LARGE))
     weights = v.table((4, 4, 3), dtype)
     weights[..., data.draw(st.integers(0, 2))] = 0
-    tables = lutjax.quantise_tables(weights, groups=groups)
+    tables = lutjax.quantize_tables(weights, groups=groups)
     assert tables.values.dtype == jnp.int8
-    whole, exponents = D.quantised(weights, groups or 1)
+    whole, exponents = D.quantized(weights, groups or 1)
     np.testing.assert_array_equal(tables.exponents, exponents)
     np.testing.assert_array_equal(tables.values, whole)
 

@@ -45,7 +45,7 @@ class Table:
       op: one of `LOOK_UPS`. dtype: of the table.
       options: of the op, as those of a `Call`.
       factor: of `lutjax.scale_gradient` on the way to it. rate: factor of its learning rate.
-      dense: whether it is left out of the tables, and trained by its normalised dense gradient.
+      dense: whether it is left out of the tables, and trained by its normalized dense gradient.
     """
 
     op: str
@@ -91,13 +91,13 @@ class Training:
         return tables.Optimizer(
             self.rule,
             RATE,
-            rest=optax.chain(tables.normalised(), optax.sgd(RATE)) if self.normalises else None,
+            rest=optax.chain(tables.normalized(), optax.sgd(RATE)) if self.normalizes else None,
             rates={name: t.rate for name, t in names.items() if t.rate != 1},
             tables=self.is_table,
         )
 
     @property
-    def normalises(self) -> bool:
+    def normalizes(self) -> bool:
         return any(t.dense for t in self.tables)
 
 
@@ -228,7 +228,7 @@ def expected_step(training: Training, params: Any, gradients: Any, touched: Any,
 
 
 def _moved_rest(training: Training, p: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    largest = np.max(np.abs(gradient), initial=1e-16) if training.normalises else 1
+    largest = np.max(np.abs(gradient), initial=1e-16) if training.normalizes else 1
     return p.astype(float) - RATE * gradient / largest
 
 

@@ -135,8 +135,8 @@ def triplet_formula(anchor, same, other):
     near = np.sqrt(np.sum((anchor - same) ** 2, -1, keepdims=True) + 1e-6)
     far = np.sqrt(np.sum((anchor - other) ** 2, -1, keepdims=True) + 1e-6)
     counts = (near - far + 1 > 0) / len(anchor)
-    towards, away = counts * (anchor - same) / near, counts * (anchor - other) / far
-    return towards - away, -towards, away
+    toward, away = counts * (anchor - same) / near, counts * (anchor - other) / far
+    return toward - away, -toward, away
 
 
 @SECTION.forward(triplet, **TRIPLES)

@@ -8,10 +8,10 @@ from coverage_rows._row import Section, indices, normal
 
 SECTION = Section(
     "3D/Mesh Kernels",
-    "`neighbours` contains the four edges around each mesh edge, `spirals` the vertices in the spiral around each vertex.",
+    "`neighbors` contains the four edges around each mesh edge, `spirals` the vertices in the spiral around each vertex.",
 )
 
-MESH = {"x": normal(6, 2), "neighbours": indices(6, 6, 4), "w": normal(10, 3), "b": normal(3)}
+MESH = {"x": normal(6, 2), "neighbors": indices(6, 6, 4), "w": normal(10, 3), "b": normal(3)}
 SPIRALS = {"x": normal(5, 2), "spirals": indices(5, 5, 3), "w": normal(6, 3), "b": normal(3)}
 
 
@@ -47,23 +47,23 @@ def upsample3d_nearest_backward(x, dy):
     return jax.vjp(upsample3d_nearest, x)[1](dy)
 
 
-def mesh_reading(x, neighbours, edge):
-    a, b, c, d = (x[other] for other in neighbours[edge])
+def mesh_reading(x, neighbors, edge):
+    a, b, c, d = (x[other] for other in neighbors[edge])
     return np.concatenate([x[edge], a + c, abs(a - c), b + d, abs(b - d)])
 
 
-def mesh_convolved(x, neighbours, w, b):
-    return np.stack([mesh_reading(x, neighbours, edge) @ w + b for edge in range(len(x))])
+def mesh_convolved(x, neighbors, w, b):
+    return np.stack([mesh_reading(x, neighbors, edge) @ w + b for edge in range(len(x))])
 
 
-def mesh_formula(x, neighbours, w, b, dy):
+def mesh_formula(x, neighbors, w, b, dy):
     dx, dw = np.zeros_like(x), np.zeros_like(w)
     for edge, cotangent in enumerate(dy):
-        dw += np.outer(mesh_reading(x, neighbours, edge), cotangent)
+        dw += np.outer(mesh_reading(x, neighbors, edge), cotangent)
         own, *pairs = np.split(w @ cotangent, 5)
         dx[edge] += own
         for (one, other), (total, apart) in zip(((0, 2), (1, 3)), (pairs[:2], pairs[2:]), strict=True):
-            one, other = neighbours[edge, one], neighbours[edge, other]
+            one, other = neighbors[edge, one], neighbors[edge, other]
             sign = np.sign(x[one] - x[other])
             dx[one] += total + sign * apart
             dx[other] += total - sign * apart
@@ -71,16 +71,16 @@ def mesh_formula(x, neighbours, w, b, dy):
 
 
 @SECTION.forward(mesh_convolved, **MESH)
-def mesh_conv_forward(x, neighbours, w, b):
+def mesh_conv_forward(x, neighbors, w, b):
     """Hanocka et al. 2019: sums and distances of opposite edges, which their order does not change."""
-    one, two, three, four = jnp.moveaxis(x[neighbours], 1, 0)
+    one, two, three, four = jnp.moveaxis(x[neighbors], 1, 0)
     pairs = [one + three, jnp.abs(one - three), two + four, jnp.abs(two - four)]
     return jnp.concatenate([x, *pairs], axis=-1) @ w + b
 
 
 @SECTION.backward(mesh_conv_forward, "x", "w", "b", formula=mesh_formula)
-def mesh_conv_backward(x, neighbours, w, b, dy):
-    return jax.vjp(lambda x, w, b: mesh_conv_forward(x, neighbours, w, b), x, w, b)[1](dy)
+def mesh_conv_backward(x, neighbors, w, b, dy):
+    return jax.vjp(lambda x, w, b: mesh_conv_forward(x, neighbors, w, b), x, w, b)[1](dy)
 
 
 def spiralled(x, spirals, w, b):

@@ -1,4 +1,4 @@
-"""Section 4: normalisations, channels last."""
+"""Section 4: normalizations, channels last."""
 
 import flax.linen
 import jax
@@ -14,16 +14,16 @@ LINES = {"x": normal(2, 3, 4)}
 IMAGES = {"x": normal(2, 3, 2, 4)}
 
 
-def standardised(x, axes, epsilon):
+def standardized(x, axes, epsilon):
     """Two passes: the mean, then the variance around it. Returns also one over the standard deviation."""
-    centred = x - x.mean(axes, keepdims=True)
-    rate = 1 / np.sqrt(np.mean(centred**2, axes, keepdims=True) + epsilon)
-    return centred * rate, rate
+    centerd = x - x.mean(axes, keepdims=True)
+    rate = 1 / np.sqrt(np.mean(centerd**2, axes, keepdims=True) + epsilon)
+    return centerd * rate, rate
 
 
 def cotangents(x, scale, dy, axes, epsilon=1e-6):
-    """Cotangents of inputs, scale and bias of a normalisation over these axes."""
-    y, rate = standardised(x, axes, epsilon)
+    """Cotangents of inputs, scale and bias of a normalization over these axes."""
+    y, rate = standardized(x, axes, epsilon)
     inner = dy * scale
     dx = rate * (inner - inner.mean(axes, keepdims=True) - y * np.mean(inner * y, axes, keepdims=True))
     return dx, *parameter_cotangents(y, dy)
@@ -40,7 +40,7 @@ def grouped(x):
 
 
 def batch_reference(x, scale, bias, mean, var):
-    y = standardised(x, (0, 1, 2), 1e-5)[0] * scale + bias
+    y = standardized(x, (0, 1, 2), 1e-5)[0] * scale + bias
     running = {
         "mean": 0.9 * mean + 0.1 * x.mean((0, 1, 2)),
         "var": 0.9 * var + 0.1 * np.mean((x - x.mean((0, 1, 2))) ** 2, (0, 1, 2)),
@@ -49,7 +49,7 @@ def batch_reference(x, scale, bias, mean, var):
 
 
 def group_reference(x, scale, bias):
-    return standardised(grouped(x), (1, 2, 4), 1e-6)[0].reshape(x.shape) * scale + bias
+    return standardized(grouped(x), (1, 2, 4), 1e-6)[0].reshape(x.shape) * scale + bias
 
 
 def rms_reference(x, scale):
@@ -65,7 +65,7 @@ def batchnorm_forward(x, scale, bias, mean, var):
     )
 
 
-@SECTION.forward(lambda x, scale, bias: standardised(x, -1, 1e-6)[0] * scale + bias, **LINES, **AFFINE)
+@SECTION.forward(lambda x, scale, bias: standardized(x, -1, 1e-6)[0] * scale + bias, **LINES, **AFFINE)
 def layernorm_forward(x, scale, bias):
     return flax.linen.LayerNorm().apply({"params": {"scale": scale, "bias": bias}}, x)
 
@@ -75,7 +75,7 @@ def groupnorm_forward(x, scale, bias):
     return flax.linen.GroupNorm(num_groups=2).apply({"params": {"scale": scale, "bias": bias}}, x)
 
 
-@SECTION.forward(lambda x, scale, bias: standardised(x, (1, 2), 1e-6)[0] * scale + bias, **IMAGES, **AFFINE)
+@SECTION.forward(lambda x, scale, bias: standardized(x, (1, 2), 1e-6)[0] * scale + bias, **IMAGES, **AFFINE)
 def instancenorm_forward(x, scale, bias):
     return flax.linen.InstanceNorm().apply({"params": {"scale": scale, "bias": bias}}, x)
 
@@ -108,14 +108,14 @@ def layernorm_backward(x, scale, bias, dy):
     layernorm_forward,
     "scale",
     "bias",
-    formula=lambda x, scale, bias, dy: parameter_cotangents(standardised(x, -1, 1e-6)[0], dy),
+    formula=lambda x, scale, bias, dy: parameter_cotangents(standardized(x, -1, 1e-6)[0], dy),
 )
 def layernorm_grad_params(x, scale, bias, dy):
     return jax.vjp(lambda *moved: layernorm_forward(x, *moved), scale, bias)[1](dy)
 
 
 def group_formula(x, scale, bias, dy):
-    y, rate = standardised(grouped(x), (1, 2, 4), 1e-6)
+    y, rate = standardized(grouped(x), (1, 2, 4), 1e-6)
     inner = grouped(dy * scale)
     means = inner.mean((1, 2, 4), keepdims=True), np.mean(inner * y, (1, 2, 4), keepdims=True)
     dx = rate * (inner - means[0] - y * means[1])

@@ -117,7 +117,7 @@ def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
-    """Read an element for each thread, then further ones: neighbours read neighbours."""
+    """Read an element for each thread, then further ones: neighbors read neighbors."""
     return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 

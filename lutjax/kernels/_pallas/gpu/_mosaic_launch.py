@@ -31,7 +31,7 @@ def launch(
     Args:
       kernel: a function of references to all inputs and outputs.
       outputs: shapes and dtypes of what it writes. name: what a profile shows.
-      grid: programs along each axis; neighbours along the last run at the same time. The kernel asks
+      grid: programs along each axis; neighbors along the last run at the same time. The kernel asks
         for its place by `jax.lax.axis_index`, and for its warpgroup by the name ``"warpgroup"``.
       warpgroups: of a program; as many as a `pipeline` takes, if nothing is said.
       by_lanes: whether arrays of the kernel have the layouts that they are given; otherwise the compiler chooses.

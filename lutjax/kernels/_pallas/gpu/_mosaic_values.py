@@ -16,7 +16,7 @@ _THREADS = _mosaic_launch.THREADS
 
 # ------------------------------------------------------------------------------------- arrays
 def one_each(together: int) -> Any:
-    """Return the layout of an array of which each thread has one number, then further ones: neighbours have neighbours."""
+    """Return the layout of an array of which each thread has one number, then further ones: neighbors have neighbors."""
     return plgpu.Layout.WG_STRIDED((together * _THREADS,), 1)
 
 
@@ -59,7 +59,7 @@ def only(register: Any) -> Any:
 
 
 def sums_over_lanes(values: list[Any]) -> Any:
-    """Return the sums over neighbouring lanes, as many as values, a power of two: lane l of these gets that of value l.
+    """Return the sums over neighboring lanes, as many as values, a power of two: lane l of these gets that of value l.
 
     In each exchange a lane gives half of the values it has sums of and gets the other lane's sums of the other half.
     """

@@ -26,7 +26,7 @@ from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 
 _INPUTS = 16  # of bfloat16 in a register
 _BITS = 8  # of a number of bfloat16
@@ -205,7 +205,7 @@ class _Scored(_products.Reads):
         samples: Any,
     ) -> None:
         found = dict(zip(self._needs, outputs, strict=True))
-        _, pull, _ = plain.linearised(self._call.read, *self._arguments(refs))
+        _, pull, _ = plain.linearized(self._call.read, *self._arguments(refs))
         du, scalars, keep = pull(list(products))
         exist = self._exist(block, samples)
         if "x" in found:
@@ -277,7 +277,7 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
     """Return the sum of integers, each times its coefficient in units of the smallest one, times the scale of the output."""
     assert call.exponents is not None
     reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
-    most = plain.n_ways(call) * _quantised.MOST_UNITS  # of a row that all ways read
+    most = plain.n_ways(call) * _quantized.MOST_UNITS  # of a row that all ways read
     n_terms = -(-most.bit_length() // _BITS)
     per_group = blocks.n_rows // blocks.groups
 
@@ -296,7 +296,7 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
         whole: list[Way] = []
         for index, coefficient in reads.ways(given, block, samples):
             assert coefficient is not None
-            units, wrong = _quantised.in_units(coefficient)
+            units, wrong = _quantized.in_units(coefficient)
             unknown = jnp.where(index < 0, 0, wrong.astype(jnp.float32))
             unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
             whole.append((index, units.astype(jnp.float32)))

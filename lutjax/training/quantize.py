@@ -22,7 +22,7 @@ from lutjax.training.text import Bytes
 with needed_by(__name__):
     from flax import nnx
 
-FOLDER = "quantised"
+FOLDER = "quantized"
 """Name of the folder of the deployed model in the folder of its run."""
 
 
@@ -33,8 +33,8 @@ def deployed_record(folder: Path, record: Record) -> Record:
       RunError: the model of the run has no tables that become integers.
     """
     config, advice = record.model, "train one by lutjax train lm --model gpt --read powers_of_two."
-    if record.quantised:
-        raise RunError(f"{folder} is quantised already.")
+    if record.quantized:
+        raise RunError(f"{folder} is quantized already.")
     if not isinstance(config, GPTConfig):
         raise RunError(
             f"{folder} is a run of the model lut, whose form of integers is the C program that lutjax export writes: for tables "
@@ -53,7 +53,7 @@ def deployed_record(folder: Path, record: Record) -> Record:
     name = next(name for name, known in READS.items() if known == PowersOfTwo(read.ways))
     # There is no dropout of tables without training.
     model = dataclasses.replace(config, read=name, table_dropout=0.0)
-    return dataclasses.replace(record, model=model, quantised=True)
+    return dataclasses.replace(record, model=model, quantized=True)
 
 
 def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
@@ -63,7 +63,7 @@ def deployed_model(model: LanguageModel, record: Record) -> LanguageModel:
       model: as it was trained.
       record: of the deployed model.
     """
-    return layers.quantised(structure_of(record.model).model(*models.arrays(model)))
+    return layers.quantize(structure_of(record.model).model(*models.arrays(model)))
 
 
 def evaluate(
@@ -74,13 +74,13 @@ def evaluate(
     Args:
       progress: is told which share of the part is done.
     """
-    structure = structure_of(record.model, quantised=record.quantised)
+    structure = structure_of(record.model, quantized=record.quantized)
     return Evaluation(structure, record.model.context)(*models.arrays(model), part, progress=progress)
 
 
 def bytes_of(model: LanguageModel) -> tuple[int, int]:
     """Return the bytes of a model's tables, with the exponents of integers, and of all its arrays."""
-    return _bytes(nnx.state(model, (layers.Tables, layers.Quantised))), _bytes(nnx.state(model))
+    return _bytes(nnx.state(model, (layers.Tables, layers.Quantized))), _bytes(nnx.state(model))
 
 
 def check_place(folder: Path) -> None:

@@ -39,7 +39,7 @@ _LOW = 16  # bits of the lower part of a sum in two parts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class QuantisedTables:
+class QuantizedTables:
     """Tables of integers: row ``values[t, r]`` stands for ``values[t, r] * 2.0**exponents[g]`` in group ``g``.
 
     Attributes:
@@ -56,15 +56,15 @@ class QuantisedTables:
         return self.values.shape
 
 
-def _unflatten(_: None, children: Iterable[Any]) -> QuantisedTables:
+def _unflatten(_: None, children: Iterable[Any]) -> QuantizedTables:
     # Transformations put placeholders where the arrays are, so no constructor may look at them.
-    tables = object.__new__(QuantisedTables)
+    tables = object.__new__(QuantizedTables)
     tables.__dict__.update(zip(("values", "exponents"), children, strict=True))
     return tables
 
 
 jax.tree_util.register_pytree_with_keys(
-    QuantisedTables,
+    QuantizedTables,
     lambda t: (
         (
             (jax.tree_util.GetAttrKey("values"), t.values),

@@ -8,13 +8,13 @@ from jaxtyping import Float
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.ops import _checks, _groups
-from lutjax.values import _quantised
+from lutjax.values import _quantized
 from lutjax.values._ids import as_jax
 
 
-def quantise_tables(
+def quantize_tables(
     weights: Float[Array, "detectors rows outputs"], *, groups: int | None = None
-) -> _quantised.QuantisedTables:
+) -> _quantized.QuantizedTables:
     """Round tables to int8 with a power of two as scale for each group and output.
 
     Definition, with `groups` of 1 for None::
@@ -40,19 +40,19 @@ def quantise_tables(
 
     Example:
       >>> import jax.numpy as jnp, lutjax
-      >>> tables = lutjax.quantise_tables(jnp.array([[[0.75], [-0.3]]]))
+      >>> tables = lutjax.quantize_tables(jnp.array([[[0.75], [-0.3]]]))
       >>> tables.values[0, :, 0], tables.exponents
       (Array([ 96, -38], dtype=int8), Array([[-7]], dtype=int32))
     """
-    _checks.floats("quantise_tables", "weights", weights, 3, "[detectors, rows, outputs]")
-    n = _groups.number("quantise_tables", groups, weights.shape[0])
+    _checks.floats("quantize_tables", "weights", weights, 3, "[detectors, rows, outputs]")
+    n = _groups.number("quantize_tables", groups, weights.shape[0])
 
-    def quantised(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-        e = _quantised.exponents(weights, n)
-        return _quantised.rounded(weights, e).astype(jnp.int8), e
+    def quantized(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        e = _quantized.exponents(weights, n)
+        return _quantized.rounded(weights, e).astype(jnp.int8), e
 
     def specs(weights: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:
         return _meshes.spec_of(weights), PartitionSpec()
 
-    values, e = _meshes.divided_by_compiler(quantised, specs)(as_jax(weights))
-    return _quantised.QuantisedTables(values, e)
+    values, e = _meshes.divided_by_compiler(quantized, specs)(as_jax(weights))
+    return _quantized.QuantizedTables(values, e)

@@ -15,9 +15,9 @@ from commands import command
 from flax import nnx
 
 import lutjax
-from lutjax.layers.nnx import Quantised, Tables
+from lutjax.layers.nnx import Quantized, Tables
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm_runs, models, quantise, runs
+from lutjax.training import lm_runs, models, quantize, runs
 from lutjax.training.errors import RunError
 from lutjax.training.lm import ModelConfig, Run, TrainingConfig
 from lutjax.training.text import split_text
@@ -75,7 +75,7 @@ def deployed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     """Run the command on a copy of that run."""
     path = tmp_path_factory.mktemp("deployed") / "run"
     shutil.copytree(folder, path)
-    return path, command("quantise", path)
+    return path, command("quantize", path)
 
 
 def losses(result: Result) -> tuple[float, float]:
@@ -97,13 +97,13 @@ def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) ->
     assert result.exit_code == 0, result.output
     before, after = losses(result)
     assert after == pytest.approx(before, abs=1e-4)
-    trained, model = lutjax.load(path), lutjax.load(path / "quantised")
+    trained, model = lutjax.load(path), lutjax.load(path / "quantized")
     logits = logits_of(trained)
     np.testing.assert_allclose(logits_of(model), logits, rtol=1e-4, atol=1e-5)
     nnx.update(trained, jax.tree.map(jnp.zeros_like, nnx.state(trained, Tables)))
     assert np.abs(logits_of(trained) - logits).max() > 0.01  # the tables matter
     words = ("generate", "--prompt", "the ", "--bytes", 40, "--temperature", 0, "--checkpoint")
-    texts = [command(*words, each) for each in (path, path / "quantised")]
+    texts = [command(*words, each) for each in (path, path / "quantized")]
     assert texts[0].exit_code == 0
     assert texts[0].output == texts[1].output
     fast = command(*words, path, "--speed")
@@ -116,9 +116,9 @@ def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) ->
 
 def test_sizes(deployed: tuple[Path, Result]) -> None:
     path, result = deployed
-    model = lutjax.load(path / "quantised")
+    model = lutjax.load(path / "quantized")
     assert not jax.tree.leaves(nnx.state(model, Tables))
-    assert {str(a.dtype) for a in jax.tree.leaves(nnx.state(model, Quantised))} == {"int8", "int32"}
+    assert {str(a.dtype) for a in jax.tree.leaves(nnx.state(model, Quantized))} == {"int8", "int32"}
     numbers = CONFIG.n_layers * 2 * 4 * 2**5 * 4
     exponents = CONFIG.n_layers * 4 * 8
     assert f"tables: {4 * numbers:,} bytes before, {numbers + exponents:,} after" in result.output
@@ -129,16 +129,16 @@ def test_sizes(deployed: tuple[Path, Result]) -> None:
 
 def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
     path, result = deployed
-    record = lutjax.load(path / "quantised").record
-    assert (record.quantised, record.steps, record.model.read) == (True, 12, "powers_of_two")
-    assert not lutjax.load(path).record.quantised
+    record = lutjax.load(path / "quantized").record
+    assert (record.quantized, record.steps, record.model.read) == (True, 12, "powers_of_two")
+    assert not lutjax.load(path).record.quantized
     assert "deploys without a loss" not in result.output
-    assert f"lutjax generate {path / 'quantised'} --prompt" in result.output
-    assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantised"]
-    for words in (("quantise", path / "quantised"), ("train", "lm", "--resume", "--out", path / "quantised")):
+    assert f"lutjax generate {path / 'quantized'} --prompt" in result.output
+    assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints", "quantized"]
+    for words in (("quantize", path / "quantized"), ("train", "lm", "--resume", "--out", path / "quantized")):
         refused = command(*words)
         assert refused.exit_code == 1
-        assert "quantised" in refused.output
+        assert "quantized" in refused.output
 
 
 def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
@@ -154,16 +154,16 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
     best = latest.optimizer._replace(params=trained.params, others=trained.others)
     models.save(tmp_path / "run", 12, latest._replace(optimizer=best), record)
     # The folder that an earlier run or a killed command left is replaced.
-    for name in ("quantised/checkpoints/99", ".unfinished-quantised", ".replaced-quantised/checkpoints"):
+    for name in ("quantized/checkpoints/99", ".unfinished-quantized", ".replaced-quantized/checkpoints"):
         (tmp_path / "run" / name).mkdir(parents=True)
-    result = command("quantise", tmp_path / "run")
+    result = command("quantize", tmp_path / "run")
     assert result.exit_code == 0, result.output
     before, after = losses(result)
     assert after != before
     assert after == pytest.approx(losses(deployed[1])[1], abs=1e-4)
     assert "trained with --read confidence" in result.output
-    assert lutjax.load(tmp_path / "run" / "quantised").record.model.read == "powers_of_two"
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantised"]
+    assert lutjax.load(tmp_path / "run" / "quantized").record.model.read == "powers_of_two"
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "quantized"]
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
 )
 def test_models_without_integers(config: ModelConfig, message: str) -> None:
     with pytest.raises(RunError, match=message):
-        quantise.deployed_record(Path("runs/lm"), record_of(config))
+        quantize.deployed_record(Path("runs/lm"), record_of(config))
 
 
 def test_reads_keep_their_number_of_ways() -> None:
     for read, want in (("confidence_1", "powers_of_two_1"), ("powers_of_two_1", "powers_of_two_1")):
         record = record_of(dataclasses.replace(CONFIG, read=read))
-        found = quantise.deployed_record(Path("runs/lm"), record)
+        found = quantize.deployed_record(Path("runs/lm"), record)
         assert (found.model.read, found.model.table_dropout) == (want, 0.0)
 
 
@@ -207,12 +207,12 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
         ([folder, "--text", other], 1, "the run belongs to another text"),
         ([folder, "--text", tmp_path / "none.txt"], 2, "cannot read the text"),
     ):  # fmt: skip
-        result = command("quantise", *words)
+        result = command("quantize", *words)
         assert result.exit_code == code, result.output
         assert message in " ".join(result.output.split())
         assert result.output.count("Error: ") == 1
     assert not (tmp_path / "none").exists()
-    assert not (folder / "quantised").exists()
+    assert not (folder / "quantized").exists()
 
 
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``lutjax quantise``: a trained language model with tables of int8."""
+"""``lutjax quantize``: a trained language model with tables of int8."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,19 +18,19 @@ from lutjax.training.errors import RunError
     type=click.Path(path_type=Path),
     help="The text of the run. Default: where it was when the run was started.",
 )
-def quantise(folder: Path, text_path: Path | None) -> None:
+def quantize(folder: Path, text_path: Path | None) -> None:
     """Deploy the language model of RUN with tables of int8, a quarter of their bytes.
 
     RUN is the folder of a run of `train lm --model gpt` with tables: what it got as --out. Its best state is tested before and after, and
-    the deployed model is written to RUN/quantised, for `generate` and lutjax.load. A model that was trained with
+    the deployed model is written to RUN/quantized, for `generate` and lutjax.load. A model that was trained with
     --read powers_of_two keeps its loss; one trained with --read confidence is rounded only now and loses a little.
     """
-    from lutjax.training import lm_runs, quantise as deployment, runs
+    from lutjax.training import lm_runs, quantize as deployment, runs
 
     found = runs.kind(folder)
     if found != "lm":
         raise RunError(
-            f"{folder} is a run of {runs.COMMANDS[found]}; quantise takes runs of train lm --model gpt."
+            f"{folder} is a run of {runs.COMMANDS[found]}; quantize takes runs of train lm --model gpt."
         )
     target = folder / deployment.FOLDER
     deployment.check_place(target)

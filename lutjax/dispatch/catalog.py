@@ -1,4 +1,4 @@
-"""Catalogue of the kernels: for each op one row of the platforms and backends that have it.
+"""Catalog of the kernels: for each op one row of the platforms and backends that have it.
 
 Adding a kernel to lutjax is a word here and its module, ``lutjax.kernels.<room of the column>.<op>``.
 """
