@@ -35,7 +35,6 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-import selection  # noqa: E402
 from machine import (  # noqa: E402, F401
     pytest_collection,
     pytest_configure,
@@ -63,26 +62,10 @@ def pytest_sessionstart():
         native_kernels.hide()
 
 
-def pytest_report_header(config):
+def pytest_report_header():
     import native_kernels
 
-    return [
-        f"native kernels: {native_kernels.why_not() or 'tested'}",
-        f"interpreted kernels: {selection.why_without_kernels(config.option.markexpr) or 'tested'}",
-    ]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(collector):
-    items = yield
-    return selection.by_cases(items, collector.CollectError) if isinstance(items, list) else items
-
-
-def pytest_collection_modifyitems(config, items):
-    if selection.why_without_kernels(config.option.markexpr):
-        left_out = [item for item in items if item.get_closest_marker("kernels")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("kernels")]
+    return f"native kernels: {native_kernels.why_not() or 'tested'}"
 
 
 def pytest_collection_finish():
@@ -105,16 +88,6 @@ def pytest_runtest_teardown(item, nextitem):
     if _compiled_programs > _PROGRAMS_HELD and (nextitem is None or nextitem.path != item.path):
         jax.clear_caches()
         _compiled_programs = 0
-
-
-def pytest_runtest_setup(item):
-    needed = [tool for mark in item.iter_markers("tools") for tool in mark.args]
-    needed += [" ".join(("cc", *mark.args)) for mark in item.iter_markers("compiled")]
-    for tool in needed:
-        import tools
-
-        if why := tools.missing(tool):
-            pytest.skip(why)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_among, slow_except
 from click.testing import Result
 from commands import command
 from rich.console import Console
@@ -258,12 +259,16 @@ def abstract(shape: shapes.OfOp, row: str, dtype: str = "float32") -> Any:
     return jax.eval_shape(lambda: measurements.arguments(shape, row, dtype))
 
 
-@pytest.mark.fast("scored-*", "seq-*", "fc-*", "sparse-*")
 @pytest.mark.parametrize(
     "dtype",
-    [measurements.DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in measurements.DTYPES[1:])],
+    slow_except(
+        [measurements.DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in measurements.DTYPES[1:])],
+        "float32",
+    ),
 )
-@pytest.mark.parametrize("text", TINY.values(), ids=TINY)
+@pytest.mark.parametrize(
+    "text", slow_except(TINY.values(), "fc", "scored", "sparse", "seq", ids=TINY), ids=TINY
+)
 def test_rows_of_every_kind(text: str, dtype: str) -> None:
     """Each returns what it says."""
     shape = shapes.parse(text)
@@ -284,8 +289,7 @@ def test_rows_of_every_kind(text: str, dtype: str) -> None:
     assert sum(g.size for g in gradients.values()) == traffic.numbers_in
 
 
-@pytest.mark.fast("soft_lut", "binary_lut")
-@pytest.mark.parametrize("text", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("text", slow_among(GATES.values(), "gates", ids=GATES), ids=GATES)
 def test_rows_of_gates(text: str) -> None:
     shape = shapes.parse(text)
     assert isinstance(shape, shapes.OfOp)
@@ -308,8 +312,7 @@ def test_rows_of_gates(text: str) -> None:
     assert jnp.array_equal(constants["readers"], lutjax.readers(constants["wires"], 5))
 
 
-@pytest.mark.thorough("bfloat16")
-@pytest.mark.fast("bfloat16")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", measurements.DTYPES)
 def test_tables_of_integers_have_a_forward_pass_alone(dtype: str) -> None:
     """8 samples, 2 groups of 4 inputs and 3 outputs, 4 tables of 4 rows: of int8, whatever the dtype of the rest."""
@@ -460,7 +463,7 @@ def test_defaults_on_a_cpu(instantly: list[measurements.Measurement]) -> None:
         assert [(c.name, c.dtype) for c in instantly] == expected
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sums_of_integers(instantly: list[measurements.Measurement]) -> None:
     """Shapes whose sums take them are measured, and these are the sums of the scale."""
     assert bench("--row", "forward", "--accumulate", 16, "--implementation", "xla").exit_code == 0

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from commands import command, output
 from every_layer import CASES
 from flax import linen, nnx
@@ -84,9 +85,7 @@ def called(model: Any) -> Any:
     return call(model)
 
 
-@pytest.mark.slow("lm")
-@pytest.mark.slow("ca", "gpt", "trees", "integers")
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", slow_except(ALL, "digits"))
 def test_models_of_runs(kind: str, tmp_path: Path) -> None:
     ALL[kind](tmp_path / "run")
     model, folder = lutjax.load(tmp_path / "run"), tmp_path / "saved"
@@ -194,8 +193,30 @@ def same(loaded: Any, saved: Any) -> None:
         np.testing.assert_array_equal(found[...], want[...])
 
 
-@pytest.mark.slow(*(name for name in CASES if name not in ONE_CASE_OF_EACH_LAYER))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        CASES,
+        "LUT",
+        "SparseLUT, targets of rows",
+        "LUTAttention, window",
+        "LUTPairAttention, window",
+        "ProjectionLUT, hard",
+        "NgramMemory",
+        "ProductKeyMemory",
+        "ProductKeyExperts",
+        "SpatialLUT",
+        "WindowLUT",
+        "ConvLUT",
+        "LogicGates, balanced",
+        "SoftLUT, balanced",
+        "BinaryLUT, balanced",
+        "LogicRNN, balanced",
+        "LogicConv",
+        "GroupSum",
+        "Thermometer",
+    ),
+)
 def test_every_layer_comes_back(name: str, tmp_path: Path) -> None:
     layer = nnx_layer(CASES[name])
     lutjax.save(layer, tmp_path)

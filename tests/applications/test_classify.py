@@ -492,7 +492,7 @@ def test_data_that_are_not_there(arguments: dict[str, Any], message: str, tmp_pa
         datasets.load(**arguments)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_channels_move_together() -> None:
     images = jnp.asarray(RNG.uniform(size=(3, 6, 5, 2)), jnp.float32)
     key = jax.random.key(3)
@@ -875,7 +875,7 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert {path.name for path in out.iterdir()} == own
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     """RUN is an argument, or the option of earlier versions."""
     out = finished[1]
@@ -887,7 +887,7 @@ def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], 
         assert "Error: give the folder of one run or bundle, as RUN." in command("export", *words).output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     """They are in the circuit, the manifest, the header, the module and the page, which shows no pixels; the encoding travels."""
     _, out, _ = finished

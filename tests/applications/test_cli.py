@@ -190,7 +190,7 @@ def test_finished_run_is_left_alone(finished: tuple[Path, Result], text: Path) -
     assert contents(out) == before
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_interrupted_run_goes_on(
     finished: tuple[Path, Result], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +401,7 @@ def test_a_folder_in_use_is_refused(finished: tuple[Path, Result], text: Path, t
     assert "training on" not in result.output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_dry_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = command("train", "lm", "--text", text, *SIZES, *STEPS, "--dry-run")
@@ -642,7 +642,7 @@ def test_rooms_keep_to_themselves() -> None:
             assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_help_and_version_do_not_import_jax() -> None:
     code = (
         "import sys; from lutjax.cli._main import cli\n"

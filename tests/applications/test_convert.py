@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_among
 from commands import command, output
 from flax import nnx
 from folders import ROOT
@@ -69,8 +70,15 @@ def test_there_are_cases() -> None:
     assert set(CASES) > NOT_SOFT
 
 
-@pytest.mark.slow("torchlogix_conv_*")
-@pytest.mark.parametrize("name", [name for name in CASES if package(name) != "spiky"])
+@pytest.mark.parametrize(
+    "name",
+    slow_among(
+        [name for name in CASES if package(name) != "spiky"],
+        "torchlogix_conv_light",
+        "torchlogix_conv_strides",
+        "torchlogix_conv_warp",
+    ),
+)
 def test_outputs(name: str, tmp_path: Path) -> None:
     model, found = converted(name)
     hard = called(model, found["x"], HARD)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import slow
 from PIL import Image
 
 from lutjax.training import checkpoints, datasets, patterns, pixels, raw, runs, text
@@ -55,7 +56,7 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
     assert memory_of(read) < 200 * size
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
     """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
     letters = string.ascii_letters + string.digits + "!@"
@@ -92,13 +93,11 @@ def _one_line(path: Path) -> Path:
     return path
 
 
-@pytest.mark.thorough("csv")
-@pytest.mark.slow("tsv")
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
-        (lambda folder: _table_bomb(folder / "t.csv.gz"), "gunzip t.csv.gz"),
-        (lambda folder: _table_bomb(folder / "T.TSV.GZ"), "gunzip T.TSV.GZ"),
+        slow(lambda folder: _table_bomb(folder / "t.csv.gz"), "gunzip t.csv.gz"),
+        slow(lambda folder: _table_bomb(folder / "T.TSV.GZ"), "gunzip T.TSV.GZ"),
         (lambda folder: _one_line(folder / "t.csv.gz"), "gunzip t.csv.gz"),
         (_idx_bomb, "gunzip train-images-idx3-ubyte.gz"),
         (lambda folder: _npz_bomb(folder), "save it by numpy.savez, not compressed"),
@@ -295,7 +294,7 @@ def test_labels_in_lists_in_lists() -> None:
     assert time.process_time() - start < 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "i.png"
     Image.new("1", (9000, 9000)).save(path)

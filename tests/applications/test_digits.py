@@ -63,8 +63,7 @@ def light() -> LogicClassifier:
     return model_of(CONFIG)
 
 
-@pytest.mark.fast("gates", "reduced")
-@pytest.mark.parametrize("name", ["light", "gates", "reduced", "binary", slow("learnable")])
+@pytest.mark.parametrize("name", [slow("light"), "gates", "reduced", slow("binary"), slow("learnable")])
 def test_packed_is_the_hard_network(name: str) -> None:
     config = MODELS[name]
     model, x = model_of(config), data(33, bits=not config.n_thresholds)
@@ -94,8 +93,7 @@ def test_baselines_are_fitted_last(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "on the same bits a coin 12.5 %" in finished.output
 
 
-@pytest.mark.fast("33", "31")
-@pytest.mark.parametrize("batch", [1, 31, 33, 100])
+@pytest.mark.parametrize("batch", [slow(1), 31, 33, slow(100)])
 def test_packed_takes_any_number_of_samples(batch: int, light: LogicClassifier) -> None:
     x = data(batch).astype(np.float32)
     np.testing.assert_array_equal(light.packed()(x), hard_logits(light, x).argmax(-1))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from click.testing import Result
 from commands import command
 from flax import nnx
@@ -146,8 +147,7 @@ AT_HALF = {
 }
 
 
-@pytest.mark.fast("gates")
-@pytest.mark.parametrize("name", AT_HALF)
+@pytest.mark.parametrize("name", slow_except(AT_HALF, "gates"))
 def test_a_temperature_of_a_call_is_that_of_the_layer(name: str) -> None:
     case = AT_HALF[name]
     arrays: dict[str, Any] = {}
@@ -536,7 +536,7 @@ def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_pat
     assert_same(models.arrays(one), models.arrays(two))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_trees_refused(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     path, out, _ = trees
     rows = tmp_path / "rows.npz"

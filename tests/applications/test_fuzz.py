@@ -24,6 +24,7 @@ import exports
 import numpy as np
 import pytest
 import safetensors.numpy
+from cases import slow_among
 from example_circuits import random_circuit
 from flax import nnx
 from PIL import Image
@@ -725,20 +726,29 @@ def check(name: str, seed: int, n: int, folder: Path) -> None:
         assert wrong is None, f"{folder / file}: {wrong}"
 
 
-@pytest.mark.thorough(
-    "program",
-    "bundle of ca*",
-    "bundle of classify*",
-    "bundle of lm, config",
-    "bundle of trees*",
-    "run of ca",
-    "run of classify",
-    "run of lm, signed",
-    "run of trees, signed",
-    "run of trees",
+@pytest.mark.parametrize(
+    "name",
+    slow_among(
+        READERS,
+        "program",
+        "run of ca",
+        "run of classify",
+        "run of classify, selected",
+        "run of trees",
+        "run of classify, selected, signed",
+        "run of trees, signed",
+        "run of lm, signed",
+        "bundle of ca",
+        "bundle of classify",
+        "bundle of classify, selected",
+        "bundle of trees",
+        "bundle of ca, config",
+        "bundle of classify, config",
+        "bundle of classify, selected, config",
+        "bundle of trees, config",
+        "bundle of lm, config",
+    ),
 )
-@pytest.mark.slow("* of classify, selected*")
-@pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     check(name, 0, FEW, tmp_path)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from flax import nnx
 
 from lutjax.dispatch.registry import Backend, Device
@@ -97,8 +97,7 @@ def expected(model: GPT, tokens: np.ndarray) -> np.ndarray:
     return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
 
 
-@pytest.mark.fast("lut")
-@pytest.mark.parametrize("changes", [{}, TABLES_ALONE], ids=["dense", "lut"])
+@pytest.mark.parametrize("changes", [slow({}), TABLES_ALONE], ids=["dense", "lut"])
 def test_definition(changes):
     """Longer than the context, too, where attention has a window."""
     model, tokens = model_of(**changes), tokens_of(2, 14)
@@ -108,10 +107,13 @@ def test_definition(changes):
     np.testing.assert_allclose(logits_of(model, tokens[0, :5]), want[0, :5], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.fast("dense")
 @pytest.mark.parametrize(
     "changes",
-    [{}, slow({"dtype": "bfloat16"}), TABLES, slow(SCORED_ALONE), slow(TABLES_ALONE)],
+    slow_except(
+        [{}, slow({"dtype": "bfloat16"}), TABLES, slow(SCORED_ALONE), slow(TABLES_ALONE)],
+        "dense",
+        ids=["dense", "bfloat16", "projection_lut", "scored_lut", "lut"],
+    ),
     ids=["dense", "bfloat16", "projection_lut", "scored_lut", "lut"],
 )
 def test_decoding_in_chunks_equals_full_pass(changes):
@@ -164,7 +166,7 @@ def test_long_prompts(changes):
         np.testing.assert_array_equal(got[:, 0], want[:, length - 1])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_stream_and_generate_are_the_same():
     model, prompt = model_of(), tokens_of(2, 11)
     options = {"key": jax.random.key(3), "temperature": 0.9, "top_k": 7}
@@ -214,7 +216,7 @@ def test_remat_and_dropout_change_no_more_than_they_should():
     np.testing.assert_array_equal(model(tokens), model_of()(tokens, deterministic=True))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_initial_values():
     config = GPTConfig(features=64, n_layers=8, feed_forward="dense")
     model = nnx.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
@@ -264,7 +266,7 @@ def test_scored_tables_alone_have_no_projections():
     assert layer.anchors.shape == (2 * 3, 3, 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_dropout_of_tables_needs_a_key_and_keeps_no_state():
     model, tokens = model_of(**TABLES, table_dropout=0.5), tokens_of(2, 6)
     assert not jax.tree.leaves(nnx.state(model, nnx.RngState))

@@ -169,7 +169,7 @@ def test_rows_of_a_memory_move_by_a_rule_of_their_own() -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"microbatches": 2}, {"table_gradient": "factored", "table_optimizer": "row_adagrad"}, {"remat": True}],
@@ -184,7 +184,7 @@ def test_other_ways_to_the_same_losses(changes: dict) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_checkpoints_bundles_and_reads(tmp_path: Path) -> None:
     run, state, _ = trained(ONE_LAYER)
     text = runs.Source(None, TEXT.size, TEXT.digest)

@@ -16,6 +16,7 @@ import kills
 import numpy as np
 import processes
 import pytest
+from cases import slow
 from commands import command
 from flax import nnx
 from folders import ROOT
@@ -90,7 +91,7 @@ def test_training_is_that_of_a_memory_on_the_device() -> None:
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_reads_are_counted_as_on_the_device() -> None:
     run, device = run_of(), run_of(MODEL)
     found, want = (one.usage(one.init(), TEXT[:300]) for one in (run, device))
@@ -99,10 +100,9 @@ def test_reads_are_counted_as_on_the_device() -> None:
         np.testing.assert_array_equal(found[name].counts, usage.counts)
 
 
-@pytest.mark.thorough("*-xla", "sgd-native")
-@pytest.mark.parametrize("implementation", ["native", "xla"])
+@pytest.mark.parametrize("implementation", ["native", slow("xla")])
 @pytest.mark.parametrize(
-    "changes", [{"microbatches": 2}, {"memory_optimizer": "sgd", "clip": None}], ids=["parts", "sgd"]
+    "changes", [{"microbatches": 2}, slow({"memory_optimizer": "sgd", "clip": None})], ids=["parts", "sgd"]
 )
 def test_training_in_parts_and_by_other_rules(implementation: str, changes: dict[str, Any]) -> None:
     if implementation == "native":
@@ -113,7 +113,7 @@ def test_training_in_parts_and_by_other_rules(implementation: str, changes: dict
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("depth", [1, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("depth", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_lack_at_most_the_last_updates(depth: int) -> None:
     run = run_of(memory_depth=depth)
     table, snapshots, state = table_of(run), [], run.init()
@@ -174,7 +174,7 @@ def test_gradients_come_into_locked_memory_that_is_used_again(monkeypatch: pytes
     assert 0 < len(driver.locked) <= 2 * in_one_step + 6
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_depth_changes_nothing_but_the_age_of_rows() -> None:
     model = dataclasses.replace(HOST, **ONE_LAYER)
     exact, _ = trained(run_of(model))
@@ -198,7 +198,7 @@ def words_of(folder: Path) -> list[str]:
     return ["train", "lm", "--text", str(text), *OPTIONS]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_if_it_had_not(
     tmp_path: Path, compilation_cache_directory: Path
 ) -> None:
@@ -270,7 +270,7 @@ def test_a_dry_run_says_what_the_host_holds(tmp_path: Path) -> None:
 
 
 @needs_devices(4)
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_training_on_several_devices_is_that_on_one() -> None:
     """Tables with a queue, in parts, beside tables that are divided by detector; tests, too."""
     changes = {"microbatches": 2, "memory_depth": 1}
@@ -311,7 +311,7 @@ def one_of_two_processes(folder: str) -> None:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_processes_share_the_rows(tmp_path: Path, compilation_cache_directory: Path) -> None:
     """They learn what one does, which goes on with what they saved, and with the rows in their queue."""
     processes.run(

@@ -105,7 +105,7 @@ def together(directory, written_alone):
     check(path, 1, 6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_processes_agree_and_share_checkpoints(tmp_path: Path) -> None:
     save(tmp_path / "alone", 2, 1)
     processes.run("test_hosts:together", str(tmp_path / "run"), str(tmp_path / "alone"))

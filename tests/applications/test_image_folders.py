@@ -475,7 +475,7 @@ def test_an_export_names_classes_and_the_order_of_pixels(
     assert "dog 2" in page
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_on_scaled_images_goes_on(tmp_path: Path) -> None:
     """The size travels with the run: --resume, predict and export ask for none."""
     for k in range(24):

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cases import slow_among
 from flax import nnx
 from folders import ROOT
 from small_runs import HISTORY, RUNS, ca_run, call
@@ -18,8 +19,7 @@ import lutjax
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
-@pytest.mark.fast("lm", "digits")
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", slow_among(RUNS, "ca"))
 def test_load(kind: str, tmp_path: Path) -> None:
     want = RUNS[kind](tmp_path / "run")
     model = lutjax.load(str(tmp_path / "run"))
@@ -118,7 +118,7 @@ for (package, extra), names in missing.items():
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_missing_packages_name_the_extra() -> None:
     subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tools
+from cases import slow, slow_among
 from click.testing import Result
 from commands import command, output
 from flax import nnx
@@ -82,8 +83,9 @@ def refusal(result: Result) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.mark.thorough("torchlogix thresholds", "torchlogix trees", "torch-dwn")
-@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize(
+    "kind", slow_among(CLASSIFIERS, "torchlogix thresholds", "torchlogix trees", "torch-dwn")
+)
 def test_classifiers(kind: str, tmp_path: Path) -> None:
     folder = write(kind, tmp_path)
     found = model_folders.read(folder)
@@ -121,8 +123,9 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
     assert "host" in output("fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board")
 
 
-@pytest.mark.thorough("torchlogix thresholds", "torch-dwn")
-@pytest.mark.parametrize("kind", ["bundle", "torchlogix thresholds", "torchlogix trees", "torch-dwn"])
+@pytest.mark.parametrize(
+    "kind", ["bundle", slow("torchlogix thresholds"), "torchlogix trees", slow("torch-dwn")]
+)
 def test_numbers_of_bundles(kind: str, tmp_path: Path) -> None:
     """The circuit of a bundle reads numbers on request, and its random numbers lie around the thresholds."""
     folder = write(kind, tmp_path)

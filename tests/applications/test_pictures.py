@@ -60,8 +60,7 @@ def overlaps(boxes):
     ]
 
 
-@pytest.mark.slow("h200")
-@pytest.mark.fast("h200")
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["h200", "cpu", "nothing measured"])
 def test_labels_of_bars_do_not_collide(where, figures, tmp_path):
     shown = on_a_cpu()

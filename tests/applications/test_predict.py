@@ -240,7 +240,7 @@ def of_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, Pat
     return x, folder / "run"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_predictions_for_images(of_images: tuple[np.ndarray, Path], tmp_path: Path) -> None:
     """An array in any of its shapes, and files of images, get the same classes and votes."""
     x, out = of_images

@@ -1,6 +1,7 @@
 """Models as programs of JAX: a process without this package computes with them what the model does."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from commands import command, output
 from flax import nnx
 from small_runs import RUNS
@@ -110,9 +112,15 @@ def language_model(kind: str) -> Any:
     return (GPT if isinstance(config, GPTConfig) else LUTTransformer)(config, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.fast("decode-counts", "start-memory", "forward-memory")
-@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
-@pytest.mark.parametrize("name", ["forward", "loss", "start", "decode"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    slow_except(
+        itertools.product(["forward", "loss", "start", "decode"], LANGUAGE_MODELS),
+        "decode-counts",
+        "start-memory",
+        "forward-memory",
+    ),
+)
 def test_programs_of_language_models_are_traced(name: str, kind: str) -> None:
     model = language_model(kind)
     program = programs.programs_of(model)[name]

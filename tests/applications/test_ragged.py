@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots, _slots
@@ -52,8 +53,7 @@ def padded(prompts, fill):
     return np.stack([np.pad(p, (0, longest - len(p)), constant_values=fill) for p in prompts])
 
 
-@pytest.mark.fast("tables")
-@pytest.mark.thorough("tables")
+@pytest.mark.slow
 @MODELS
 def test_texts_are_continued_as_alone(name):
     model, prompts, key = model_of(name), prompts_of(), jax.random.key(0)
@@ -93,8 +93,7 @@ def test_packed_texts_do_not_see_each_other(name):
         np.testing.assert_allclose(logits, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
 
 
-@pytest.mark.slow("gpt")
-@pytest.mark.parametrize("name", ["tables", "gpt"])
+@pytest.mark.parametrize("name", ["tables", slow("gpt")])
 def test_segments_while_decoding(name):
     """A text sees its own segment alone, and neither padding before it nor earlier texts."""
     model = model_of(name)
@@ -279,7 +278,7 @@ def test_caches_of_tables_hold_ids():
     assert held == 3 * (CONTEXT - 1) * TABLES.n_layers * (TABLES.n_detectors + 4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_counts_remember_the_whole_text():
     """Show that what was said long before the context counts, in memory that is the same for any text."""
     model, key = model_of("counts"), jax.random.key(0)

@@ -154,7 +154,7 @@ def test_predictions_are_numbers(run: tuple[Path, Path, str], tmp_path: Path) ->
     assert len(estimates) == 50
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_goes_on(run: tuple[Path, Path, str], tmp_path: Path) -> None:
     path, out, _ = run
     words = ["train", "classify", "--data", path, "--target=price", "--layers=60", *SMALL]
@@ -187,7 +187,7 @@ def test_exports_are_proved(run: tuple[Path, Path, str], tmp_path: Path) -> None
     assert (result.exit_code, "the model gives a number" in " ".join(result.output.split())) == (1, True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_library_counts_bits(run: tuple[Path, Path, str], tmp_path: Path) -> None:
     _, out, _ = run
     output("export", out, "--format", "c", "--target", "riscv32", "--name", "prices", "--out", tmp_path / "a")
@@ -213,7 +213,7 @@ def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> Non
     assert found["votes"] == expected.votes.tolist()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_typechecking")  # of sizes that are free
 def test_programs_of_jax_give_numbers(run: tuple[Path, Path, str], tmp_path: Path) -> None:
     output("export", run[1], "--format", "jax", "--out", tmp_path / "jax")

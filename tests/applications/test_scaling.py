@@ -135,7 +135,7 @@ def test_the_command(tmp_path):
     assert '"same bits": true' in done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memories_over_devices():
     """All ways give the same losses; blocks of rows need an eighth of the memory of whole tables."""
     done = subprocess.run(

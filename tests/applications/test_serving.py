@@ -196,7 +196,7 @@ def test_how_it_is(client: TestClient) -> None:
         assert path in response.json()["error"]["message"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_blocks_change_no_answer(client: TestClient, model: LUTTransformer) -> None:
     """Prompts that begin alike share blocks, and are answered as without."""
     app = application(model, "texts", Limits(slots=2, block_size=4))
@@ -207,7 +207,7 @@ def test_blocks_change_no_answer(client: TestClient, model: LUTTransformer) -> N
         assert _engine(app).slots.blocks == {"all": 8, "free": 8, "shared": 0}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_too_many(model: LUTTransformer) -> None:
     """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
     app = application(model, "texts", Limits(slots=1, queue=1))
@@ -348,7 +348,7 @@ def test_cells_of_tables(raw: Any, message: str | None) -> None:
             check_cells(raw, name, is_table=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_other_models_are_not_served(tmp_path: Path) -> None:
     RUNS["ca"](tmp_path / "run")
     with pytest.raises(ValueError, match="model is a LogicCA; only text models and classifiers are served"):

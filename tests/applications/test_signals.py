@@ -73,8 +73,7 @@ def running(program: list[str], out: Path, cache: Path) -> Iterator[subprocess.P
             process.kill()
 
 
-@pytest.mark.slow("hangup")
-@pytest.mark.thorough("closed pipe")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hangup", "closed pipe"])
 def test_a_run_saves_and_stops(how: str, tmp_path: Path, compilation_cache_directory: Path) -> None:
     with running(["-m", "lutjax"], tmp_path / "run", compilation_cache_directory) as process:
@@ -92,7 +91,7 @@ def test_a_run_saves_and_stops(how: str, tmp_path: Path, compilation_cache_direc
     assert int(saved.name) > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_second_signal_while_saving_is_one_line(tmp_path: Path, compilation_cache_directory: Path) -> None:
     with running([__file__], tmp_path / "run", compilation_cache_directory) as process:
         process.send_signal(signal.SIGINT)

@@ -136,12 +136,9 @@ def programs():
     return [f._cache_size() for f in (_slots._read_blocks, _slots._copied, _slots._begun, _slots._stepped)]
 
 
-@pytest.mark.thorough("tables-4")
-@pytest.mark.fast("tables-4")
-@pytest.mark.parametrize(
-    "size", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("name", ["tables", pytest.param("pair", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [4, 1, 32])
+@pytest.mark.parametrize("name", ["tables", "pair"])
 def test_texts_are_continued_as_alone(name, size):
     """Texts are continued as alone with any beginnings in common, while others join and leave; after `compile` nothing is compiled again."""
     model, prompts = model_of(name), prompts_of(9, 17, 6, 30, 1, 12)
@@ -173,7 +170,7 @@ def test_texts_are_continued_as_alone(name, size):
     assert slots.blocks["free"] == slots.blocks["all"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_draws_are_those_of_slots_without_blocks():
     """Draw by keys and temperatures of texts, in steps of more tokens than the context."""
     prompts, keys = prompts_of(5, 17), jax.random.split(jax.random.key(0), 2)
@@ -188,7 +185,7 @@ def test_draws_are_those_of_slots_without_blocks():
     assert found[0] == found[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_common_beginning_is_read_and_stored_once(monkeypatch):
     """Show it after the text that it came from has left, too, and up to the middle of a block, which is copied."""
     (prompt,) = prompts_of(11)
@@ -217,7 +214,7 @@ def test_a_common_beginning_is_read_and_stored_once(monkeypatch):
     np.testing.assert_array_equal(slots.step(5)[third], alone.step(5)[slot])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_pool_that_is_used_up():
     """A text is refused, or a step raises an error and changes nothing; when a text has left all go on."""
     model, (one, two, three) = model_of(), prompts_of(5, 7, 9)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import nnx
 
 from lutjax.training import checkpoints, configs, experiments, loop, models, runs
@@ -220,8 +221,7 @@ def test_a_damaged_record_of_finishing_is_none(content: bytes, whole: Path, tmp_
         checkpoints.peek(tmp_path / "run" / "checkpoints")
 
 
-@pytest.mark.fast("picture.txt", "finished.json")
-@pytest.mark.parametrize("place", ["picture.txt", "finished.json", "curves.csv"])
+@pytest.mark.parametrize("place", ["picture.txt", "finished.json", slow("curves.csv")])
 def test_finishing_goes_on_where_it_was_ended(whole: Path, tmp_path: Path, place: str) -> None:
     folder, replace, seen = tmp_path / "run", os.replace, []
 
@@ -346,7 +346,7 @@ with runs.lock(pathlib.Path(sys.argv[1])):
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_processes_are_kept_apart(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(PowerError):
         start(tmp_path, Shown(at=8, error=PowerError()))
@@ -394,7 +394,6 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.tools
 def test_a_full_disk_leaves_whole_checkpoints(
     tiny_disk: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

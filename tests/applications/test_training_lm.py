@@ -124,8 +124,7 @@ def test_factored_and_dense_gradients_give_the_same_losses(run: Run, table_optim
     assert abs(factored[-1] - factored[0]) > 0.01
 
 
-@pytest.mark.fast("23")
-@pytest.mark.parametrize("size", [10, 17, 23])
+@pytest.mark.parametrize("size", [slow(10), slow(17), 23])
 def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
     state, _ = run.advance(run.init(), 0, 12)
     part = TEXT.test[:size]
@@ -161,7 +160,7 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table_optimizer", ["row_adagrad", slow("row_adam")])
+@pytest.mark.parametrize("table_optimizer", ["row_adagrad", "row_adam"])
 def test_resumed_run_ends_like_one_that_was_never_stopped(
     run: Run, tmp_path: Path, table_optimizer: str
 ) -> None:

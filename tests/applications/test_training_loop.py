@@ -36,7 +36,7 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
     assert calls == [("log", 4, 1.5), ("test", 6, 4.5), ("log", 8, 6.5), ("log", 9, 8.0), ("test", 9, 8.0)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again() -> None:
     pytest.importorskip("triton")
     program = """

@@ -70,8 +70,8 @@ def test_circuits_of_edges_begin_with_bits():
         circuits.from_model(model, inputs="uint8")
 
 
-@pytest.mark.slow("False")
-@pytest.mark.parametrize("edges", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("edges", [False, True])
 def test_packed_network_and_circuit_are_the_hard_network(edges):
     model = model_of(n_thresholds=2, edges=edges)
     if edges:  # differences are negative, too

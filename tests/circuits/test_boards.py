@@ -4,10 +4,12 @@ import importlib.util
 
 import numpy as np
 import pytest
+from cases import slow
 from commands import command, output
 from cycles import Machine
 from example_circuits import life_circuit, random_circuit
 from exports import write
+from tools import require_tool
 
 from lutjax.circuits import Circuit, Format, Port, boards
 from lutjax.circuits.deployment import Vectors, evaluated
@@ -86,11 +88,10 @@ class Line:
         return bytes(found)
 
 
-@pytest.mark.tools("yosys")
-@pytest.mark.thorough("2")
-@pytest.mark.parametrize("registers", [0, 2])
+@pytest.mark.parametrize("registers", [0, slow(2)])
 def test_a_board_answers_its_program(registers, tmp_path):
     """Samples of several bytes, one after the other; then half of one, a pause, and a whole one."""
+    require_tool("yosys")
     given = vectors(PORTS)
     files = boards.write(PORTS, "dut", "icebreaker", given, registers=registers, baud=BAUD)
     text = files["dut_board.v"]

@@ -9,7 +9,9 @@ import jaxtyping
 import numpy as np
 import pytest
 import tools
+from cases import slow_except
 from folders import ROOT
+from tools import require_tool
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations, c
@@ -17,8 +19,6 @@ from lutjax.circuits._formulas import formula
 from lutjax.circuits.c import c_test
 
 CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
-compiled = pytest.mark.compiled()
-checked = pytest.mark.compiled(*CHECKED)
 STYLES = ("functions", "interpreter")
 INPUTS = (Port("x", 9, Format(5)), Port("n", 1, Format(12, 3, True)))
 OUTPUTS = (Port("y", 2, Format(3)), Port("low", 1, Format(4, 0, True)), Port("wide", 1, Format(11, 0, True)))
@@ -172,13 +172,18 @@ def test_a_place_holds_a_value_until_its_last_reader(chunk):
 
 
 # ------------------------------------------------------------------------------------- programs
-@pytest.mark.fast("interpreter-32", "functions-*8", "functions-512")
-@checked
 @pytest.mark.parametrize(
     ("style", "lanes"),
-    [*(("functions", 1 << k) for k in range(3, 10)), *(("interpreter", k) for k in (8, 32, 512))],
+    slow_except(
+        [*(("functions", 1 << k) for k in range(3, 10)), *(("interpreter", k) for k in (8, 32, 512))],
+        "functions-8",
+        "functions-128",
+        "functions-512",
+        "interpreter-32",
+    ),
 )
 def test_every_word_and_style(tmp_path, style, lanes):
+    require_tool("cc", *CHECKED)
     circuit = drawn(lanes, 40, (0, 1, 2, 2, 3, 4, 5))
     files = with_test(circuit, samples(circuit, 530), style=style)
     status, text = run(
@@ -187,10 +192,10 @@ def test_every_word_and_style(tmp_path, style, lanes):
     assert (status, text) == (0, "circuit: 530 samples, 0 wrong\n")
 
 
-@compiled
 @pytest.mark.parametrize("style", STYLES)
 def test_without_gates_and_in_static_memory(tmp_path, style):
     """Outputs are constants and inputs; also a word that compilers without extensions have."""
+    require_tool("cc")
     circuit = drawn(0, 0, (2,))
     files = with_test(circuit, samples(circuit, 70), style=style)
     assert run(tmp_path, files, "-DCIRCUIT_STATIC", "-UCIRCUIT_LANES")[0] == 0
@@ -199,19 +204,19 @@ def test_without_gates_and_in_static_memory(tmp_path, style):
     assert run(tmp_path, files, "-DCIRCUIT_STATIC", "-DCIRCUIT_LANES=32")[0] == 0
 
 
-@compiled
 @pytest.mark.parametrize("lanes", [16, 64])
 def test_without_extensions_of_compilers(tmp_path, lanes):
+    require_tool("cc")
     circuit = drawn(5, 40, (2, 3, 4))
     files = with_test(circuit, samples(circuit, 130))
     files["circuit.c"] = "#undef __GNUC__\n" + files["circuit.c"]
     assert run(tmp_path, files, f"-DCIRCUIT_LANES={lanes}")[0] == 0
 
 
-@checked
 @pytest.mark.parametrize("style", STYLES)
 def test_any_number_of_samples(tmp_path, style):
     """The answers of n samples are those of the first n of many, and nothing behind them is written."""
+    require_tool("cc", *CHECKED)
     circuit = drawn(
         7, 60, (2, 3), (Port("x", 13, Format(8)),), (Port("y", 1, Format(8)), Port("z", 3, Format(2)))
     )
@@ -245,10 +250,10 @@ int main(void)
     assert list(map(int, text.split())) == expected.tolist()
 
 
-@checked
 @pytest.mark.parametrize("style", STYLES)
 def test_words(tmp_path, style):
     """Bits in, bits out: bit j of word w is sample 64 w + j, as in `Circuit.evaluate`."""
+    require_tool("cc", *CHECKED)
     circuit = drawn(8, 80, (2, 3))
     words = np.random.default_rng(0).integers(0, 2**64, (circuit.n_inputs, 4), dtype=np.uint64)
     numbers = ", ".join(f"{word}u" for word in words.ravel().tolist())
@@ -273,9 +278,9 @@ int main(void)
     assert list(map(int, text.split())) == circuit.evaluate(words).ravel().tolist()
 
 
-@compiled
 @pytest.mark.parametrize("style", STYLES)
 def test_a_flipped_answer_is_found(tmp_path, style):
+    require_tool("cc")
     builder = Builder()
     numbers = [bit for (bit,) in builder.input("x", 10)]
     builder.output("y", [circuits.arithmetic.popcount(builder, numbers)])
@@ -291,12 +296,12 @@ def test_a_flipped_answer_is_found(tmp_path, style):
     assert (status, text) == (1, f"circuit: 1024 samples, {n_wrong} wrong\n")
 
 
-@compiled
-@pytest.mark.tools("nm")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("lanes", [8, 32])
 def test_microcontrollers(tmp_path, style, lanes):
     """A freestanding build needs neither a heap nor a library, and its memory is what the header says."""
+    require_tool("cc")
+    require_tool("nm")
     circuit = drawn(9, 200, (2, 3))
     files = c.write(circuit, "net", style=style)
     for name, text in files.items():
@@ -313,9 +318,9 @@ def test_microcontrollers(tmp_path, style, lanes):
     assert not tables  # constants are read-only
 
 
-@compiled
 def test_a_classifier(tmp_path):
     """Pixels to class, as the packed model answers."""
+    require_tool("cc")
     import jax.numpy as jnp
     from flax import nnx
 
@@ -331,10 +336,10 @@ def test_a_classifier(tmp_path):
     assert (status, text) == (0, "circuit: 600 samples, 0 wrong\n")
 
 
-@checked
 @pytest.mark.parametrize(("periodic", "lanes"), [(True, 8), (False, 64), (True, 256)])
 def test_steps_of_an_automaton(tmp_path, periodic, lanes):
     """Grids of any size, also of one row or column, as `step_automaton` has them."""
+    require_tool("cc", *CHECKED)
     channels = 2
     builder = Builder()
     seen = [bit for (bit,) in builder.input("x", 9 * channels)]
@@ -415,8 +420,8 @@ def test_unknown_styles_and_circuits_without_ports_are_refused():
     assert "net_predict(size_t n, uint8_t *output_y)" in c.write(closed, "net")["net.h"]
 
 
-@compiled
 def test_the_benchmark_of_life_compares_grids(monkeypatch):
+    require_tool("cc")
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import life
 

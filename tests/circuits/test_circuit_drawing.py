@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
+from tools import require_tool
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Format, dot, drawing
@@ -136,8 +137,8 @@ def test_graphviz_text_has_parts_and_escapes_names():
     assert text.count("{") == text.count("}")
 
 
-@pytest.mark.tools("dot")
 def test_graphviz_reads_the_text():
+    require_tool("dot")
     circuit = random_circuit(1, 6, 30)
     done = subprocess.run(
         ["dot", "-Tplain"], input=circuits.dot.write(circuit), capture_output=True, text=True, check=True
@@ -148,8 +149,8 @@ def test_graphviz_reads_the_text():
     assert kinds.count("edge") == sum(map(len, circuit.fanins)) + circuit.n_outputs
 
 
-@pytest.mark.tools("dot")
 def test_pictures_are_files(tmp_path):
+    require_tool("dot")
     circuit = life_circuit()
     for name in ("a.png", "b.png", "c.svg", "d.PDF", "e"):
         drawing.draw(circuit, tmp_path / name)
@@ -165,8 +166,8 @@ def test_pictures_are_files(tmp_path):
         drawing.draw(circuit, tmp_path / "f.nothing")
 
 
-@pytest.mark.tools("dot")
 def test_pictures_on_axes():
+    require_tool("dot")
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
@@ -176,8 +177,8 @@ def test_pictures_on_axes():
     assert axes.get_title() == r"All of it, for \$5"
 
 
-@pytest.mark.tools("dot")
 def test_circuits_without_gates(tmp_path):
+    require_tool("dot")
     builder = Builder()
     ((bit,),) = builder.input("x")
     builder.output("y", [[bit ^ 1], [0], [1]])

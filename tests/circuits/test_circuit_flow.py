@@ -21,6 +21,7 @@ from click.testing import Result
 from commands import command
 from flax import nnx
 from folders import ROOT
+from tools import require_tool
 
 import lutjax
 from lutjax import circuits
@@ -113,8 +114,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.thorough("digits")
-@pytest.mark.parametrize("kind", ["digits", "automaton"])
+@pytest.mark.parametrize("kind", [slow("digits"), "automaton"])
 def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None:
     folder = folders[kind]
     endings = (
@@ -147,9 +147,7 @@ def test_export_writes_every_format(kind: str, folders: dict[str, Path]) -> None
     assert len(np.unique(vectors.outputs["y"])) > 1
 
 
-@pytest.mark.fast("digits")
-@pytest.mark.tools
-@pytest.mark.parametrize("kind", ["digits", "automaton"])
+@pytest.mark.parametrize("kind", ["digits", slow("automaton")])
 def test_every_proof_of_an_export_passes(kind: str, folders: dict[str, Path]) -> None:
     result = command("verify", folders[kind])
     assert result.exit_code == 0, result.output
@@ -211,30 +209,29 @@ def failures(folder: Path, words: tuple[str, ...] = ("",), needed: str | None = 
     return failed
 
 
-def using(names: str, *values: str) -> Any:
-    """Parameters of a test that runs these tools."""
-    return pytest.param(*values, marks=pytest.mark.tools(*names.split()))
-
-
 IN_NUMPY = ("in NumPy", "in JAX", "digests")
 
 
 @pytest.mark.parametrize(
-    ("name", "where"),
+    ("name", "where", "required"),
     [
-        ("digits.blif", "digits.blif in NumPy = digits.json"),
-        ("digits.aig", "digits.aig in NumPy = digits.json"),
-        ("digits.aag", "digits.aag in NumPy = digits.json"),
-        ("digits_alkaid.json", "digits_alkaid.json in NumPy = digits.json"),
-        pytest.param("digits.c", "C, compiled = vectors.json", marks=pytest.mark.compiled()),
-        using("iverilog", "digits.v", "Verilog, simulated = vectors.json"),
-        using("node", "digits.html", "digits.html, its script = vectors.json"),
-        using("abc", "digits.blif", "digits.blif = digits.json, by ABC"),
-        using("abc", "digits.aig", "digits.aig = digits.json, by ABC"),
-        using("abc yosys", "automaton.v", "automaton.v = automaton.json, by ABC"),
+        ("digits.blif", "digits.blif in NumPy = digits.json", ()),
+        ("digits.aig", "digits.aig in NumPy = digits.json", ()),
+        ("digits.aag", "digits.aag in NumPy = digits.json", ()),
+        ("digits_alkaid.json", "digits_alkaid.json in NumPy = digits.json", ()),
+        ("digits.c", "C, compiled = vectors.json", ("cc",)),
+        ("digits.v", "Verilog, simulated = vectors.json", ("iverilog",)),
+        ("digits.html", "digits.html, its script = vectors.json", ("node",)),
+        ("digits.blif", "digits.blif = digits.json, by ABC", ("abc",)),
+        ("digits.aig", "digits.aig = digits.json, by ABC", ("abc",)),
+        ("automaton.v", "automaton.v = automaton.json, by ABC", ("abc", "yosys")),
     ],
 )
-def test_a_flipped_entry_is_found(name: str, where: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_flipped_entry_is_found(
+    name: str, where: str, required: tuple[str, ...], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for tool in required:
+        require_tool(tool)
     kind = name.partition(".")[0].partition("_")[0]
     folder = folders[kind]
     changed = with_a_flipped_entry(folder, kind)
@@ -441,7 +438,6 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.tools
 def test_trees_are_exported(trees: tuple[Path, np.ndarray], tmp_path: Path) -> None:
     run, _ = trees
     out = tmp_path / "out"
@@ -481,7 +477,6 @@ def test_a_network_with_too_many_places_is_not_exported(
 
 
 @pytest.mark.slow
-@pytest.mark.tools
 def test_trees_from_training_to_every_format(tmp_path: Path) -> None:
     """Digits of 8 x 8 pixels, by the command line; proved by the tools that are here."""
     out = tmp_path / "trees"
@@ -642,10 +637,10 @@ def test_circuits_have_no_tables_of_integers(folders: dict[str, Path], tmp_path:
     assert "leave --integers out" in message(result)
 
 
-@pytest.mark.slow("ands")
-@pytest.mark.tools("abc")
-@pytest.mark.parametrize("goal", ["ands", slow("gates"), slow("lut6")])
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", ["ands", "gates", "lut6"])
 def test_an_optimized_export_is_proved(goal: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    require_tool("abc")
     run, out = folders["automaton run"], tmp_path / "out"
     result = command("export", "--run", run, "--out", out, "--optimize", goal, "--format", "blif")
     assert result.exit_code == 0, result.output
@@ -675,7 +670,6 @@ def test_the_table_of_the_page_is_that_of_the_rows(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.tools
 def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
     out, circuit = tmp_path / "run", tmp_path / "circuit"
     assert command("train", "ca", "--out", out, "--no-pictures").exit_code == 0
@@ -689,8 +683,8 @@ def test_life_from_training_to_a_proved_circuit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compiled
 def test_a_language_model_becomes_a_program(tmp_path: Path) -> None:
+    require_tool("cc")
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     sizes = ("--features=8", "--context=8", "--n-layers=1", "--n-detectors=4", "--n-anchors=3")
     more = ("--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4", "--steps=2")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from circuit_strategies import SPECIAL, drawn, made, numbers, plans, same, visibly_flipped
 from hypothesis import given, settings
+from tools import require_tool
 
 from lutjax import circuits
 from lutjax.circuits import (
@@ -23,9 +24,6 @@ from lutjax.circuits import (
     verilog,
 )
 
-needs_iverilog = pytest.mark.tools("iverilog")
-needs_abc = pytest.mark.tools("abc")
-needs_yosys = pytest.mark.tools("abc", "yosys")
 FORMATS = {
     "blif": lambda circuit: circuits.blif.read(circuits.blif.write(circuit)),
     "aig": lambda circuit: circuits.aiger.read(circuits.aiger.write(circuit)),
@@ -330,8 +328,8 @@ def simulated(circuit, registers=0, reference=None, n=50):
     return simulate.run(circuits.verilog.write(circuit, registers=registers), testbench)
 
 
-@needs_iverilog
 def test_registers_at_every_level_in_a_simulator():
+    require_tool("iverilog")
     circuit = drawn(5)
     assert circuit.depth >= 6
     for k in range(circuit.depth + 2):
@@ -341,16 +339,16 @@ def test_registers_at_every_level_in_a_simulator():
         assert found.line.startswith(f"PASS: 50 samples{gaps}")
 
 
-@needs_iverilog
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_circuits_in_a_simulator(name):
+    require_tool("iverilog")
     for registers in (0, 1) if name != "names of our own" else (0, 1, 2):
         found = simulated(SPECIAL[name], registers, n=8)
         assert found, found.line
 
 
-@needs_iverilog
 def test_numbers_of_several_ports_in_a_simulator():
+    require_tool("iverilog")
     inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
     outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
     circuit = drawn(7, inputs=inputs, outputs=outputs)
@@ -358,8 +356,8 @@ def test_numbers_of_several_ports_in_a_simulator():
         assert simulated(circuit, registers)
 
 
-@needs_iverilog
 def test_a_simulator_finds_what_is_wrong():
+    require_tool("iverilog")
     circuit = drawn(5)
     wrong = next(visibly_flipped(circuit))
     for registers in (0, 2):
@@ -395,8 +393,8 @@ def test_without_a_simulator(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------- ABC
-@needs_abc
 def test_formats_are_proved_equal(tmp_path):
+    require_tool("abc")
     circuit = drawn(11, 60)
     (tmp_path / "c.blif").write_text(circuits.blif.write(circuit))
     (tmp_path / "c.aig").write_bytes(circuits.aiger.write(circuit))
@@ -407,16 +405,16 @@ def test_formats_are_proved_equal(tmp_path):
         assert abc.cec(files[0], file)
 
 
-@needs_abc
 @given(plan=plans(most_gates=12))
 @settings(max_examples=5)
 def test_drawn_circuits_are_proved_equal(plan):
+    require_tool("abc")
     circuit = made(plan)
     assert abc.cec(circuit, circuits.blif.read(circuits.blif.write(circuit)))
 
 
-@needs_abc
 def test_a_proof_finds_a_flipped_answer(tmp_path):
+    require_tool("abc")
     circuit = circuits.simplify(drawn(11, 60))
     for wrong in itertools.islice(visibly_flipped(circuit), 0, 60, 20):
         (tmp_path / "wrong.blif").write_text(circuits.blif.write(wrong))
@@ -430,8 +428,8 @@ def test_a_proof_finds_a_flipped_answer(tmp_path):
             )
 
 
-@needs_abc
 def test_inputs_are_paired_by_name_else_in_order(tmp_path):
+    require_tool("abc")
     rows = ".names a b y\n10 1\n.end\n"
     (tmp_path / "a.blif").write_text(".model m\n.inputs a b\n.outputs y\n" + rows)
     (tmp_path / "b.blif").write_text(".model m\n.inputs b a\n.outputs y\n" + rows)
@@ -444,8 +442,8 @@ def test_inputs_are_paired_by_name_else_in_order(tmp_path):
     )
 
 
-@needs_abc
 def test_what_a_proof_refuses(tmp_path):
+    require_tool("abc")
     circuit = drawn(0)
     (tmp_path / "c.txt").write_text("")
     with pytest.raises(ValueError, match=r"the file is 'c.txt'; expected .blif"):
@@ -459,8 +457,8 @@ def test_what_a_proof_refuses(tmp_path):
         abc.run("read nothing", seconds=1e-9)
 
 
-@needs_abc
 def test_optimized_circuits_compute_the_same():
+    require_tool("abc")
     circuit = drawn(12, 80)
     for script in (abc.SCRIPT, "strash; if -K 6 -a"):
         found = abc.optimize(circuit, script)
@@ -486,8 +484,9 @@ def test_without_abc(monkeypatch):
         abc.from_verilog("")
 
 
-@needs_yosys
 def test_verilog_is_proved_equal(tmp_path):
+    require_tool("abc")
+    require_tool("yosys")
     inputs = Port("a", 2, Format(4, 2, signed=True)), Port("b", 1, Format(3))
     outputs = Port("low", 1, Format(2)), Port("high", 2, Format(3, signed=True))
     circuit = drawn(7, 60, inputs=inputs, outputs=outputs)
@@ -537,9 +536,10 @@ def test_time_does_not_grow_with_the_square(name):
 
 
 @pytest.mark.slow
-@needs_yosys
-@needs_iverilog
 def test_a_large_circuit_is_proved(tmp_path):
+    require_tool("abc")
+    require_tool("yosys")
+    require_tool("iverilog")
     circuit = circuits.simplify(layers(2000, 6))
     assert len(circuit) > 3000
     (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))

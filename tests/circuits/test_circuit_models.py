@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow, slow_except
 from flax import linen as nn, nnx
 
 import lutjax
@@ -81,8 +82,7 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 
 
 # ------------------------------------------------------------------------------------- classifiers
-@pytest.mark.fast("gates", "light", "binary", "reduced")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow_except(CONFIGS, "gates", "light", "binary", "reduced"))
 def test_a_circuit_is_the_classifier(name: str) -> None:
     model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
@@ -197,8 +197,7 @@ def test_equal_votes_are_the_first_class() -> None:
         np.testing.assert_array_equal(circuit(x), votes.argmax(-1))
 
 
-@pytest.mark.fast("3")
-@pytest.mark.parametrize("n_classes", [2, 3, 5])
+@pytest.mark.parametrize("n_classes", [slow(2), 3, slow(5)])
 def test_classes_that_share_votes(n_classes: int) -> None:
     """Gates that pass on, invert, or are constant: bits that vote for several classes, often, and against each other."""
     rng, x = RNG(n_classes), every(6)
@@ -377,8 +376,7 @@ def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **optio
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
-@pytest.mark.fast("tables", "padded_pools", "rectangular")
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", slow_except(TREES, "rectangular", "padded_pools", "tables"))
 def test_trees_at_every_place(name: str) -> None:
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
     height, width, channels = layer.in_shape
@@ -447,8 +445,7 @@ def test_the_rule_of_all_neighborhoods() -> None:
         assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
 
 
-@pytest.mark.fast("False")
-@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("periodic", [slow(True), False])
 def test_steps_of_an_automaton(periodic: bool) -> None:
     model = automaton(3, periodic=periodic)
     state = RNG(1).integers(0, 2, (2, 7, 9, 3)).astype(np.int8)

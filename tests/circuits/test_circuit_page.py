@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from example_circuits import life_circuit, random_circuit
 from flax import nnx
+from tools import require_tool
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Format, Port
@@ -18,9 +19,6 @@ from lutjax.circuits.page import evaluate_in_node
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 
 DIGITS = {"kind": "classifier", "n_classes": 10, "image": [8, 8]}
-
-needs_node = pytest.mark.tools("node")
-needs_browser = pytest.mark.tools("chromium")
 
 
 def data_of(page):
@@ -52,7 +50,6 @@ def answer_of(circuit, pixels):
 
 
 # ------------------------------------------------------------------------------------- the evaluator
-@needs_node
 @pytest.mark.parametrize(
     ("n_inputs", "n_gates", "n_words", "arities"),
     [
@@ -64,6 +61,7 @@ def answer_of(circuit, pixels):
     ],
 )
 def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
+    require_tool("node")
     circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
     words = random_words(n_words, circuit, n_words)
     np.testing.assert_array_equal(
@@ -71,9 +69,9 @@ def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
     )
 
 
-@needs_node
 def test_node_sees_every_entry_of_a_table():
     """All tables of two inputs, and one flipped entry of eight inputs."""
+    require_tool("node")
     builder = Builder(simplify=False)
     inputs = [bit for (bit,) in builder.input("x", 8)]
     table = int.from_bytes(np.random.default_rng(3).bytes(32), "little")
@@ -198,6 +196,7 @@ def test_text_is_readable_in_light_and_dark():
 # ------------------------------------------------------------------------------------- the browser
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    require_tool("chromium")
     with browsers.Browser(tmp_path_factory.mktemp("browser")) as browser:
         yield browser
 
@@ -243,7 +242,6 @@ def check_answer(page, circuit):
     return pixels
 
 
-@needs_browser
 def test_what_is_drawn_is_classified(opened):
     circuit = classifier_circuit(["votes", "class"])
     examples = np.random.default_rng(0).integers(0, 17, (3, 64))
@@ -273,7 +271,6 @@ def test_what_is_drawn_is_classified(opened):
     assert image[:3, :2].sum() == image.sum() > 0  # it stays where it is drawn
 
 
-@needs_browser
 def test_drawing_with_the_keyboard_and_a_finger(opened):
     circuit = classifier_circuit(["votes", "class"], seed=1)
     page = opened(circuit, width=360, dark=True, maximum=31)
@@ -293,7 +290,6 @@ def test_drawing_with_the_keyboard_and_a_finger(opened):
     assert fits(page)
 
 
-@needs_browser
 @pytest.mark.parametrize("outputs", [["class"], ["only votes"]])
 def test_class_or_votes_alone(opened, outputs):
     circuit = classifier_circuit(outputs, seed=2)
@@ -316,7 +312,6 @@ def cells(page, shape):
     return np.array(page.run("lutjax.cells()"), np.uint8).reshape(shape)
 
 
-@needs_browser
 @pytest.mark.parametrize("periodic", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(9, 20), (40, 70), (6, 64)])
 def test_cells_after_some_steps(opened, periodic, height, width):
@@ -341,7 +336,6 @@ def test_cells_after_some_steps(opened, periodic, height, width):
     assert page.run("lutjax.steps()") == 6
 
 
-@needs_browser
 def test_some_cells_of_an_asynchronous_automaton_change(opened):
     about = {"kind": "automaton", "channels": 2, "periodic": True}
     circuit = random_circuit(5, 18, 60, arities=(2,), ports={"y": (2, Format())}, about=about, near=60)
@@ -365,7 +359,6 @@ def test_the_rate_of_updates_is_said():
     assert data_of(text)["update_rate"] == 0.6
 
 
-@needs_browser
 def test_life_is_damaged_where_it_is_clicked(opened):
     circuit = life_circuit(3)
     page = opened(circuit, size=(48, 64), width=390)
@@ -403,7 +396,6 @@ def test_life_is_damaged_where_it_is_clicked(opened):
     assert page.text("#play") == "Pause"
 
 
-@needs_browser
 def test_any_circuit_has_switches(opened):
     inputs = {"a": (2, Format(4, 1, True)), "b": (5, Format())}
     ports = {"y": (3, Format()), "z": (2, Format(5, 2, True))}
@@ -428,7 +420,6 @@ def test_any_circuit_has_switches(opened):
     assert page.run("document.querySelector('#inputs input').value") == "-4"
 
 
-@needs_browser
 def test_every_gate_is_a_dot(opened):
     """Check that dots are filled where a gate's answer is 1, part by part; dots of large parts are in several rows."""
     circuit = random_circuit(7, 20, 900, arities=(2, 3))
@@ -458,7 +449,6 @@ def test_every_gate_is_a_dot(opened):
     assert "gates a second" in page.text("#speed")
 
 
-@needs_browser
 @pytest.mark.parametrize("kind", ["classifier", "automaton", "network"])
 def test_controls_have_names_and_can_be_reached(opened, kind):
     makers = {
@@ -484,7 +474,6 @@ def test_controls_have_names_and_can_be_reached(opened, kind):
     assert fits(page)
 
 
-@needs_browser
 @pytest.mark.slow
 def test_a_grid_of_64_by_64_keeps_30_steps_a_second(opened):
     about = {"kind": "automaton", "channels": 16, "periodic": False}

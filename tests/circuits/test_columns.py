@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tools
 from exports import put
+from tools import require_tool
 
 from lutjax.circuits import (
     Builder,
@@ -30,8 +31,6 @@ from lutjax.circuits import (
 from lutjax.circuits._rows import bits_of_rows
 from lutjax.circuits.columns import MISSING, Category, Columns, Number
 from lutjax.circuits.deployment import Options, Request, Vectors
-
-compiled = pytest.mark.compiled()
 
 AGE = columns.number("age", "age", [30.0, 50.0, 41.5], 40.0, True, decimals=0, least=17.0, largest=90.0)
 RATE = columns.number("rate (%)", "rate", [-1.0, 0.3, 0.7], 0.5, False)
@@ -230,12 +229,12 @@ def test_the_header_has_a_struct_and_names():
     )
 
 
-@compiled
 @pytest.mark.parametrize(
     "options", [("-DPEOPLE_LANES=8",), ("-DPEOPLE_LANES=64", "-DPEOPLE_STATIC")], ids=str
 )
 def test_c_takes_rows(options, tmp_path):
     """Compare answers with Python, and look categories up by name."""
+    require_tool("cc")
     circuit, rows = circuit_of_bits(), every_row(150)
     vectors = vectors_of(circuit, rows)
     for name, text in c.write(circuit, "people").items():
@@ -278,9 +277,9 @@ def test_a_library_compares_whole_numbers():
     assert "static inline void people_predict_row(const people_row *row, uint8_t *output_y)" in header
 
 
-@compiled
 @pytest.mark.parametrize("style", ["functions", "tables"])
 def test_a_library_takes_rows(style, tmp_path):
+    require_tool("cc")
     circuit, layers = classifier()
     vectors = vectors_of(circuit, every_row(120, 1))
     files = mcu.write(circuit, "people", target="avr", layers=layers, style=style)
@@ -313,8 +312,8 @@ def test_the_page_has_fields():
         page.write(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), rows=rows)
 
 
-@pytest.mark.tools("node")
 def test_the_page_compares_as_python_does():
+    require_tool("node")
     rows = every_row(100)
     found = page.evaluate_rows_in_node(page.write(circuit_of_bits()), rows)
     bits = np.unpackbits(found.astype("<u4").view(np.uint8), axis=1, count=100, bitorder="little")
@@ -350,9 +349,9 @@ console.log(JSON.stringify([shown, begin, answers, ids.target.textContent]));
 """Elements of a page as far as its scripts need them, and the page's fields and answers to rows."""
 
 
-@pytest.mark.tools("node")
 def test_the_fields_of_the_page():
     """Run all scripts of a page: the fields, the first row, and the answers in words."""
+    require_tool("node")
     circuit, _ = classifier()
     rows = [[31.0, 0.25, None, "farmer", "a", 1.0], [None, None, None, None, None, None], *every_row(20)]
     given = json.dumps([page.write(circuit, rows=rows[:2]), rows])
@@ -421,10 +420,10 @@ def test_changed_rows_and_columns_fail(tmp_path):
     assert failed(folder) == {"README.md = people.json": "README.md does not describe the circuit"}
 
 
-@pytest.mark.compiled
 @pytest.mark.usefixtures("without_typechecking")
 def test_a_changed_encoding_in_c_fails(tmp_path):
     """Change a threshold that only the row function reads."""
+    require_tool("cc")
     folder = exported(tmp_path / "out", ("c",))
     text = (folder / "people.c").read_bytes()
     assert b"thresholds[3] = {30.0, 41.5, 50.0}" in text
@@ -432,9 +431,9 @@ def test_a_changed_encoding_in_c_fails(tmp_path):
     assert list(failed(folder)) == ["C, compiled = vectors.json"]
 
 
-@pytest.mark.tools("node")
 @pytest.mark.usefixtures("without_typechecking")
 def test_a_changed_encoding_in_a_page_fails(tmp_path):
+    require_tool("node")
     folder = exported(tmp_path / "out", ("html",))
     text = (folder / "people.html").read_bytes()
     put(folder, "people.html", text.replace(b"cell > column.thresholds", b"cell >= column.thresholds", 1))

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 
 import pytest
+from cases import slow_except
 from circuit_strategies import same
 from example_circuits import life_circuit, random_circuit
 
@@ -351,8 +352,7 @@ def test_memory_is_in_proportion_to_the_file(end):
     assert memory < (500 if end in ("aig", "aag") else 100) * len(data)
 
 
-@pytest.mark.fast("json", "aig")
-@pytest.mark.parametrize("end", READERS)
+@pytest.mark.parametrize("end", slow_except(READERS, "aig", "json"))
 def test_one_octet_of_a_netlist_may_be_any(end):
     """Every octet is changed once; each is an error in a line, or another circuit."""
     data, rng = netlists()[end], random.Random(0)

@@ -9,10 +9,9 @@ import pytest
 from commands import command, output
 from example_circuits import AND, PARITY, XOR, life_circuit, random_circuit
 from exports import write
+from tools import require_tool
 
 from lutjax.circuits import Builder, Circuit, Format, Port, fpga, verilog
-
-needs_yosys = pytest.mark.tools("yosys")
 
 NEXTPNR = """#!/bin/sh
 case "$*" in *--version) echo "nextpnr of a test"; exit;; esac
@@ -56,9 +55,9 @@ def test_arguments():
         fpga.part_of(circuit, "votes")
 
 
-@needs_yosys
 def test_cells_are_counted():
     """Every gate of four inputs that leaves the circuit is one table."""
+    require_tool("yosys")
     builder = Builder(merge=4)
     bits = [bit for (bit,) in builder.input("x", 10)]
     builder.part("layer 1")
@@ -79,11 +78,10 @@ def test_cells_are_counted():
     assert stated["tools"]["pyosys"]
 
 
-@needs_yosys
-@pytest.mark.slow("xc7", "ecp5")
-@pytest.mark.thorough("ice40")
+@pytest.mark.slow
 @pytest.mark.parametrize("family", fpga.FAMILIES)
 def test_every_family_has_its_cells(family):
+    require_tool("yosys")
     circuit = life_circuit()
     found = fpga.report(circuit, family, registers=2, place=False, clock=100)
     cycles = verilog.latency(circuit, 2)
@@ -98,9 +96,9 @@ def test_every_family_has_its_cells(family):
     assert f"if a clock of 100 MHz is met: {10 * cycles:.1f} ns" in str(found)
 
 
-@needs_yosys
 def test_parts_without_gates_or_outputs():
     """A part can be empty after simplification, and a circuit can be wires."""
+    require_tool("yosys")
     circuit = Circuit(
         (Port("x", 3),),
         (Port("y"),),
@@ -126,8 +124,8 @@ def test_the_module_for_placement_has_few_pins():
 
 
 @pytest.mark.slow
-@needs_yosys
 def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
+    require_tool("yosys")
     builder = Builder()
     a, b, c = [bit for (bit,) in builder.input("x", 3)]
     builder.output("y", [[builder.gate([a, b, c], PARITY)]])
@@ -149,15 +147,16 @@ def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.tools("nextpnr-ice40", "yosys")
 def test_life_is_placed():
+    require_tool("nextpnr-ice40")
+    require_tool("yosys")
     found = fpga.report(life_circuit(), "ice40", registers=2)
     assert 20 < found.total.clock < 1000, found
 
 
 # ------------------------------------------------------------------------------------------- the command
-@needs_yosys
 def test_a_report_of_an_export(tmp_path):
+    require_tool("yosys")
     folder = write(tmp_path / "life", formats=("json",), registers=2)
     text = output("fpga", folder, "--family", "ice40", "--no-place")
     found = json.loads((tmp_path / "life_ice40.json").read_text())

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from folders import ROOT
+from tools import require_tool
 
 import lutjax
 from lutjax import circuits
@@ -15,11 +16,10 @@ from lutjax import circuits
 PLAY = ROOT / "docs" / "gallery" / "pages" / "play"
 PAGES = sorted(PLAY.glob("*.html"))
 
-needs_browser = pytest.mark.tools("chromium")
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    require_tool("chromium")
     with browsers.Browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
@@ -37,7 +37,6 @@ def opened(browser):
     assert browser.problems() == []
 
 
-@needs_browser
 def test_the_text_is_that_of_the_program(opened):
     """Compare what WebAssembly writes with what the same program wrote when the page was made, compiled for a processor."""
     page = opened("text")
@@ -69,7 +68,7 @@ def test_every_page_is_made_and_shown(gallery):
         assert shown.count(f"../play/{name}.html") == 2, name
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_pages_are_those_of_today_s_templates(gallery):
     for name in gallery.PAGES:
         text = (PLAY / f"{name}.html").read_text(encoding="utf-8")
@@ -107,7 +106,6 @@ def test_digits_are_read_as_the_examples_say():
     assert (np.asarray(votes).argmax(-1) == data["labels"]).mean() > 0.9
 
 
-@needs_browser
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("name", [path.stem for path in PAGES])
 def test_pages_fit_and_name_their_controls(opened, name, width):
@@ -121,7 +119,6 @@ def test_pages_fit_and_name_their_controls(opened, name, width):
     assert not [node for node in found if not node.get("name", {}).get("value")]
 
 
-@needs_browser
 def test_the_dragged_detector_is_that_of_the_ops(opened):
     page = opened("detector")
 
@@ -149,7 +146,6 @@ def test_the_dragged_detector_is_that_of_the_ops(opened):
     assert check()[0][3] == pytest.approx(third[0][3] - 0.25)
 
 
-@needs_browser
 def test_a_drawn_digit_has_votes(opened):
     page = opened("digits")
     page.stroke("#pad", [(0.5, 0.15), (0.5, 0.5), (0.5, 0.85)])
@@ -160,7 +156,6 @@ def test_a_drawn_digit_has_votes(opened):
     assert page.run(shown) == votes
 
 
-@needs_browser
 def test_what_is_clicked_is_damaged(opened):
     page = opened("life")
     page.run("lutjax.play(false)")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import shutil
 import subprocess
@@ -9,10 +10,12 @@ import subprocess
 import numpy as np
 import pytest
 import tools
+from cases import slow_except
 from commands import command
 from example_circuits import life_circuit, random_circuit
 from exports import put, write
 from flax import nnx
+from tools import require_tool
 
 from lutjax.circuits import Circuit, Format, Port, _elf, _microcontroller, deployment, mcu, proofs
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
@@ -72,9 +75,14 @@ def test_a_program_of_any_circuit_is_the_circuit():
     same(life_circuit())
 
 
-@pytest.mark.thorough("int8-*", "fixed24.10-*", "uint8-votes", "fixed12.4-class")
-@pytest.mark.parametrize("outputs", ["class", "votes"])
-@pytest.mark.parametrize("inputs", ["uint8", "int8", "fixed12.4", "fixed24.10"])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    slow_except(
+        itertools.product(["uint8", "int8", "fixed12.4", "fixed24.10"], ["class", "votes"]),
+        "uint8-class",
+        "fixed12.4-votes",
+    ),
+)
 def test_thresholds_and_votes_are_counted(inputs, outputs):
     circuit, layers = both(classifier(), inputs, outputs)
     same(circuit, layers)
@@ -101,30 +109,30 @@ def test_equal_votes_are_the_first_class():
 
 
 # ------------------------------------------------------------------------------------- C
-@pytest.mark.compiled(*CHECKED)
 @pytest.mark.parametrize("style", STYLES)
 def test_c_of_many_ports(tmp_path, style):
+    require_tool("cc", *CHECKED)
     compiled(tmp_path, several(), *CHECKED, style=style)
 
 
-@pytest.mark.thorough
-@pytest.mark.compiled(*CHECKED)
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("inputs", ["uint8", "fixed12.4", "fixed24.3"])
 @pytest.mark.parametrize("outputs", ["class", "votes"])
 def test_c_of_a_classifier(tmp_path, style, inputs, outputs):
+    require_tool("cc", *CHECKED)
     circuit, layers = both(classifier(), inputs, outputs)
     compiled(tmp_path, circuit, *CHECKED, layers=layers, style=style)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("style", STYLES)
 def test_c_of_wires_and_constants(tmp_path, style):
+    require_tool("cc")
     compiled(tmp_path, Circuit((Port("x", 3),), (Port("y", 4),), (), (), (0, 1, 2, 5)), style=style)
 
 
-@pytest.mark.compiled
 def test_functions_are_divided(tmp_path, monkeypatch):
+    require_tool("cc")
     small = dataclasses.replace(mcu.TARGETS["riscv32"], chunk=50)
     monkeypatch.setitem(mcu.TARGETS, "riscv32", small)
     circuit = several()
@@ -144,15 +152,10 @@ def test_a_sketch_has_a_sample():
 
 
 # ------------------------------------------------------------------------------------- simulators
-TARGETS = [
-    pytest.param(target, marks=pytest.mark.tools(f"microcontroller {target}")) for target in mcu.TARGETS
-]
-
-
-@pytest.mark.thorough("*tables*")
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("style", slow_except(STYLES, "functions"))
+@pytest.mark.parametrize("target", mcu.TARGETS)
 def test_simulated_programs_are_the_circuit(target, style):
+    require_tool("microcontroller", target)
     circuit, layers = both(classifier(layers=(150, 90), in_features=12), "uint8", "class")
     found = mcu.report(circuit, target, layers=layers, style=style)
     assert (found.samples, found.wrong, found.style) == (64, 0, style)
@@ -170,13 +173,14 @@ def test_simulated_programs_are_the_circuit(target, style):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", mcu.TARGETS)
 def test_simulated_programs_of_many_ports(target, style):
+    require_tool("microcontroller", target)
     assert mcu.report(several(), target, style=style).wrong == 0
 
 
-@pytest.mark.tools("microcontroller riscv32")
 def test_wrong_programs_are_found():
+    require_tool("microcontroller", "riscv32")
     circuit = life_circuit()
     files = mcu.write(circuit, "life", target="riscv32")
     text = files["src/life.c"].replace("r[k] = 0;", "r[k] = 1;", 1)
@@ -265,8 +269,8 @@ def test_an_export_is_proved(tmp_path):
         deployment.Options(("c",), target="z80")
 
 
-@pytest.mark.compiled
 def test_a_changed_program_of_an_export_fails(tmp_path):
+    require_tool("cc")
     folder = write(tmp_path / "life", formats=("c",), target="riscv32")
     text = (folder / "src" / "life.c").read_text()
     put(folder, "src/life.c", text.replace("r[k] = 0;", "r[k] = 1;", 1).encode())

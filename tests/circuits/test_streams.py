@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cycles import Machine
 from example_circuits import life_circuit, random_circuit
+from tools import require_tool
 
 from lutjax.circuits import Circuit, Format, Port, simulate, streams, verilog
 
@@ -103,10 +104,10 @@ def check(circuit, sent, received, *, most_inside):
         assert [(a, mark) for a, (_, mark) in zip(answers.T.tolist(), taken, strict=False)] == left
 
 
-@pytest.mark.tools("yosys")
 @pytest.mark.parametrize("interface", streams.INTERFACES)
 @pytest.mark.parametrize(("name", "registers"), [("life", 0), ("life", 1), ("one bit", 1), ("two ports", 2)])
 def test_every_answer_leaves_once_and_in_order(name, registers, interface):
+    require_tool("yosys")
     circuit = CIRCUITS[name]
     depth = 1 << (verilog.latency(circuit, registers) + 1).bit_length()
 
@@ -173,8 +174,8 @@ endmodule
 """
 
 
-@pytest.mark.tools("iverilog")
 def test_streams_in_a_simulator():
+    require_tool("iverilog")
     circuit = life_circuit()
     module = verilog.write(circuit, "dut", registers=2) + verilog.write(circuit, "plain")
     module += streams.write(circuit, "dut", registers=2)

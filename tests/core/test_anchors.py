@@ -5,6 +5,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from cases import slow
 from flax import nnx
 
 import lutjax
@@ -34,10 +35,9 @@ def assert_without_replacement(anchors: np.ndarray, pool: np.ndarray) -> None:
             assert len({tuple(pair) for pair in detector}) == anchors.shape[1]
 
 
-@pytest.mark.fast("2-3-1-3", "5-2-20-1")
 @pytest.mark.parametrize(
     ("inputs", "detectors", "bits", "groups"),
-    [(8, 6, 4, 1), (4, 10, 5, 2), (5, 2, 20, 1), (2, 3, 1, 3)],
+    [slow(8, 6, 4, 1), slow(4, 10, 5, 2), (5, 2, 20, 1), (2, 3, 1, 3)],
 )
 def test_distinct(inputs, detectors, bits, groups):
     """Permutations that begin inside a detector, that are longer than all detectors, and shorter than one."""
@@ -95,8 +95,7 @@ def test_sizes_that_are_impossible():
     assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)
 
 
-@pytest.mark.thorough("True")
-@pytest.mark.slow("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("distinct", [False, True])
 def test_the_same_inside_of_another_program(distinct):
     """Alone, a CPU compiles the drawing without optimizations; the pairs are those of before."""

@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow, slow_among
 from flax import nnx
 from hypothesis import given, strategies as st
 
@@ -97,9 +98,8 @@ def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
     np.testing.assert_array_equal(cache["cached_counts"], held)
 
 
-@pytest.mark.slow("targets1-*", "targets0-floats")
-@pytest.mark.parametrize("sums", SUMS)
-@pytest.mark.parametrize("targets", [{}, {"n_targets": 2, "targets_per": "layer"}])
+@pytest.mark.parametrize("sums", slow_among(SUMS, "floats"))
+@pytest.mark.parametrize("targets", [{}, slow({"n_targets": 2, "targets_per": "layer"})])
 def test_as_with_ids(sums, targets, monkeypatch):
     """The outputs and the gradient of the table are those of a cache of ids, in blocks of positions too."""
     spec = dataclasses.replace(SPEC, accumulate=SUMS[sums], **targets)
@@ -151,7 +151,7 @@ def test_all_keys_are_seen_in_constant_memory():
     assert np.any(forgotten != want)
 
 
-@pytest.mark.parametrize("cached", [pytest.param("ids", marks=pytest.mark.thorough), "counts"])
+@pytest.mark.parametrize("cached", [pytest.param("ids", marks=pytest.mark.slow), "counts"])
 def test_libraries(cached):
     """Layers of all libraries keep what `cached` says."""
     spec = dataclasses.replace(SPEC, accumulate=FINE)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow, slow_among
 
 import lutjax
 from lutjax import ops, tables as factored
@@ -345,35 +346,21 @@ def compare(name: str, code: str, example: Example) -> None:
         )
 
 
-@pytest.mark.fast(
-    "detect*",
-    "lookup*",
-    "sparse_lookup",
-    "lut_pair_attention",
-    "*gates",
-    "*_lut",
-    "margins*",
-    "weighted_lookup",
-    "gate_coefficients",
-    "scale_gradient",
-    "cell_total_variation",
-)
-@pytest.mark.parametrize("name", list(EXAMPLES))
+@pytest.mark.parametrize("name", slow_among(list(EXAMPLES), "lut_pair_attention, interleaved"))
 def test_ops_compute_their_definitions(name):
     documented = getattr(lutjax, name.split(",")[0])
     compare(name, definition(documented), EXAMPLES[name]())
 
 
-@pytest.mark.fast("lookup-*", "sparse_lookup-*", "detect-*", "binary_lut-*", "weighted_lookup-*", "margins-*")
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
         ("lookup", "np.where(margin > 0, 1, -1)", "np.where(margin > 0, -1, 1)"),
         ("lookup", "margin > 0", "margin >= 0"),
         ("sparse_lookup", "np.where(margin > 0, 1, -1)", "np.where(margin > 0, -1, 1)"),
-        ("lookup_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
-        ("lookup_attention", "abs(of_query) < abs(of_key)", "abs(of_query) <= abs(of_key)"),
-        ("lut_pair_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
+        slow("lookup_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
+        slow("lookup_attention", "abs(of_query) < abs(of_key)", "abs(of_query) <= abs(of_key)"),
+        slow("lut_pair_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
         ("detect", "np.subtract", "np.add"),
         ("binary_lut", "table, -table", "-table, table"),
         ("weighted_lookup", "< valued", "<= valued"),
@@ -444,13 +431,18 @@ def compositions() -> dict[str, tuple[Arrays, Arrays, Callable[..., Any]]]:
     }
 
 
-@pytest.mark.fast("lut", "sparse_lut", "logic_gates", "scored_lut", "conv_lut")
 @pytest.mark.parametrize(
     "name",
-    [
-        *("lut", "lut, groups", "sparse_lut", "sparse_lut, shared input", "lut_attention", "logic_gates"),
-        *("scored_lut", "conv_lut", "conv_lut, scored"),
-    ],
+    slow_among(
+        [
+            *("lut", "lut, groups", "sparse_lut", "sparse_lut, shared input", "lut_attention", "logic_gates"),
+            *("scored_lut", "conv_lut", "conv_lut, scored"),
+        ],
+        "lut, groups",
+        "sparse_lut, shared input",
+        "lut_attention",
+        "conv_lut, scored",
+    ),
 )
 def test_compositions_are_their_definitions(name):
     op = getattr(lutjax, name.split(",")[0])
@@ -535,8 +527,7 @@ def test_every_rule_has_a_definition():
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
 
-@pytest.mark.fast("None")
-@pytest.mark.parametrize("sizes", [None, (2,), (1, 4, 3)])
+@pytest.mark.parametrize("sizes", [None, slow((2,)), slow((1, 4, 3))])
 def test_update_table_is_its_definition(sizes):
     rates = None if sizes is None else jnp.asarray(1 + grid(*sizes))
     rule = tables.RowAdagrad(eps=0.5, weight_decay=0.25)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import implementations
+from cases import implementations, slow
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
@@ -104,10 +104,9 @@ def test_calls_that_do_not_fit():
         broken.check("here")
 
 
-@pytest.mark.slow("1-*", "64-*")
 # ------------------------------------------------------------------------------------- look-ups
 @pytest.mark.parametrize("implementation", PLATFORMS)
-@pytest.mark.parametrize("width", [1, EDGES.width, 64])
+@pytest.mark.parametrize("width", [slow(1), EDGES.width, slow(64)])
 def test_equal_to_a_table_that_is_zero_elsewhere(implementation, width):
     edges = Edges(EDGES.first, EDGES.target, T, R, OUTPUTS, width)
     table = jnp.asarray(whole(WEIGHTS), jnp.float32)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow, slow_except
 from flax import nnx
 
 import lutjax
@@ -68,8 +69,7 @@ def test_gradients_of_scores_are_zero():
     assert not np.any(gradients["scores"][...])
 
 
-@pytest.mark.slow("edges")
-@pytest.mark.fast("edges")
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [TREES, EDGES], ids=["pixels", "edges"])
 def test_packed_trees(config):
     packed = models.LogicTreeNet(config, rngs=nnx.Rngs(0)).packed()
@@ -119,8 +119,7 @@ def test_vmap_over_an_axis_of_length_0(accumulate):
     )
 
 
-@pytest.mark.thorough("PowersOfTwo(ways=2)")
-@pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), lutjax.reads.PowersOfTwo()], ids=str)
+@pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), slow(lutjax.reads.PowersOfTwo())], ids=str)
 def test_scored_reads_of_no_samples_in_fixed_point(read):
     x, weights = jnp.zeros((0, 3)), jnp.ones((2, 4, 5))
     anchors, scalars = jnp.array([[[0, 1], [1, 2]]] * 2), read.initial()
@@ -146,9 +145,8 @@ CACHES = {
 }
 
 
-@pytest.mark.fast("LUTAttention-counts", "LUTAttention-keys")
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("layer", ["LUTAttention", "LUTPairAttention"])
+@pytest.mark.parametrize("kind", slow_except(CACHES, "keys", "counts"))
+@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
 def test_decoding_no_positions(layer, kind):
     """Outputs have no positions, and caches stay, empty or not: the specs are those of all libraries."""
     if layer == "LUTPairAttention" and "counts" in kind:

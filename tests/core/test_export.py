@@ -5,7 +5,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import ops, slow
+from cases import ops, slow, slow_except
 from every_layer import CASES as LAYERS
 from layer_libraries import by_kind, function as of_library, inputs_of, variables_of
 
@@ -78,8 +78,7 @@ def exported(f, *arguments, shape):
     return jax.export.deserialize(whole.serialize()).call
 
 
-@pytest.mark.fast("attention", "gates")
-@pytest.mark.parametrize("name", [n if n in ("attention", "pairs", "gates") else slow(n) for n in FUNCTIONS])
+@pytest.mark.parametrize("name", slow_except(FUNCTIONS, "attention", "gates"))
 def test_batches_of_any_size(name):
     function, shape, trained = FUNCTIONS[name]
 
@@ -207,8 +206,9 @@ def of_case(case):
     return f, of_batch, (size, size + 2)
 
 
-@pytest.mark.fast("weighted_lookup-split", "sparse_lookup-edges", "lookup-split")
-@pytest.mark.parametrize(("op", "shape"), SHAPES)
+@pytest.mark.parametrize(
+    ("op", "shape"), slow_except(SHAPES, "lookup-split", "weighted_lookup-split", "sparse_lookup-edges")
+)
 def test_every_op(op, shape):
     case = testing.case(op, shape)
     f, of_batch, sizes = of_case(case)
@@ -250,7 +250,7 @@ FAST_LAYERS = ("ProductKeyMemory", "NgramMemory, gate alone", "LogicGates, top-k
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in FAST_LAYERS else pytest.param(n, marks=pytest.mark.thorough) for n in LAYERS],
+    [n if n in FAST_LAYERS else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS],
 )
 def test_every_layer_is_traced(name):
     """Trace layers of Flax NNX with their gradients; quantized layers have none."""
@@ -268,7 +268,7 @@ def test_every_layer(library, name):
     assert_same_for_batches(f"{library} {name}", f, of_batch, sizes)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 700])
 def test_candidates_are_judged_by_the_same_samples(n):
     """Judge by all samples where they are fewer than candidates, and else by parts of at most 64 samples."""

@@ -148,7 +148,7 @@ def test_help_and_completion_without_any_extra():
     assert "GPT" not in models
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["flax", "optax", "orbax", "safetensors", "starlette"])
 def test_help_and_completion_without_one_package(package):
     assert "save" in listed(package)[0]
@@ -170,7 +170,7 @@ for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda na
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_module_without_its_extra_says_how_to_install_it():
     subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import fast_size, ops_that_add, slow, slow_if_op_is, split
+from cases import fast_size, ops_that_add, slow, slow_except, split
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from machine import needs_devices
 
@@ -106,8 +106,7 @@ def permuted(op, accumulate, axis):
 
 
 # ------------------------------------------------------------------------------------- any order
-@pytest.mark.thorough("lookup_attention")
-@pytest.mark.fast("lookup", "lookup_attention")
+@pytest.mark.parametrize("op", slow_except(SUMS, "lookup"), scope="module")
 def test_any_order_of_samples_and_detectors(op):
     for axis in ("batch", "detector"):
         assert_equal(permuted(op, FINE, axis), result(op, FINE))
@@ -120,7 +119,7 @@ def test_floating_point_sums_depend_on_the_order(axis):
         assert_equal(permuted("lookup", None, axis), result("lookup", None))
 
 
-@pytest.mark.fast("lookup", "detect")
+@pytest.mark.parametrize("op", slow_except(SUMS, "lookup", "detect"), scope="module")
 @needs_devices(4)
 def test_any_order_of_devices(op):
     """shard_map with replicated tables, and with sharded ones; cotangents of what is replicated are sums over devices."""
@@ -142,7 +141,7 @@ def test_partial_outputs_of_sharded_detectors_are_exact_while_they_are_short():
     assert_equal(testing._jitted(run, f, case, ct), result("lookup", COARSE))
 
 
-@pytest.mark.fast("lookup", "margins")
+@pytest.mark.parametrize("op", slow_except(SUMS, "lookup", "margins"), scope="module")
 @needs_devices(4)
 def test_sharded_arrays_under_jit(op):
     """The compiler's own partition, over samples and detectors."""
@@ -188,7 +187,9 @@ def test_two_halves_of_a_batch_add_up():
         assert_equal(whole, result(op, COARSE))
 
 
-@pytest.mark.fast("lookup", "sparse_lookup", "lookup_attention")
+@pytest.mark.parametrize(
+    "op", slow_except(SUMS, "lookup", "sparse_lookup", "lookup_attention"), scope="module"
+)
 def test_both_formulations_have_the_same_bits(op, request):
     expected = result(op, FINE)
     request.getfixturevalue("accelerator_formulation")
@@ -201,15 +202,14 @@ def _arguments(op):
 
 
 # ------------------------------------------------------------------------------------- the right values
-@pytest.mark.fast("lookup-*", "sparse_lookup-float16*")
 @pytest.mark.parametrize(
     ("op", "dtype", "shape"),
     [
-        ("detect", "float64", None),
+        slow("detect", "float64", None),
         ("lookup", "bfloat16", None),
-        ("sparse_lookup", "float64", None),
-        ("lookup_attention", "float64", "shared_positions"),
-        slow_if_op_is("lut_pair_attention", "lut_pair_attention", "float64", "two"),
+        slow("sparse_lookup", "float64", None),
+        slow("lookup_attention", "float64", "shared_positions"),
+        slow("lut_pair_attention", "float64", "two"),
         ("sparse_lookup", "float16", "more_slots_than_outputs"),
     ],
 )
@@ -286,15 +286,14 @@ def test_the_largest_addend_of_float64():
         assert float(lutjax.lookup(table, d, accumulate=FixedPoint(1))[0]) == 2**31 - 1
 
 
-@pytest.mark.fast("lookup-vmap of grad", "lookup-export", "lookup-scan")
 @pytest.mark.parametrize(
     ("op", "transformation"),
     [
-        ("detect", "vmap of grad"),
+        slow("detect", "vmap of grad"),
         ("lookup", "vmap of grad"),
-        ("lookup", "grad of vmap"),
+        slow("lookup", "grad of vmap"),
         ("lookup", "scan"),
-        ("sparse_lookup", "remat"),
+        slow("sparse_lookup", "remat"),
         ("lookup", "export"),
     ],
 )
@@ -344,8 +343,8 @@ def test_the_reference_has_the_derivative_of_the_sum_of_floats():
     jax.eval_shape(jax.hessian(lambda x: fixed(x, weights).sum()), x)  # any mode, of any order
 
 
-@pytest.mark.fast("lookup-*", "lookup_attention-*", "detect-*")
 @pytest.mark.parametrize(("platform", "device_kind"), [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e")])
+@pytest.mark.parametrize("op", slow_except(SUMS, "lookup", "lookup_attention", "detect"), scope="module")
 def test_lowers_for_every_platform(op, platform, device_kind):
     testing.check_lowering(split(op), platform=platform, device_kind=device_kind, accumulate=FINE)
 
@@ -444,15 +443,14 @@ def test_every_op_checks_its_type(op):
 CHECKED = lutjax.FixedPoint(2.0**20, checked=True)
 
 
-@pytest.mark.fast("shard_map*")
-@pytest.mark.parametrize("transformation", ["vmap of grad", "shard_map, replicated table"])
+@pytest.mark.parametrize("transformation", [slow("vmap of grad"), "shard_map, replicated table"])
 def test_checked_sums_under_transformations(transformation):
     if "shard_map" in transformation and jax.device_count() < 2:
         pytest.skip("shard_map needs two devices, and this machine has one")
     testing.check(split("lookup"), "xla", transformation=transformation, accumulate=CHECKED, tolerance=1e-4)
 
 
-@pytest.mark.fast("lookup", "margins")
+@pytest.mark.parametrize("op", slow_except(SUMS, "lookup", "margins"), scope="module")
 def test_checked_sums_that_fit_are_the_same_bits(op):
     case = split(op)
     values = [
@@ -464,7 +462,7 @@ def test_checked_sums_that_fit_are_the_same_bits(op):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_checked_sums_that_wrap_are_nan():
     d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
     weights = jnp.ones((4, 2, 2)).at[:, :, 1].set(0.25)
@@ -491,7 +489,7 @@ def test_a_checked_nan_shows():
     np.testing.assert_array_equal(jnp.isnan(y), jnp.broadcast_to(jnp.array([[True, False]]), (3, 2)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_updates_in_place_are_not_checked():
     from lutjax.training import tables
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from folders import GOLDEN
 
 import lutjax
@@ -19,9 +20,16 @@ def recorded():
     for path in sorted(GOLDEN.glob("*.npz")):
         with np.load(path) as z:
             kind = str(z["kind"]) if "kind" in z else path.stem.split("_")[1]
-        if kind in KINDS:
-            cases.append(pytest.param(path, kind, id=path.stem))
-    return cases
+        for name, module in (("ops", lutjax), ("reference", lutjax.reference)) if kind in KINDS else ():
+            cases.append(pytest.param(path, kind, module, id=f"{path.stem}-{name}"))
+    # The other ops are compared with the reference, which the recorded cases check.
+    return slow_except(
+        cases,
+        *("gt_fc_small-reference", "gt_fc_ties-reference", "gt_attn_pd0-reference", "gt_attn_pd0-ops"),
+        *("ext_fc_int32_r1-reference", "ext_fc_internal-reference", "ext_fc_meta_lr025-reference"),
+        *("ext_fc_normalized-reference", "ext_fc_sparse_policy-reference", "ext_conv2d_sparse-reference"),
+        *("ext_product_pd4-reference", "ext_projection_grid-reference"),
+    )
 
 
 SCORED = sorted(path.stem for path in GOLDEN.glob("scored_*.npz") if path.stem != "scored_cell_tv")
@@ -49,16 +57,7 @@ def test_all_are_here():
     assert len(SCORED) == 6
 
 
-@pytest.mark.fast(  # recorded cases check the reference, and the reference the ops
-    "gt_fc_*-reference",
-    "gt_attn_pd0-*",
-    "ext_fc_*-reference",
-    "ext_conv2d_*-reference",
-    "ext_product_pd4-reference",
-    "ext_projection_grid-reference",
-)
-@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=["ops", "reference"])
-@pytest.mark.parametrize(("path", "kind"), recorded())
+@pytest.mark.parametrize(("path", "kind", "module"), recorded())
 def test_recorded(path, kind, module):
     with np.load(path) as z, jax.enable_x64(z["x"].dtype == np.float64):
         tolerance = float(z["tol"]) if "tol" in z else 1e-10
@@ -155,11 +154,12 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)
 
 
-@pytest.mark.thorough("scored_gen3_n2-lutjax", "scored_p2_int8_n2-lutjax")
-@pytest.mark.fast("scored_gen3_n2-*", "scored_p2_int8_n2-*", "scored_gen3_n1_single-*")
 @pytest.mark.parametrize(
     ("name", "module"),
-    [*((name, lutjax) for name in SCORED), ("scored_gen3_n2_ties_dropout", lutjax.reference)],
+    slow_except(
+        [*((name, lutjax) for name in SCORED), ("scored_gen3_n2_ties_dropout", lutjax.reference)],
+        "scored_gen3_n1_single-lutjax",
+    ),
 )
 def test_scored(name, module):
     with np.load(GOLDEN / f"{name}.npz") as z, jax.enable_x64(True):

@@ -34,8 +34,7 @@ def variables_of(case):
     return arrays
 
 
-@pytest.mark.slow("conv")
-@pytest.mark.fast("conv")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow("window") if n == "window" else n for n in CASES])
 def test_dropped_tables_and_integers(name):
     """Dropped tables add nothing anywhere in an image, others twice as much; integers have the values of the trained layer."""
@@ -109,7 +108,7 @@ def test_libraries():
     np.testing.assert_array_equal(transformed(quantized=True).apply({"layer": params}, state, None, x)[0], y)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_powers_of_two_in_factors():
     """Rounding is made of the table, so the gradient in factors is that of the table; its reads have its name."""
     case, x = CASES["conv"], inputs_of(CASES["conv"])
@@ -190,7 +189,7 @@ def test_errors():
         )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_typechecking")
 def test_wrong_calls():
     anchors = lutjax.sample_anchors(jax.random.key(0), 9, 4, 3)

@@ -447,9 +447,8 @@ def group_by_group(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.einsum("gbk,gko->bo", jax.vmap(of_group)(*groups), reaches)
 
 
-@pytest.mark.thorough("spatial_scored")
-@pytest.mark.fast("spatial_scored")
-@pytest.mark.parametrize("name", [n if n in ("spatial", "spatial_scored") else slow(n) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_definition(name):
     """Outputs and every gradient are those of the groups one by one."""
     case = CASES[name]
@@ -471,7 +470,7 @@ def test_definition(name):
         assert_close(f"{name} {jax.tree_util.keystr(path)}", a, b)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_window_by_loops():
     """Each place adds the rows that its own detectors address, comparison by comparison."""
     case = CASES["window"]
@@ -486,7 +485,7 @@ def test_window_by_loops():
     assert_close("window", nnx_layer(case, arrays)(x), want)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_are_added_in_float32():
     """Groups with one output: bfloat16 has no number between 256 and 258."""
     c = wiring.Connectivity((1, 2), (1,), [[0, 0]] * 9, [[0, 1]] * 9, [[0]] * 9)
@@ -502,8 +501,8 @@ def test_groups_are_added_in_float32():
     assert (y.dtype, y.tolist()) == (jnp.bfloat16, [264.0])
 
 
-@pytest.mark.thorough("spatial_scored")
-@pytest.mark.parametrize("name", [n if n == "spatial_scored" else slow(n) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_libraries_agree(name):
     case = CASES[name]
     c, arrays = connectivity_of(case), variables_of(case)
@@ -511,8 +510,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, inputs_of(case), jax.random.normal(jax.random.key(2), shape))
 
 
-@pytest.mark.thorough("spatial")
-@pytest.mark.parametrize("name", ["spatial", "window", slow("window_scored")])
+@pytest.mark.parametrize("name", [slow("spatial"), "window", slow("window_scored")])
 def test_variables_drawn(name):
     """Detectors compare inputs of their own group, and rows reach its outputs."""
     case = CASES[name]
@@ -525,7 +523,7 @@ def test_variables_drawn(name):
             np.testing.assert_array_equal(arrays["targets"][:, 0], c.targets)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_layers_are_values():
     """Made under jit, split and merged, pruned, and with options as attributes."""
     case = CASES["spatial"]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -84,8 +84,7 @@ def arguments(shape, kernel, groups, n_images=2, n_detectors=4, n_anchors=3, n_o
 FAST = ("beyond_the_window", "padded", "larger_than_the_image")
 
 
-@pytest.mark.fast("padded", "beyond*")
-@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in GEOMETRY])
+@pytest.mark.parametrize("name", slow_except(GEOMETRY, "beyond_the_window", "padded"))
 def test_values_by_loops(name):
     shape, kernel, stride, padding, groups = GEOMETRY[name]
     images, weights, anchors = arguments(shape, kernel, groups)
@@ -117,19 +116,18 @@ READS = {
 }
 
 
-@pytest.mark.thorough("rows-padded")
-@pytest.mark.fast("rows-padded")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "geometry"),
     [
         ("rows", "padded"),
         ("confidence", "larger_than_the_image"),
-        slow("integers", "padded"),
-        slow("hard", "channels"),
-        slow("dead_zone", "one_row"),
-        slow("fixed_point", "padded"),
-        slow("rows", "beyond_the_window"),
-        slow("confidence", "one_place"),
+        ("integers", "padded"),
+        ("hard", "channels"),
+        ("dead_zone", "one_row"),
+        ("fixed_point", "padded"),
+        ("rows", "beyond_the_window"),
+        ("confidence", "one_place"),
     ],
 )
 def test_gradients_are_those_of_copied_windows(name, geometry):
@@ -301,8 +299,8 @@ def variables_of(case: Case) -> dict[str, Any]:
     return arrays
 
 
-@pytest.mark.thorough("channels")
-@pytest.mark.parametrize("name", ["channels", slow("conv"), slow("all")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["channels", "conv", "all"])
 def test_libraries_agree(name):
     case = CASES[name]
     in_shape = case.sizes[0]

@@ -39,8 +39,8 @@ def test_votes(feature_axis):
     "layer",
     [
         LogicGates,
-        pytest.param(SoftLUT, marks=pytest.mark.thorough),
-        pytest.param(BinaryLUT, marks=pytest.mark.thorough),
+        pytest.param(SoftLUT, marks=pytest.mark.slow),
+        pytest.param(BinaryLUT, marks=pytest.mark.slow),
     ],
 )
 def test_any_order_of_samples(layer):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import ops, slow
+from cases import ops, slow, slow_except
 from machine import needs_gpu
 
 import lutjax
@@ -202,8 +202,17 @@ def bases(world, dtype):
     return (LARGE_OF_PRODUCTS if world in MULTIPLIES_FIRST else LARGE)[dtype]
 
 
-@pytest.mark.fast("xla*-lookup", "triton-lookup", "pallas/tpu-lookup")
-@pytest.mark.parametrize(("world", "op"), worlds.in_worlds(LOOK_UPS, slow))
+@pytest.mark.parametrize(
+    ("world", "op"),
+    slow_except(
+        worlds.in_worlds(LOOK_UPS, slow),
+        "xla-lookup",
+        "xla, accelerators-lookup",
+        "xla, TPUs-lookup",
+        "triton-lookup",
+        "pallas/tpu-lookup",
+    ),
+)
 def test_large_rows(world, op, request):
     with worlds.of(world, request) as implementation:
         check(world, op, implementation, bases(world, "float32"), "float32")
@@ -230,8 +239,7 @@ LISTS = {
 }
 
 
-@pytest.mark.fast("*one list")
-@pytest.mark.parametrize("lists", LISTS)
+@pytest.mark.parametrize("lists", slow_except(LISTS, "one list"))
 @pytest.mark.parametrize("world", ["xla", "triton"])
 def test_large_rows_of_other_lists(world, lists, request):
     def case(base, dtype):
@@ -242,8 +250,7 @@ def test_large_rows_of_other_lists(world, lists, request):
         check(world, "sparse_lookup", implementation, (1e8, largest), "float32", case)
 
 
-@pytest.mark.fast("xla")
-@pytest.mark.parametrize("world", ["xla", "triton"])
+@pytest.mark.parametrize("world", ["xla", slow("triton")])
 def test_rows_whose_difference_is_too_large(world, request):
     """An infinity of its sign, and no NaN; zero where it is multiplied by zero is NaN, as in the definition."""
     d = lutjax.Detection(*(jnp.asarray([[a]]) for a in (1, 1)), jnp.asarray([[0.5]], jnp.float32), 1)

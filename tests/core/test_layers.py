@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from flax import nnx
 from folders import DOCS
 from layer_libraries import (
@@ -87,11 +87,16 @@ LIKE_ANOTHER = [
 BFLOAT16 = ["lut", "sparse_per_row", "attention_without_positions", "attention", "pair"]
 
 
-@pytest.mark.fast("lut-float32", "attention-*", "pair_interleaved-*", "sparse_per_row-*")
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [slow(name, "float32") if name in LIKE_ANOTHER else (name, "float32") for name in CASES]
-    + [(name, "bfloat16") if name == "lut" else slow(name, "bfloat16") for name in BFLOAT16],
+    slow_except(
+        [slow(name, "float32") if name in LIKE_ANOTHER else (name, "float32") for name in CASES]
+        + [(name, "bfloat16") if name == "lut" else slow(name, "bfloat16") for name in BFLOAT16],
+        "lut-float32",
+        "sparse_per_row-float32",
+        "attention-float32",
+        "pair_interleaved-float32",
+    ),
 )
 def test_libraries_agree(name, dtype):
     case = CASES[name]
@@ -100,8 +105,7 @@ def test_libraries_agree(name, dtype):
     assert_libraries_agree(case, arrays, x, cotangent)
 
 
-@pytest.mark.fast("lut", "attention", "pair", "sparse_per_row")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, "lut", "sparse_per_row", "attention", "pair"))
 def test_variables_drawn(name):
     """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
     case = CASES[name]
@@ -120,8 +124,7 @@ GROUPED = {
 }
 
 
-@pytest.mark.fast("lut")
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", slow_except(GROUPED, "lut"))
 def test_groups_are_layers_side_by_side(name):
     case = GROUPED[name]
     arrays, x = variables_of(case), inputs_of(case)
@@ -153,7 +156,7 @@ CHUNKINGS = [(20,), (1,) * 20, (13, 1, 6)]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [n if n == "attention" else slow(n) for n in ATTENTION],
+    ATTENTION,
 )
 def test_decoding_equals_full_pass(name):
     """Decode in chunks of any length, and beyond the capacity."""
@@ -171,8 +174,8 @@ def test_decoding_equals_full_pass(name):
         assert set(cache) == set(case.spec.cache_names) - {"cached_counts"}
 
 
-@pytest.mark.thorough("attention")
-@pytest.mark.parametrize("name", ["attention", slow("pair")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "pair"])
 def test_libraries_decode(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)
@@ -232,8 +235,7 @@ def test_decoding_is_an_argument_of_calls():
     np.testing.assert_array_equal(y, want[:, 4:])
 
 
-@pytest.mark.fast("attention", "pair")
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", slow_except(ATTENTION, "attention", "pair"))
 def test_keys_from_elsewhere(name):
     """A layer attends to itself with its own inputs as keys; a chunk sees the keys before it."""
     case = CASES[name]
@@ -247,8 +249,7 @@ def test_keys_from_elsewhere(name):
     assert np.any(other != want)
 
 
-@pytest.mark.fast("attention")
-@pytest.mark.parametrize("name", ["attention", "pair"])
+@pytest.mark.parametrize("name", ["attention", slow("pair")])
 def test_segments(name):
     """Two texts in one row are two texts."""
     case = CASES[name]
@@ -291,8 +292,7 @@ def reference_of_all_keys(case: Case, arrays: Any, x: jax.Array, keys: jax.Array
     return lutjax.reference.lookup_attention(weights, query, key, position, query_segments=segments, **places)
 
 
-@pytest.mark.thorough("attention")
-@pytest.mark.fast("attention")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["attention", "pair", *(slow(n) for n in ALL_KEYS if n not in ("attention", "pair"))]
 )
@@ -692,7 +692,7 @@ def test_mypy_checks_calls(tmp_path):
         assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_libraries_are_not_imported_unasked():
     code = "import lutjax.layers, lutjax.models, sys; assert not {'flax', 'haiku'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -757,8 +757,7 @@ PRUNED = {
 }
 
 
-@pytest.mark.fast("sparse_per_row")
-@pytest.mark.parametrize("name", [n if n in ("lut", "sparse_per_row", "pair") else slow(n) for n in PRUNED])
+@pytest.mark.parametrize("name", slow_except(PRUNED, "sparse_per_row"))
 @pytest.mark.usefixtures("without_typechecking")
 def test_sizes_follow_pruned_arrays(name):
     case = CASES[name]
@@ -830,8 +829,8 @@ def test_rngs_are_those_of_nnx(rngs):
         lutjax_nnx.LUT(4, 2, n_detectors=3, n_anchors=2, rngs=rngs)
 
 
-@pytest.mark.thorough("LUTAttention")
-@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention")])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["LUTAttention", "LUTPairAttention"])
 def test_pooled_keys(layer):
     """Blocks of one key are all keys, and one block is the mean over them; what does not go with them is refused."""
     case = Case(layer, {"n_detectors": 4, "n_anchors": 2}, (2, 5, 6))

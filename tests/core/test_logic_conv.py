@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from flax import nnx
 from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_refused, by_kind, nnx_layer
 
@@ -164,8 +164,7 @@ def by_loops(case: Case, arrays: dict[str, jax.Array], x: Any, hard: bool) -> np
 FAST = ("rectangular", "padded_pools", "few_channels", "tables", "features_first")
 
 
-@pytest.mark.fast("few_channels", "tables", "padded_pools")
-@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in GEOMETRIES])
+@pytest.mark.parametrize("name", slow_except(GEOMETRIES, "padded_pools", "few_channels", "tables"))
 def test_against_loops(name):
     case = case_of(name)
     arrays, soft, bits = arrays_of(case), inputs_of(case), inputs_of(case, bits=True)
@@ -209,17 +208,19 @@ def with_copies(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return jnp.take_along_axis(groups, jnp.argmax(groups, -1)[..., None], -1)[..., 0]
 
 
-@pytest.mark.fast("pools-True")
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [
-        ("rectangular", False),
-        ("pools", True),
-        slow("plain", False),
-        slow("strides_beyond_the_window", False),
-        slow("few_channels", False),
-        slow("rectangular", True),
-    ],
+    slow_except(
+        [
+            ("rectangular", False),
+            ("pools", True),
+            slow("plain", False),
+            slow("strides_beyond_the_window", False),
+            slow("few_channels", False),
+            slow("rectangular", True),
+        ],
+        "pools-True",
+    ),
 )
 def test_gradients(name, bits):
     """Places tie where inputs are bits and gates are sure of themselves."""
@@ -326,11 +327,10 @@ def test_trees_read_some_channels():
     spec.check(arrays)
 
 
-@pytest.mark.fast("options1", "options2")
 @pytest.mark.parametrize(
     "options",
     [
-        {"channels_per_kernel": 2},
+        slow({"channels_per_kernel": 2}),
         {"n_inputs": 4, "parameterization": "walsh", "depth": 2},
         {"kernel": 1, "depth": 1},
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
-from cases import slow
+from cases import slow, slow_among, slow_except
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -81,8 +81,17 @@ AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tabl
 SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
 
 
-@pytest.mark.fast("gates_straight_through", "tables_of_signs", "trees", "tables_light", "thermometer*")
-@pytest.mark.parametrize("name", [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)],
+        "gates_straight_through",
+        "tables_light",
+        "tables_of_signs",
+        "trees",
+        "thermometer_learnable",
+    ),
+)
 def test_libraries_agree(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)
@@ -90,8 +99,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, arrays, x, random(y.shape, y.dtype))
 
 
-@pytest.mark.fast("gates*", "tables*", "thermometer*")
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", slow_among(SOME, "trees"))
 def test_variables_drawn(name):
     case = CASES[name]
     for arrays in assert_drawn(case, inputs_of(case)):
@@ -161,8 +169,7 @@ def test_group_sum():
     np.testing.assert_allclose(f.apply({}, None, x), want, rtol=1e-6)
 
 
-@pytest.mark.slow("True")
-@pytest.mark.fast("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_trees_are_gates_at_every_place(deterministic):
     """Return a network without shared gates, whose wires are ids of the whole image."""
@@ -256,7 +263,7 @@ def test_gumbel():
     np.testing.assert_array_equal(f.apply(params, state, None, x, True)[0], hard)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_learnable_wires_mix_their_candidates():
     case = CASES["gates"]._replace(options=LEARNABLE)
     arrays, x = variables_of(case), inputs_of(case)
@@ -306,9 +313,16 @@ def needs_of(tables: np.ndarray) -> np.ndarray:
     return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
 
 
-@pytest.mark.fast("gates", "tables_light", "tables_of_signs")
 @pytest.mark.parametrize(
-    "name", ["gates", "tables_light", "tables_walsh", "tables_raw", "tables_of_signs", "tables_of_signs_soft"]
+    "name",
+    [
+        "gates",
+        "tables_light",
+        slow("tables_walsh"),
+        slow("tables_raw"),
+        "tables_of_signs",
+        slow("tables_of_signs_soft"),
+    ],
 )
 def test_expected_needs_are_the_mean_over_all_tables(name):
     case = CASES[name]
@@ -485,8 +499,9 @@ def test_balanced(n_inputs, n_gates, arity):
 
 
 # A part of a circle, a circle and a part, whole circles, with opposite inputs.
-@pytest.mark.fast("2-1", "6-14")
-@pytest.mark.parametrize(("n_inputs", "n_gates"), [(2, 1), (5, 4), (5, 7), (5, 10), (6, 8), (6, 14)])
+@pytest.mark.parametrize(
+    ("n_inputs", "n_gates"), slow_except([(2, 1), (5, 4), (5, 7), (5, 10), (6, 8), (6, 14)], "2-1", "6-14")
+)
 def test_unique_pairs(n_inputs, n_gates):
     wires = np.asarray(wiring.unique_pairs(jax.random.key(0), n_inputs, n_gates))
     assert (wires.shape, wires.dtype) == ((n_gates, 2), np.int32)
@@ -679,10 +694,16 @@ def test_impossible(name):
 
 
 # ------------------------------------------------------------------------------------- bits
-@pytest.mark.fast("gates*", "tables*", "thermometer", "group_sum")
 @pytest.mark.parametrize(
     "name",
-    ["gates_features_first", "tables_light", slow("tables_of_signs"), "trees", "thermometer", "group_sum"],
+    [
+        "gates_features_first",
+        "tables_light",
+        slow("tables_of_signs"),
+        slow("trees"),
+        "thermometer",
+        "group_sum",
+    ],
 )
 def test_bools_and_integers_are_bits(name):
     case = Case("GroupSum", {}, (5, 9), (3,)) if name == "group_sum" else CASES[name]
@@ -707,7 +728,7 @@ def test_bools_and_integers_are_bits(name):
         layer(x.astype(jnp.uint32))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sizes_are_attributes_and_follow_pruned_gates():
     layer = nnx_layer(CASES["tables_of_signs"], variables_of(CASES["tables_of_signs"]))
     assert (layer.in_features, layer.out_features, layer.n_inputs, layer.candidates) == (7, 6, 3, 4)
@@ -733,10 +754,10 @@ def test_sizes_are_attributes_and_follow_pruned_gates():
     assert lutjax_nnx.GroupSum(4).out_features == 4
 
 
-@pytest.mark.slow("soft-balanced")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "learned"),
-    [("soft", "balanced"), slow("gumbel", "top-k"), slow("straight_through", "learnable")],
+    [("soft", "balanced"), ("gumbel", "top-k"), ("straight_through", "learnable")],
 )
 def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
     """Mixtures of layers of the same size are computed at once: two of four."""
@@ -776,7 +797,7 @@ def test_layers_in_sequence_are_calls_one_after_another(estimator, learned):
         assert program.count("= exp ") == 2  # those of 8 gates, and of 5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
     config = LogicClassifierConfig(6, 2, layers=(8, 8), n_thresholds=0, estimator="gumbel")
     model = LogicClassifier(config, rngs=nnx.Rngs(0))
@@ -791,7 +812,7 @@ def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
         model(bits)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_recurrent_gates_go_on_and_run_packed():
     """A sequence in two calls, with the state between them; and the hard network on words, in every library."""
     case = Case("LogicRNN", {}, (40, 5, 3), (3, 8))

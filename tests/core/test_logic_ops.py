@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import implementations
+from cases import implementations, slow
 
 import lutjax
 from lutjax import reference, testing
@@ -46,8 +46,7 @@ def naive(x, logits, wires):
     return jnp.einsum("kbg,gk->bg", jnp.stack(gates), jax.nn.softmax(logits), precision="highest")
 
 
-@pytest.mark.fast("True")
-@pytest.mark.parametrize("with_readers", [False, True])
+@pytest.mark.parametrize("with_readers", [slow(False), True])
 def test_mixtures_of_gates(with_readers):
     """Values and gradients with logits at random; two gates read one wire twice."""
     x, logits, w, ct = random(9, 5), random(8, 16), wires(5, 8), random(9, 8)
@@ -83,8 +82,7 @@ def test_tables_of_two_bits_are_gates():
     np.testing.assert_allclose(lutjax.soft_lut(x, truth.astype(jnp.float32), w), gates, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.fast("3")
-@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize("n", [slow(1), 3, slow(5)])
 def test_hard_tables_agree_at_bits(n):
     """soft_lut at bits, binary_lut at signs and packed words answer alike."""
     corners = jnp.array(list(itertools.product([0.0, 1.0], repeat=n)), jnp.float32)
@@ -96,8 +94,7 @@ def test_hard_tables_agree_at_bits(n):
     np.testing.assert_array_equal(lutjax.unpack_bits(packed, 2**n).T, soft > 0)
 
 
-@pytest.mark.fast("6-64", "2-1")
-@pytest.mark.parametrize(("n", "samples"), [(2, 1), (4, 100), (6, 64)])
+@pytest.mark.parametrize(("n", "samples"), [(2, 1), slow(4, 100), (6, 64)])
 def test_packed_words(n, samples):
     bits = RNG.integers(0, 2, (7, samples)).astype(bool)
     truth = jnp.asarray(RNG.integers(0, 2, (11, 2**n)).astype(bool))
@@ -250,8 +247,7 @@ def test_oracle_knows_finite_differences():
         np.testing.assert_allclose(slope, (f(1e-5) - f(-1e-5)) / 2e-5, rtol=1e-7)
 
 
-@pytest.mark.fast("0")
-@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("axis", [slow(-1), 0])
 def test_derivatives_of_coefficients(axis):
     """Forward mode, and second derivatives in both modes: the coefficients' own rule, differentiated again."""
     logits, tangent, weights = random(3, 16), random(3, 16), random(4, 3)

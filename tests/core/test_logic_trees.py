@@ -62,7 +62,7 @@ def check_on_mesh(given, kind):
     assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
 
-@pytest.mark.thorough("None")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices(8), pytest.mark.slow])])
 def test_a_layer_evaluates_whole_trees_or_levels(kind):
     layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
 from machine import needs_devices, needs_gpu
 from test_sharding import largest_collective
 
@@ -37,11 +36,11 @@ def with_gradients(images, weights, anchors, targets=None):
     return y, *pull(jnp.ones_like(y))
 
 
-@pytest.mark.thorough("outputs of its own-2-Auto")
+@pytest.mark.slow
 @needs_devices(8)
-@pytest.mark.parametrize("axes", ["Auto", slow("Explicit")])
-@pytest.mark.parametrize("tables_of", [2, slow(4)])  # devices with a group each, and with half of one
-@pytest.mark.parametrize("reaches", ["outputs of its own", slow("targets")])
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+@pytest.mark.parametrize("tables_of", [2, 4])  # devices with a group each, and with half of one
+@pytest.mark.parametrize("reaches", ["outputs of its own", "targets"])
 def test_tables_and_samples_over_devices(axes, tables_of, reaches):
     """Each device has its tables and its samples: outputs and cotangents are exchanged, tables are not."""
     targets = () if reaches != "targets" else (jnp.array([[0, 4, -1], [4, 1, 0]], jnp.int32),)
@@ -69,7 +68,7 @@ def check_on_mesh(given, axes, tables_of):
     assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
     """Trace for CPU and GPU, of which one has a kernel: the program of a device has that or the parts, and calls say where they run."""
     cpu, gpu = Device(Backend.CPU, "cpu"), Device(Backend.GPU, "a GPU without kernels")

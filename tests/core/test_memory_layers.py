@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from every_layer import CASES
 from flax import nnx
 from layer_libraries import (
@@ -49,8 +50,7 @@ def test_recorded_rows(name):
     np.testing.assert_array_equal(lutjax.ngram_rows(TEXT, **options), recorded)
 
 
-@pytest.mark.thorough("int8", "uint8", "uint32")
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("dtype", [slow(np.int8), slow(np.uint8), np.int32, slow(np.uint32), np.int64])
 def test_numpy_and_jax_agree(dtype):
     tokens = TOKENS.astype(dtype)
     options = {"rows": 997, "orders": (1, 2, 5), "heads": 3, "seed": 9}
@@ -192,8 +192,7 @@ def test_rows_are_known_before_the_layer_runs():
     np.testing.assert_array_equal(found.never_read, (counts == 0).sum(1))
 
 
-@pytest.mark.slow("0")
-@pytest.mark.parametrize("kernel", [0, 1, 4])
+@pytest.mark.parametrize("kernel", [slow(0), 1, 4])
 def test_texts_that_go_on(kernel):
     """Parts of any lengths, with segments, also inside of jit and scan."""
     layer = NgramMemory(6, (2, 4), rows=50, kernel=kernel, rngs=nnx.Rngs(0))

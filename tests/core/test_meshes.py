@@ -1,13 +1,14 @@
 """Meshes with explicit axes, as `jax.make_mesh` makes them: the same results, and outputs lie as inputs do."""
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import called_weights, ops, slow
+from cases import called_weights, ops, slow, slow_except
 from every_layer import CASES
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -63,10 +64,13 @@ def mesh():
     return found
 
 
-@pytest.mark.fast("lut-*", "lut_pair_attention-detectors", "binary_lut-the batch", "bilinear_gates-detectors")
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", [slow(n) if n in ("lut_attention", "sparse_lut", "soft_lut") else n for n in OPS]
+    ("name", "layout"),
+    slow_except(
+        itertools.product(OPS, LAYOUTS),
+        *(f"lut-{layout}" for layout in LAYOUTS),
+        *("lut_pair_attention-detectors", "binary_lut-the batch", "bilinear_gates-detectors"),
+    ),
 )
 def test_results_are_those_of_one_device(name, layout, mesh):
     op, parameter = OPS[name]
@@ -128,8 +132,7 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.thorough("detectors")
-@pytest.mark.fast("detectors")
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["the batch", "detectors"])
 def test_a_step_of_a_table_optimizer(layout, mesh):
     """A step in microbatches, clipped, and with a penalty on neighboring rows of the other table."""
@@ -263,7 +266,7 @@ def test_every_model_is_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [n if n in ("powers of two", "trees") else slow(n) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_step_of_a_model(name, kind):
     """Parameters and state lie as `sharding.specs` says, before and after, and the batch by samples."""
     model, inputs = model_and_inputs(name)
@@ -295,12 +298,9 @@ def test_a_step_of_a_model(name, kind):
 FAST_TO_PRODUCE = ("powers of two", "gates", "trees")
 
 
-@pytest.mark.slow("gates-explicit")
-@pytest.mark.fast("gates-*")
-@pytest.mark.parametrize("kind", ["explicit", slow("auto")])
-@pytest.mark.parametrize(
-    "name", [n if n in FAST_TO_PRODUCE else slow(n) for n in MODELS if "automaton" not in n]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+@pytest.mark.parametrize("name", [n for n in MODELS if "automaton" not in n])
 def test_what_models_produce(name, kind):
     """Texts that models continue with caches, and the packed networks of classifiers."""
     model, inputs = model_and_inputs(name)
@@ -328,8 +328,8 @@ def test_what_models_produce(name, kind):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow("LUTAttention")
-@pytest.mark.parametrize("layer", ["LUTAttention", slow("LUTPairAttention"), slow("counts")])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["LUTAttention", "LUTPairAttention", "counts"])
 def test_decoding(layer):
     """Caches lie where they were put, so that a loop may carry them."""
     case = CASES["LUTAttention, window" if layer == "counts" else f"{layer}, window"]
@@ -385,36 +385,33 @@ def test_a_case_of_every_layer_is_fast():
     assert sorted(CASES[name].layer for name in FAST_LAYERS) == sorted({c.layer for c in CASES.values()})
 
 
-@pytest.mark.thorough(
-    "linen-LogicRNN*", "nnx-LUTPairAttention, interleaved-auto", "nnx-WindowLUT, dropout-explicit"
-)
-@pytest.mark.slow(
-    "haiku-LUTAttention, window-explicit",
-    "haiku-LogicConv-auto",
-    "haiku-SpatialLUT, powers of two-auto",
-    "linen-BinaryLUT, top-k, straight_through-explicit",
-    "linen-ConvLUT, powers of two-auto",
-    "linen-ProjectionLUT, powers of two-explicit",
-)
 @pytest.mark.parametrize(
     ("library", "name", "kind"),
-    [
-        (library, name, kind) if FAST_LAYERS.get(name) == (library, kind) else slow(library, name, kind)
-        for library in LIBRARIES
-        for name in CASES
-        for kind in KINDS
-    ],
+    slow_except(
+        [
+            (library, name, kind) if FAST_LAYERS.get(name) == (library, kind) else slow(library, name, kind)
+            for library in LIBRARIES
+            for name in CASES
+            for kind in KINDS
+        ],
+        "nnx-LUT, groups-auto",
+        "nnx-NgramMemory-explicit",
+        "nnx-SoftLUT, features first-auto",
+        "nnx-GroupSum-explicit",
+        "linen-SparseLUT, targets of tables-explicit",
+        "linen-ProductKeyExperts-explicit",
+        "linen-Thermometer, straight_through-auto",
+        "haiku-ProductKeyMemory-auto",
+        "haiku-LogicGates, learnable, soft-explicit",
+    ),
 )
 def test_layers_of_all_libraries(library, name, kind):
     """Outputs and gradients on a mesh of a kind, parameters by `sharding.specs` and the batch by samples."""
     _check_layer(library, name, kind)
 
 
-@pytest.mark.slow("LUT, groups")
-@pytest.mark.fast("LUT, groups")
-@pytest.mark.parametrize(
-    "name", [n if n in ("LUT, groups", "SpatialLUT, hard", "ConvLUT, integers") else slow(n) for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_inputs_divided_by_features(name):
     """An op gets whole features, and what layers do with them before does not depend on where they lie."""
     _check_layer("nnx", name, "explicit", by_sample=False)
@@ -476,9 +473,13 @@ def assert_trees_close(what, found, want):
         testing.assert_close(what + jax.tree_util.keystr(path), a, b, 2e-5)
 
 
-@pytest.mark.fast("lookup-*", "bilinear_gates-batch")
-@pytest.mark.parametrize("axis", ["batch", "detector"])
-@pytest.mark.parametrize("op", ops())
+@pytest.mark.parametrize(
+    ("op", "axis"),
+    slow_except(
+        itertools.product(ops(), ["batch", "detector"]),
+        *("lookup-batch", "lookup-detector", "bilinear_gates-batch"),
+    ),
+)
 def test_reference_of_every_op(op, axis, mesh):
     """The reference has the values of one device, in every mode, and its outputs lie as those of the op do."""
     case = testing.case(op, next(name for name, size in testing.shapes(op).items() if Tag.FAST in size.tags))
@@ -507,8 +508,7 @@ def test_reference_of_every_op(op, axis, mesh):
                 assert jax.typeof(found[0][name]).sharding.spec == jax.typeof(a).sharding.spec
 
 
-@pytest.mark.fast("lut", "scale_gradient")
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", slow_except(REFERENCES, "lut", "scale_gradient"))
 def test_other_functions_of_the_reference(name, mesh):
     call = REFERENCES[name]
     f = lambda x: call(lutjax.reference, x)  # noqa: E731

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import toy_op
+from cases import slow_except
 from commands import command
 from folders import ROOT
 
@@ -38,14 +39,18 @@ def split(op, **sizes):
     return testing.case(op, "split", **sizes)
 
 
-@pytest.mark.fast("jit", "vmap of grad", "shard_map, sharded table", "export")
-@pytest.mark.parametrize("transformation", testing.TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "transformation",
+    slow_except(testing.TRANSFORMATIONS, "jit", "vmap of grad", "shard_map, sharded table", "export"),
+)
 def test_parity(op, transformation):
     testing.check(split(op), transformation=transformation)
 
 
-@pytest.mark.fast("none", "vmap of grad", "shard_map, sharded table")
-@pytest.mark.parametrize("transformation", testing.FACTORED_TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "transformation",
+    slow_except(testing.FACTORED_TRANSFORMATIONS, "none", "vmap of grad", "shard_map, sharded table"),
+)
 def test_factored_gradients(op, transformation):
     testing.check_factored(split(op), transformation=transformation)
 

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import machine
 import numpy as np
 import pytest
-from cases import case_of, fast_size, implementations, ops, skipping_what_is_left_to_others, slow
+from cases import (
+    case_of,
+    fast_size,
+    implementations,
+    ops,
+    skipping_what_is_left_to_others,
+    slow,
+    slow_except,
+    slow_where,
+)
 
 import lutjax
 from lutjax import reads, testing
@@ -95,18 +104,16 @@ def reached(op, implementation, part, name, expected, arguments):
     return np.False_
 
 
-@pytest.mark.thorough("lookup_attention-xla-split")
-@pytest.mark.fast(
-    "detect*-split",
-    "lookup*-split",
-    "sparse_lookup-*-split",
-    "bilinear_gates-*-split",
-    "scored_lut-*-split",
-    "lut_at_places-*-split",
-    "logic_trees-*-split",
-    "margins-*-split",
+COMPARED = (
+    *("detect", "detect_signs", "lookup", "sparse_lookup", "bilinear_gates"),
+    *("scored_lut", "lut_at_places", "logic_trees", "margins"),
 )
-@pytest.mark.parametrize(("op", "implementation", "size"), list(places()))
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "size"),
+    slow_where(places(), lambda op, _, size: size != "split" or op not in COMPARED),
+)
 def test_every_element_is_as_in_the_reference(op, implementation, size):
     run = jax.jit(testing.program(case_of(op, size), implementation).function)
     for arguments, expected in expected_at(op, size):
@@ -147,8 +154,7 @@ def run_read(read, x, implementation):
     return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
 
 
-@pytest.mark.thorough("PowersOfTwo(ways=2)-xla")
-@pytest.mark.fast("PowersOfTwo*")
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
 @pytest.mark.parametrize("read", [ALL[2], ALL[7], *map(slow, (*ALL[:2], *ALL[3:7]))], ids=str)
 def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
@@ -166,9 +172,12 @@ def test_a_nan_makes_nan_of_what_its_table_reads(read, implementation):
     assert all(np.isnan(d) for d in ds.values())
 
 
-@pytest.mark.fast("Confidence*")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
-@pytest.mark.parametrize("read", [ALL[6], ALL[5], *map(slow, (*ALL[:5], ALL[7]))], ids=str)
+@pytest.mark.parametrize(
+    "read",
+    slow_except([ALL[6], ALL[5], *map(slow, (*ALL[:5], ALL[7]))], "Confidence(ways=2)", ids=str),
+    ids=str,
+)
 def test_an_infinity_is_no_score(read, implementation):
     """An infinite distance is NaN in a score; in another read as the smallest one, where a blend has a share of 0 for it."""
     of_scores = isinstance(read, reads.Confidence | reads.PowersOfTwo)
@@ -193,9 +202,8 @@ def test_a_sum_of_distances_beyond_floats_is_no_score(implementation):
     np.testing.assert_array_equal(y[1], 16 * np.asarray(TABLE[0, 7]))
 
 
-@pytest.mark.thorough("nan-xla")
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))
-@pytest.mark.parametrize("entry", [np.nan, np.inf])
+@pytest.mark.parametrize("entry", [slow(np.nan), np.inf])
 def test_rounded_tables_with_an_entry_that_is_no_number(entry, implementation):
     """The scale of its output and group is unknown, whatever row it is in; other outputs and groups are as they were."""
     read = reads.PowersOfTwo()
@@ -276,9 +284,9 @@ assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)],
 """
 
 
-@pytest.mark.thorough("3")
+@pytest.mark.slow
 @pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="GPUs keep subnormal numbers")
-@pytest.mark.parametrize("n", [3, slow(5000)])
+@pytest.mark.parametrize("n", [3, 5000])
 def test_a_difference_below_the_normal_numbers_is_0_on_cpus(n):
     """Compile as users do: of a comparison of a difference with 0 a compiler makes one of its two sides."""
     names = [name for name in implementations("detect") if name in ("xla", "native")]

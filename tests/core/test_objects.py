@@ -122,7 +122,6 @@ def test_a_copy_computes_the_same(how):
     np.testing.assert_array_equal(COPIES[how](layer)(x), layer(x))
 
 
-@pytest.mark.slow("LUTTransformerConfig-pickle")
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
 def test_copies_of_every_model(config, how):

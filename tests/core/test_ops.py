@@ -1,12 +1,13 @@
 """Promises of the ops beyond the parity suite: errors, special values, laziness, shapes that a user passes."""
 
+import itertools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import ops, slow
+from cases import ops, slow, slow_except
 from flax import nnx
 
 import lutjax
@@ -231,8 +232,8 @@ def test_nan_gives_bit_zero_and_a_nan_margin():
     np.testing.assert_array_equal(jnp.isnan(d.margin), [True, False])
 
 
-@pytest.mark.thorough("lut")
-@pytest.mark.parametrize("op", ["lut", slow("lut_attention"), slow("lut_pair_attention")])
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["lut", "lut_attention", "lut_pair_attention"])
 def test_nan_reaches_the_gradient_and_nothing_else(op):
     """NaN for only the two inputs that the NaN was compared with, and the same values as the reference."""
     key = jax.random.key(1)
@@ -275,8 +276,7 @@ def test_dead_zone():
     np.testing.assert_array_equal(near.flip, far.flip)
 
 
-@pytest.mark.fast("detect")
-@pytest.mark.parametrize("op", ["detect", "detect_signs"])
+@pytest.mark.parametrize("op", ["detect", slow("detect_signs")])
 def test_dead_zone_equals_the_reference(op):
     case = testing.case(op, "primes")
     arguments = {**case.differentiable, **case.fixed}.values()
@@ -302,8 +302,9 @@ WILD = np.array(
 )  # wrapped, some would be ids that exist
 
 
-@pytest.mark.fast("lutjax")
-@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module", [lutjax, slow(lutjax.reference)], ids=lambda m: m.__name__.rpartition(".")[2]
+)
 def test_ids_beyond_int32_do_not_wrap(module, without_typechecking):
     """Known ids are refused, computed ones saturate, and so do all in the reference."""
     tame = np.clip(WILD, -1, 2).astype(np.int32)
@@ -332,8 +333,9 @@ def test_ids_beyond_int32_do_not_wrap(module, without_typechecking):
     np.testing.assert_array_equal(module.lookup(rows, wild), module.lookup(rows, expected))
 
 
-@pytest.mark.fast("lutjax")
-@pytest.mark.parametrize("module", [lutjax, lutjax.reference], ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module", [lutjax, slow(lutjax.reference)], ids=lambda m: m.__name__.rpartition(".")[2]
+)
 def test_starts_far_apart_saturate(module):
     d, table = detection(3, 2, bits=1), jnp.ones((2, 4, 1))
     farthest = 2**31 - 1
@@ -396,10 +398,8 @@ def test_tables_of_no_detectors_have_gradients():
     np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
-@pytest.mark.slow("lookup_attention-int64")
-@pytest.mark.fast("lookup_attention-int64", "lut_pair_attention-4")
-@pytest.mark.parametrize("start", [4, "int32", "int64"])
-@pytest.mark.parametrize("op", ["lookup_attention", "lut_pair_attention"])
+@pytest.mark.parametrize("start", [4, slow("int32"), slow("int64")])
+@pytest.mark.parametrize("op", [slow("lookup_attention"), "lut_pair_attention"])
 def test_attention_with_starts_where_integers_are_int64(op, start):
     with jax.enable_x64(True):
         start = jnp.asarray(4, start) if isinstance(start, str) else start
@@ -510,7 +510,7 @@ def test_nothing_of_the_size_of_all_pairs_or_rows_is_kept():
         assert max(kept) <= batch * length * max(n_detectors, n_inputs), kept
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_of_attention_grows_with_the_length_not_its_square():
     """XLA's own figure for temporaries of forward and backward."""
 
@@ -598,9 +598,14 @@ INSIDE = {
 }
 
 
-@pytest.mark.fast("jvp-*", "linearize-nothing", "linearize-jit", "jacfwd-nothing", "hessian-scan of a carry")
-@pytest.mark.parametrize("inside", INSIDE)
-@pytest.mark.parametrize("mode", [*FORWARD, *SECOND])
+@pytest.mark.parametrize(
+    ("mode", "inside"),
+    slow_except(
+        itertools.product([*FORWARD, *SECOND], INSIDE),
+        *(f"jvp-{inside}" for inside in INSIDE),
+        *("linearize-nothing", "linearize-jit", "jacfwd-nothing", "hessian-scan of a carry"),
+    ),
+)
 def test_every_forward_mode_names_the_reference(mode, inside):
     """Outside and inside of a jit, which finds forward mode when it lowers a program."""
     derivative = {**FORWARD, **SECOND}[mode]
@@ -664,8 +669,7 @@ def test_reference_has_forward_mode():
     assert np.isfinite(second).all()
 
 
-@pytest.mark.slow("lut_pair_attention")
-@pytest.mark.fast("lut_pair_attention")
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [False, True], ids=["lookup_attention", "lut_pair_attention"])
 def test_without_causal_order_every_query_sees_every_key(pairs):
     draw = iter(jax.random.split(jax.random.key(3), 5))

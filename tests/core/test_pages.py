@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from flax import nnx
 from hypothesis import given, strategies as st
 
@@ -84,8 +85,7 @@ class Sequences:
         self.lengths += np.asarray(counts, np.int32)
 
 
-@pytest.mark.thorough("pairs", "keys")
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", slow_except(SPECS, "ids"))
 def test_sequences_in_one_pool(name):
     """Continue sequences of different lengths by different numbers of positions: each is as with a cache of its own."""
     spec = SPECS[name]

@@ -16,7 +16,8 @@ from cases import (
     ops,
     skipping_what_is_left_to_others,
     slow,
-    slow_if_op_is,
+    slow_except,
+    slow_where,
     split,
     values_of,
 )
@@ -58,8 +59,7 @@ def test_small_arrays_are_compared():
 SUMS = ("add", "add_any", "sub", "reduce_sum", "scatter-add", "dot_general", "cumsum")
 
 
-@pytest.mark.fast("*-plain JAX")
-@pytest.mark.parametrize("of", ["the reference", "plain JAX"])
+@pytest.mark.parametrize("of", [slow("the reference"), "plain JAX"])
 @pytest.mark.parametrize("op", [op for op in ops() if "bfloat16" in testing.cases_of(op).dtypes])
 def test_results_are_rounded_once(op, of):
     """Whatever is added has 32 bits at least, forward and backward: sums of rounded numbers depend on their order."""
@@ -175,10 +175,9 @@ def test_transformations(op, implementation, transformation):
     testing.check(split(op), implementation, transformation=transformation)
 
 
-@pytest.mark.thorough("*-rocm-*")
 @pytest.mark.parametrize(
     ("platform", "device_kind"),
-    [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e"), ("rocm", "AMD Instinct MI300X")],
+    [("cuda", "NVIDIA H200"), ("tpu", "TPU v6e"), slow("rocm", "AMD Instinct MI300X")],
 )
 @pytest.mark.parametrize(("op", "implementation"), [pair for pair in IMPLEMENTED if pair[1] == "xla"])
 def test_lowers_for_every_platform(op, implementation, platform, device_kind):
@@ -194,8 +193,7 @@ OF_LOOK_UPS = [
 ]
 
 
-@pytest.mark.fast("lookup-*")
-@pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
+@pytest.mark.parametrize(("op", "shape"), slow_except(OF_LOOK_UPS, "lookup-split"))
 @pytest.mark.usefixtures("accelerator_formulation")
 def test_formulation_for_accelerators(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
@@ -207,8 +205,7 @@ def test_formulation_of_gates_for_accelerators(shape):
     testing.check(testing.case("bilinear_gates", shape), "xla", transformation="jit")
 
 
-@pytest.mark.fast("lookup-*")
-@pytest.mark.parametrize(("op", "shape"), OF_LOOK_UPS)
+@pytest.mark.parametrize(("op", "shape"), slow_except(OF_LOOK_UPS, "lookup-split"))
 @pytest.mark.usefixtures("tpu_formulation")
 def test_formulation_for_tpus(op, shape):
     testing.check(testing.case(op, shape), "xla", transformation="jit")
@@ -266,20 +263,25 @@ def test_factored_gradients(op, implementation, shape):
     testing.check_factored(testing.case(op, shape), implementation, transformation="jit")
 
 
-@pytest.mark.fast("lookup-*")
-@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape", "dtype"),
+    slow_where(in_dtypes("update", first_only=True), lambda op, *_: op != "lookup"),
+)
 def test_factored_gradients_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check_factored(testing.case(op, shape, dtype), implementation, transformation="jit")
 
 
-@pytest.mark.fast("lookup-*", "*-shard_map, sharded table")
 @pytest.mark.parametrize(
-    "transformation",
-    [slow(t) if t in ("none", "remat", "scan") else t for t in testing.FACTORED_TRANSFORMATIONS],
-)
-@pytest.mark.parametrize(
-    ("op", "implementation"), [slow_if_op_is(op, op, implementation) for op, implementation in UPDATED]
+    ("op", "implementation", "transformation"),
+    slow_where(
+        [(*pair, transformation) for pair in UPDATED for transformation in testing.FACTORED_TRANSFORMATIONS],
+        lambda op, implementation, transformation: (
+            testing.cases_of(op).is_slow
+            or transformation in ("none", "remat", "scan")
+            or (op != "lookup" and transformation != "shard_map, sharded table")
+        ),
+    ),
 )
 def test_factored_gradients_under_transformations(op, implementation, transformation):
     skip_without_two_devices(transformation)
@@ -302,31 +304,38 @@ def test_updates(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.RowMomentum(weight_decay=0.25))
 
 
-@pytest.mark.fast("lookup-*", "scored_lut-*")
 @pytest.mark.parametrize(
-    ("op", "implementation", "shape"), at_sizes(lambda module: module.tagged(Tag.DTYPES), "update")
+    ("op", "implementation", "shape"),
+    slow_where(
+        at_sizes(lambda module: module.tagged(Tag.DTYPES), "update"),
+        lambda op, *_: op not in ("lookup", "scored_lut"),
+    ),
 )
 def test_updates_without_sums_of_rows(op, implementation, shape):
     testing.check_update(testing.case(op, shape), implementation, tables.SGD())
 
 
-@pytest.mark.fast("lookup-*")
-@pytest.mark.parametrize(("op", "implementation", "shape", "dtype"), in_dtypes("update", first_only=True))
+@pytest.mark.parametrize(
+    ("op", "implementation", "shape", "dtype"),
+    slow_where(in_dtypes("update", first_only=True), lambda op, *_: op != "lookup"),
+)
 def test_updates_in_other_dtypes(op, implementation, shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         testing.check_update(testing.case(op, shape, dtype), implementation, tables.SGD())
 
 
-@pytest.mark.fast("*-primes", "*RowAdam(*b1=0.9*-repeats")
-@pytest.mark.parametrize("shape", ["primes", "repeats"])  # fewer hits than rows, and more
 @pytest.mark.parametrize(
-    ("implementation", "rule"),
-    [
-        pytest.param(i, rule, id=f"{i}-{rule}")
-        for i in implementations("lookup", "update")
-        for rule in RULES
-        if has_rule(i, rule)
-    ],
+    ("implementation", "rule", "shape"),
+    slow_where(
+        [
+            pytest.param(i, rule, shape, id=f"{i}-{rule}-{shape}")
+            for i in implementations("lookup", "update")
+            for rule in RULES
+            if has_rule(i, rule)
+            for shape in ("primes", "repeats")  # fewer hits than rows, and more
+        ],
+        lambda _, rule, shape: shape == "repeats" and not getattr(rule, "b1", 0),
+    ),
 )
 def test_update_rules(implementation, rule, shape):
     bits = 5 if shape == "primes" else 1

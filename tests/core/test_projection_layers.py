@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import called_weights, slow
+from cases import called_weights, slow, slow_except
 from flax import nnx
 from layer_libraries import (
     Case,
@@ -71,8 +71,9 @@ def head_by_head(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
     return y @ arrays["decompress_kernel"] + arrays["decompress_bias"][None] if spec.decompress else y
 
 
-@pytest.mark.fast("shared")
-@pytest.mark.parametrize("name", ["default", "shared", *map(slow, ("one_projection", "other_projection"))])
+@pytest.mark.parametrize(
+    "name", slow_except(["default", "shared", *map(slow, ("one_projection", "other_projection"))], "shared")
+)
 def test_definition(name):
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)
@@ -89,8 +90,7 @@ def test_libraries_agree(name):
     assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
 
 
-@pytest.mark.fast("shared")
-@pytest.mark.parametrize("name", ["default", "shared"])
+@pytest.mark.parametrize("name", [slow("default"), "shared"])
 def test_variables_drawn(name):
     """The layer is zero at first; each head compares pairs that differ as far as there are."""
     case = CASES[name]
@@ -178,7 +178,7 @@ def test_kinds_of_parameters():
     assert parameters.decayed(norms, ()) == {"norm": {"scale": False, "bias": False}, "out": {"kernel": True}}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weight_decay_leaves_tables_alone():
     layer = nnx_layer(CASES["default"], variables_of(CASES["default"]))
     before = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
@@ -214,7 +214,7 @@ def test_cell_total_variation_of_a_model():
 DROPOUT = Case("ProjectionLUT", {**SIZES, "table_dropout": 0.5}, (4, 7))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_dropout_of_tables():
     """Rows of a dropped table have no gradient; others count twice; the mean is the layer without dropout."""
     arrays, x = variables_of(DROPOUT), inputs_of(DROPOUT)
@@ -287,8 +287,8 @@ def loss_of(model: Any, x: jax.Array) -> jax.Array:
     return jnp.mean((model(x) - 1) ** 2)
 
 
-@pytest.mark.thorough("float32")
-@pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_factored_gradients_are_those_of_dense_ones(dtype):
     """Rows of tables by a rule, the rest by optax; with dropout, and in bfloat16 around float32 tables."""
     model, same = (Block(nnx.Rngs(0), table_dropout=0.25, dtype=dtype) for _ in range(2))

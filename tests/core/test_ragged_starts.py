@@ -32,9 +32,8 @@ def pair(x, keys, weights, positions, **options):
 ATTENTIONS = {"concatenated": (concatenated, TABLES[2 * C + 1]), "pair": (pair, TABLES[3])}
 
 
-@pytest.mark.slow("*window*")
 @pytest.mark.parametrize("name", ["concatenated", slow("pair")])
-@pytest.mark.parametrize("options", [{"key_start": 2}, {"window": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"key_start": 2}, slow({"window": 3})], ids=str)
 def test_equal_to_a_call_for_each(name, options):
     attend, weights = ATTENTIONS[name]
 

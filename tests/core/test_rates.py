@@ -70,9 +70,8 @@ def stepped(rule, name, table, gradient, rate, rates, state):
     return moved, new_state
 
 
-@pytest.mark.thorough("broadcast")
-@pytest.mark.fast("broadcast")
-@pytest.mark.parametrize("kind", [slow("table"), "edge", "broadcast"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["table", "edge", "broadcast"])
 def test_steps_by_loops(kind):
     rates, value_and_grad = factors(kind), tables.value_and_grad(loss, tables=is_table)
     dense, factored = (jax.jit(f)(PARAMS, X)[1] for f in (jax.value_and_grad(loss), value_and_grad))
@@ -205,8 +204,7 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
 
 
 @needs_devices(2)
-@pytest.mark.thorough("*Explicit*")
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Auto, slow(AxisType.Explicit)], ids=str)
 def test_tables_over_devices_count_the_decay_of_every_step(kind):
     """Steps at rates of their own, under plain jit; the count of a table lies where the table does."""
     rule = tables.RowAdam(weight_decay=0.5, decay="every")

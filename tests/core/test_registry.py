@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import absence, detections
+from cases import absence, detections, slow_except
 from commands import command, output
 
 import lutjax
@@ -407,8 +407,7 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.fast("lut", "conv_lut")
-@pytest.mark.parametrize("name", COMPOSITIONS)
+@pytest.mark.parametrize("name", slow_except(COMPOSITIONS, "lut", "conv_lut"))
 def test_compositions_are_explained_by_their_ops(name):
     args, options, ops = COMPOSITIONS[name]
     getattr(lutjax, name)(*args, **options)  # the arguments are those of the function
@@ -709,7 +708,7 @@ def test_public_names_come_from_where_type_checkers_find_them():
     assert set(lutjax.__all__) <= set(dir(lutjax))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_call_outside_of_jit_asks_nothing_twice():
     """Functions of Python that a second call with the same shapes enters: checks, and the kernels that were chosen before."""
     code = """

@@ -89,17 +89,17 @@ def results_of(read, fixed, anchors):
     return functools.partial(results, by_one_op), functools.partial(results, by_ops)
 
 
-@pytest.mark.slow("read0-some samples")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "program"),
     [
         (reads.Confidence(), "some samples"),
-        slow(reads.Confidence(), "of constants"),
-        slow(reads.Confidence(), "beside others"),
-        slow(reads.Confidence(), "of ops"),
-        slow(reads.Confidence(), "each sample"),
-        slow(reads.SoftSign(hard=True), "of ops"),
-        slow(reads.SoftSign(hard=True), "each sample"),
+        (reads.Confidence(), "of constants"),
+        (reads.Confidence(), "beside others"),
+        (reads.Confidence(), "of ops"),
+        (reads.Confidence(), "each sample"),
+        (reads.SoftSign(hard=True), "of ops"),
+        (reads.SoftSign(hard=True), "each sample"),
     ],
 )
 def test_a_scored_read_is_the_same_in_every_program(read, program):
@@ -146,7 +146,7 @@ def test_a_read_whose_derivative_is_rounded_is_that_of_its_formula():
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_reference_adds_the_same_addends():
     """Bits are the same also where tables have factors, whose products with coefficients are rounded in one way, too."""
     rng = np.random.default_rng(0)

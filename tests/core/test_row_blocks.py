@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_except
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 from machine import needs_devices
 
@@ -58,8 +59,7 @@ MEMORIES = {
 }
 
 
-@pytest.mark.slow("experts", "n-grams")
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", slow_except(MEMORIES, "product keys"))
 def test_training_is_that_of_one_device(name):
     """Steps of `RowAdam`, which counts reads: rows of other devices are not read, and decay in every step all the same."""
     make, given = MEMORIES[name]

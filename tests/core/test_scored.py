@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import slow, slow_except
 
 import lutjax
 from lutjax import reads
@@ -218,8 +218,7 @@ def differentiated(name, how, x, weights, anchors, s, dy, keep, **options):
     return y, pullback(jnp.asarray(dy, y.dtype))[0]
 
 
-@pytest.mark.fast("hard", "confidence", "powers, one way")
-@pytest.mark.parametrize("name", [slow(n) if n in RECORDED else n for n in READS])
+@pytest.mark.parametrize("name", slow_except(READS, "hard", "confidence", "powers, one way"))
 def test_reads_are_their_closed_forms(name):
     how = LAYERS[name]
     arrays = layer(name, how)
@@ -264,7 +263,7 @@ def test_gradients_near_zero_are_bounded():
         np.testing.assert_allclose(abs(dx), 2.0**8 * 0.75 / 2, rtol=1e-4)  # the slope of the score is 1 / 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nan_shows_in_its_sample_alone():
     how = Layer(groups=2)
     for name in ("confidence", "powers"):
@@ -277,8 +276,7 @@ def test_nan_shows_in_its_sample_alone():
 
 
 # ------------------------------------------------------------------------------------- integers
-@pytest.mark.thorough("powers, one way")
-@pytest.mark.fast("powers, one way")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["powers", "powers, one way"])
 def test_the_integer_read_is_the_trained_one(name):
     """Bit for bit, where floats hold the sums exactly."""
@@ -322,8 +320,7 @@ def test_weighted_lookup_is_its_sum():
             np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
-@pytest.mark.fast("2")
-@pytest.mark.parametrize("groups", [None, 2])
+@pytest.mark.parametrize("groups", [slow(None), 2])
 def test_a_coefficient_of_zero_reads_and_adds_nothing(groups):
     weights = jnp.ones((2, 3, 2)).at[:, 1].set(jnp.inf).at[:, 2].set(jnp.nan)
     index, c = jnp.array([[[0, 1], [2, 0]]] * 2), jnp.array([[[2.0, 0.0], [0.0, 3.0]]] * 2)
@@ -334,7 +331,7 @@ def test_a_coefficient_of_zero_reads_and_adds_nothing(groups):
     np.testing.assert_array_equal(dw[1, 1:], 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_lookup_in_groups_is_one_for_each_group():
     key = jax.random.key(0)
     weights, x = jax.random.normal(key, (6, 4, 3)), jax.random.normal(key, (5, 2, 4))
@@ -354,8 +351,7 @@ def test_a_lookup_in_groups_is_one_for_each_group():
     assert lutjax.lut(x[:, :1], weights, anchors, groups=1).shape == (5, 1, 3)
 
 
-@pytest.mark.thorough("scored_lut")
-@pytest.mark.fast("scored_lut")
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["lookup", "weighted_lookup", "scored_lut"])
 def test_tables_of_groups_learn_in_place(op):
     """Steps by factors, of a rule that adds and one that does not, equal those by arrays."""
@@ -407,7 +403,7 @@ class Nearest(reads.Read):
         return [(index, c), (index ^ 1, 2 * c), (index ^ flip, reads.straight_through(jnp.zeros_like(c), c))]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_read_of_your_own():
     read, key = Nearest(), jax.random.key(2)
     x, weights = jax.random.normal(key, (5, 2, 4)), jax.random.normal(key, (6, 4, 3))
@@ -430,8 +426,8 @@ def test_a_read_of_your_own():
     )
 
 
-@pytest.mark.thorough("9")
-@pytest.mark.parametrize("each", [9, slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [9, 1])
 def test_blocks_of_tables_that_do_not_divide(each, monkeypatch):
     """CPUs score several tables at once."""
     from lutjax.kernels._xla import scored_lut
@@ -566,7 +562,7 @@ def test_bad_input(name):
         jax.jit(call)()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_integers_have_no_gradient():
     with pytest.raises(TypeError, match="tables of integers have no gradient"):
         jax.grad(lambda x: scored_lut(x, QUANTIZED, read=POWERS).sum())(X)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import called_weights, slow
+from cases import called_weights, slow, slow_except
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
@@ -162,11 +162,10 @@ def step_of(op, axes=(), dense=False):
     return step, optimizer.init
 
 
-@pytest.mark.thorough("lookup-both")
-@pytest.mark.fast("lookup-both")
+@pytest.mark.slow
 @needs_devices(8)
-@pytest.mark.parametrize("layout", [slow("data"), slow("detectors"), "both"])
-@pytest.mark.parametrize("name", [slow(name) if name == "lut_pair_attention" else name for name in OPS])
+@pytest.mark.parametrize("layout", ["data", "detectors", "both"])
+@pytest.mark.parametrize("name", OPS)
 def test_the_bits_of_one_device_in_a_shard_map(name, layout):
     params, others, op = OPS[name]
     step, init = step_of(op)
@@ -198,9 +197,7 @@ FAST_IN_JIT = [
 ]
 
 
-@pytest.mark.thorough("lookup-None-both-auto")
-@pytest.mark.slow("lookup in groups-accumulate3-both-explicit")
-@pytest.mark.fast("lookup-None-both-auto", "lookup in groups-*")
+@pytest.mark.slow
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "accumulate", "layout", "kind"),
@@ -242,9 +239,8 @@ def test_plain_jit(name, accumulate, layout, kind):
     assert largest_collective(compiled) < params["weights"].nbytes / 2
 
 
-@pytest.mark.fast("explicit")
 @needs_devices(8)
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", [slow("auto"), "explicit"])
 def test_devices_send_the_outputs_of_their_own_groups(kind):
     """Devices that have whole groups sum nothing: each sends what it has."""
     params, _, op = GROUPED["lookup in groups"]
@@ -320,8 +316,7 @@ FAST_IN_GROUPS = [
 ]
 
 
-@pytest.mark.slow("places, targets-sizes2-auto")
-@pytest.mark.fast("places*")
+@pytest.mark.slow
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "sizes", "kind"),
@@ -359,9 +354,8 @@ UNEVEN = {
 }
 
 
-@pytest.mark.fast("some of*")
 @needs_devices(8)
-@pytest.mark.parametrize("what", UNEVEN)
+@pytest.mark.parametrize("what", slow_except(UNEVEN, "some of the samples", "some of the detectors"))
 def test_what_devices_have_unequal_parts_of(what):
     """Parts may be unequal: between the operations of a program the compiler divides arrays as it likes, with padding on the last devices."""
 
@@ -383,10 +377,11 @@ def test_what_devices_have_unequal_parts_of(what):
 GATES = normal(8, 16), normal(12, 16), RNG.integers(0, 8, (12, 2), np.int32)
 
 
-@pytest.mark.fast("True-auto", "False-explicit")
 @needs_devices(8)
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-@pytest.mark.parametrize("with_readers", [False, True])
+@pytest.mark.parametrize(
+    ("with_readers", "kind"),
+    [(True, "auto"), (False, "explicit"), slow(True, "explicit"), slow(False, "auto")],
+)
 def test_gates_in_plain_jit(with_readers, kind):
     """A device has some of the gates, and of the readers of an input those that are among them."""
     x, logits, wires = GATES
@@ -440,20 +435,20 @@ ATTENTION = {
 }
 
 
-@pytest.mark.slow("lut_attention-options0-True")
+@pytest.mark.slow
 @needs_devices(8)
 @pytest.mark.parametrize(
     ("name", "options", "tracked"),
     [
         ("lut_attention", {}, True),
-        slow("lut_pair_attention", {"window": 5}, True),
-        slow("lut_attention", {}, False),
-        slow("lut_attention", {"window": 5}, True),
-        slow("lut_attention", {"causal": False}, True),
-        slow("lookup_attention", {}, True),
-        slow("lookup_attention", {"query_start": 8}, True),
-        slow("lut_pair_attention", {}, True),
-        slow("lut_pair_attention", {"causal": False}, True),
+        ("lut_pair_attention", {"window": 5}, True),
+        ("lut_attention", {}, False),
+        ("lut_attention", {"window": 5}, True),
+        ("lut_attention", {"causal": False}, True),
+        ("lookup_attention", {}, True),
+        ("lookup_attention", {"query_start": 8}, True),
+        ("lut_pair_attention", {}, True),
+        ("lut_pair_attention", {"causal": False}, True),
     ],
 )
 def test_sequences_on_several_devices(name, options, tracked):
@@ -500,9 +495,13 @@ def test_sequences_on_several_devices(name, options, tracked):
 
 
 @needs_devices(8)
-@pytest.mark.fast("lut_attention-3", "lut_pair_attention-5", "lookup_attention-None")
-@pytest.mark.parametrize("window", [1, 2, 3, 5, 7, None])
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(
+    ("name", "window"),
+    slow_except(
+        itertools.product(ATTENTION, [1, 2, 3, 5, 7, None]),
+        *("lut_attention-3", "lut_pair_attention-5", "lookup_attention-None"),
+    ),
+)
 def test_devices_get_the_keys_that_their_queries_see(name, window):
     """Parts of two positions on four devices: windows end within a part, at its edge, and some parts before; else keys go around."""
     op, anchors, n_rows = ATTENTION[name]

@@ -56,11 +56,10 @@ def slot_tables(targets):
     return found
 
 
-@pytest.mark.thorough("concatenated-layer")
-@pytest.mark.fast("concatenated-layer")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lists"),
-    [("concatenated", "row"), slow("pair", "row"), slow("concatenated", "table"), ("concatenated", "layer")],
+    [("concatenated", "row"), ("pair", "row"), ("concatenated", "table"), ("concatenated", "layer")],
 )
 def test_equal_to_a_table_that_is_zero_elsewhere(kind, lists):
     """Values and gradients, that of the table at its slots alone; with a window too."""
@@ -144,10 +143,10 @@ def test_values_and_gradients_by_loops(lists):
         assert_close(name, got, want)
 
 
-@pytest.mark.slow("concatenated-row")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lists"),
-    [("concatenated", "row"), slow("concatenated", "table"), slow("pair", "table"), slow("pair", "row")],
+    [("concatenated", "row"), ("concatenated", "table"), ("pair", "table"), ("pair", "row")],
 )
 def test_gradients_in_factors(kind, lists):
     """They hold no table, equal dense ones, and move rows by every rule as dense ones do."""
@@ -282,8 +281,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow("concatenated")
-@pytest.mark.fast("concatenated")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name):
     case = CASES[name]

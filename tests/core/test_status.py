@@ -36,7 +36,7 @@ def test_every_op_and_direction_has_its_row():
     assert {("lookup", "update"), ("packed_lut", "forward")} < set(_matrix.rows())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_runs_here_is_compared_with_the_reference(monkeypatch):
     found = _checks.check("lookup", CPU, "float32")
     assert {d: c.state for d, c in found.items()} == dict.fromkeys(
@@ -73,7 +73,7 @@ def test_checks_in_processes_say_the_same(monkeypatch):
         assert check is _checks.check
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_cannot_run_here_is_lowered_or_has_a_reason():
     found = _checks.check("lookup", TPU, "float32")
     assert found["forward"].state == "lowers"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import slow
+from cases import slow, slow_except
 from every_layer import CASES
 from flax import nnx
 from layer_libraries import LIBRARIES, Case, by_kind, function, inputs_of, variables_of
@@ -47,9 +47,8 @@ def test_every_layer_with_tables_is_here():
     assert with_tables == set(FEW) | memories
 
 
-@pytest.mark.fast("LUT-bfloat16", "LUTAttention-bfloat16")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
+@pytest.mark.parametrize("name", slow_except(FEW, "LUT", "LUTAttention"))
 def test_only_sums_are_rounded(name, dtype):
     """The output is that of the stored tables, rounded once."""
     case, dtype = FEW[name], jnp.dtype(dtype)
@@ -69,16 +68,22 @@ def test_integer_tables_return_the_dtype(name):
     assert y.dtype == jnp.bfloat16
 
 
-@pytest.mark.fast("*-LUT-bfloat16-float32", "nnx-LUTAttention-bfloat16-float32", "nnx-LUT-float32-bfloat16")
 @pytest.mark.parametrize(
     ("library", "name", "dtype", "param_dtype"),
-    [
-        ("nnx", name, *dtypes)
-        for name in FEW
-        for dtypes in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))
-    ]
-    # The spec is the same in every library: one layer shows that they pass on the stored tables.
-    + [(library, "LUT", "bfloat16", "float32") for library in LIBRARIES if library != "nnx"],
+    slow_except(
+        [
+            ("nnx", name, *dtypes)
+            for name in FEW
+            for dtypes in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))
+        ]
+        # The spec is the same in every library: one layer shows that they pass on the stored tables.
+        + [(library, "LUT", "bfloat16", "float32") for library in LIBRARIES if library != "nnx"],
+        "nnx-LUT-bfloat16-float32",
+        "nnx-LUT-float32-bfloat16",
+        "nnx-LUTAttention-bfloat16-float32",
+        "linen-LUT-bfloat16-float32",
+        "haiku-LUT-bfloat16-float32",
+    ),
 )
 def test_sparse_gradients(library, name, dtype, param_dtype):
     """Tables of another dtype than the layer's have sparse gradients, which are those of `jax.grad`."""
@@ -123,9 +128,8 @@ LARGE = {
 }
 
 
-@pytest.mark.fast("LUT-bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", slow_except(LARGE, "LUT"))
 def test_no_copy_of_a_table(name, dtype):
     """A forward and a backward pass need far less memory than the tables."""
     make, shape = LARGE[name]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import implementations, slow
+from cases import implementations, slow, slow_except
 
 import lutjax
 from lutjax import reads
@@ -66,9 +66,10 @@ IMPLEMENTATIONS = [name for name in implementations("lookup") if name in ("xla",
 
 
 # ------------------------------------------------------------------------------------- threads
-@pytest.mark.fast("lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", ["lut", "int8", *map(slow, [n for n in LAYERS if n not in ("lut", "int8")])])
+@pytest.mark.parametrize(
+    "name", slow_except(["lut", "int8", *map(slow, [n for n in LAYERS if n not in ("lut", "int8")])], "lut")
+)
 def test_threads_that_call_at_the_same_time(name, implementation):
     """All have the bits of one thread, and none waits for another without end: there are more of them than the pool has threads."""
     x, weights = arguments(name, 300)
@@ -100,7 +101,7 @@ class Slow(reads.Blend):
         return super().select(u, scalars)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_pullback_while_another_thread_traces_the_forward_rule():
     """JAX keeps the structure of what a rule saves with the trace of a function: that of this thread is still there."""
     read, (x, weights) = Slow(threading.Event(), threading.Event()), arguments("lut", 4)
@@ -187,7 +188,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_processes_that_are_forked(tmp_path):
     """They run what was compiled, by native kernels, or say what is wrong; those that are spawned are as any other."""
@@ -215,17 +216,20 @@ HOW = {
 }
 
 
-@pytest.mark.thorough("int8-jit-xla")
-@pytest.mark.fast("int8-*", "scored_lut-vmap*", "lut-*")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        (name, how) if name in FAST and how != "vmap" else slow(name, how)
-        for name in LAYERS
-        for how in HOW
-        if (name, how) != ("int8", "vmap of grad")
-    ],
+    slow_except(
+        [
+            (name, how) if name in FAST and how != "vmap" else slow(name, how)
+            for name in LAYERS
+            for how in HOW
+            if (name, how) != ("int8", "vmap of grad")
+        ],
+        "lut-jit",
+        "lut-vmap of grad",
+        "scored_lut-vmap of grad",
+    ),
 )
 def test_tables_are_not_copied(name, how, implementation):
     """Nothing in a compiled program makes an array of the size of the tables, however often they are mapped over."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow
 from flax import linen, nnx
 from flax.training import train_state
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -50,7 +51,7 @@ def nnx_loss(model, x):
     return jnp.mean((y - 1) ** 2), y
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nnx_equals_its_own_training_with_dense_gradients():
     model, expected = Model(), Model()
     optimizer, of_dense = (
@@ -83,8 +84,7 @@ def test_nnx_equals_its_own_training_with_dense_gradients():
     assert int(optimizer.state.step[...]) == 2
 
 
-@pytest.mark.fast("False")
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("jitted", [False, slow(True)])
 def test_flax_own_optimizer_refuses_factors(jitted):
     model = nnx_layers.LUT(FEATURES, 3, rngs=nnx.Rngs(0), **SIZES)
     optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)

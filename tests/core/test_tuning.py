@@ -257,7 +257,7 @@ def test_shipped_launches_are_of_declared_kernels() -> None:
     tuning.launched("triton", tuning.measured(H200.kind))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_is_read_or_searched_at_import() -> None:
     code = (
         "import json, sys; json.loads = None; import lutjax, lutjax.tuning;"
@@ -507,7 +507,7 @@ def shapes_of(arrays: Any) -> list[tuple[int, ...]]:
     return [a.shape for a in jax.tree.leaves(arrays)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_kernels_of_a_shape(interpreted: None) -> None:
     shape = shapes.parse(SEQUENCE)
     found = [k for k in search.kernels([shape, shape], ("float32",)) if "attention" in k.asked.kernel]

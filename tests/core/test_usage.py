@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
 from flax import linen as nn, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -50,7 +49,7 @@ def pairs_that_count(causal=True, segments=False):
             yield b, j, i
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_look_up():
     pointwise, one = np.asarray(anchors(3)), np.asarray(anchors(1))
     x, positions = np.asarray(X), np.asarray(POSITIONS)[:, 0]
@@ -159,7 +158,7 @@ def test_libraries():
     check(jax.jit(lutjax.usage(f.apply))(params, state, None, x), ["lut/weights", "lut_1/weights"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_batches_and_devices_add_up():
     pairs, tables = anchors(3), {"w": jnp.zeros((T, 8, 2))}
     x = jax.random.normal(jax.random.key(3), (16, INPUTS))
@@ -226,8 +225,8 @@ def test_a_look_up_inside_of_a_transformation_is_refused():
             inside(table, X)
 
 
-@pytest.mark.slow("gpt")
-@pytest.mark.parametrize("model", ["gpt", slow("lut")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "lut"])
 def test_language_models_report_reads(model, tmp_path):
     text = tmp_path / "text"
     text.write_bytes(bytes(np.random.default_rng(0).integers(97, 103, 4000).astype(np.uint8)))

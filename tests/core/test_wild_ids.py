@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from cases import ops, slow, split
+from cases import ops, slow, slow_among, slow_except, split
 from every_layer import CASES as LAYER_CASES
 from flax import nnx
 from layer_libraries import by_kind, inputs_of, nnx_layer, variables_of
@@ -229,21 +229,23 @@ def check(op, implementation):
         testing.assert_close(f"{op}, {implementation}: {number}", a, e)
 
 
-@pytest.mark.thorough("xla-lookup_attention", "xla-lut_at_places")
-@pytest.mark.fast(
-    "xla-lookup",
-    "xla-sparse_lookup",
-    "xla-detect",
-    "xla-bilinear_gates",
-    "xla-scored_lut",
-    "xla-lookup_attention",
-    "xla-lut_at_places",
-    "xla-logic_trees",
-    "pallas/tpu-lookup",
-    "triton*",
-    "xla, *",
+@pytest.mark.parametrize(
+    ("world", "op"),
+    slow_except(
+        worlds.in_worlds(CASES, slow),
+        "xla-lookup",
+        "xla-sparse_lookup",
+        "xla-detect",
+        "xla-scored_lut",
+        "xla-bilinear_gates",
+        "xla-logic_trees",
+        "xla, accelerators-lookup",
+        "xla, TPUs-lookup",
+        "triton-lookup",
+        "triton, counted-lookup_attention",
+        "pallas/tpu-lookup",
+    ),
 )
-@pytest.mark.parametrize(("world", "op"), worlds.in_worlds(CASES, slow))
 def test_ids_out_of_range_are_clamped(world, op, request):
     with worlds.of(world, request) as implementation:
         check(op, implementation)
@@ -409,9 +411,7 @@ def ids_of(case):
     return v.name, v.kind, jnp.full(v.shape, 1000, jnp.int32)
 
 
-@pytest.mark.thorough("ProjectionLUT")
-@pytest.mark.slow("SpatialLUT", "LogicConv")
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", slow_among(LAYERS, "ProjectionLUT", "SpatialLUT", "LogicConv"))
 def test_layers_refuse_ids_that_are_known(layer):
     """However they came there, in all three libraries; where they are traced, ops clamp them."""
     case = LAYERS[layer]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_refused, nnx_layer
@@ -133,8 +133,9 @@ def test_impossible_wirings(name):
         make()
 
 
-@pytest.mark.fast("random", "butterfly")
-@pytest.mark.parametrize("kind", ["random", "butterfly", wiring.Windows((2, 4), 2), wiring.Groups(2)])
+@pytest.mark.parametrize(
+    "kind", ["random", "butterfly", slow(wiring.Windows((2, 4), 2)), slow(wiring.Groups(2))]
+)
 def test_layers_have_drawn_wires(kind):
     case = Case("LogicGates", {"wiring": kind}, (5, 8), (8, 10))
     for arrays in assert_drawn(case, inputs_of(case)):
@@ -189,10 +190,7 @@ def chosen_of(case: Case, arrays: Any) -> np.ndarray:
     )
 
 
-@pytest.mark.thorough("tables")
-@pytest.mark.slow("gates_hard")
-@pytest.mark.fast("gates_hard", "tables", "signs_of_all")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, "signs_of_all"))
 def test_layers_read_the_chosen_wires(name):
     case = CASES[name]
     arrays, x = arrays_of(case), inputs_of(case, bits=True)
@@ -257,8 +255,9 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
 SIZES = [*((name, batch) for name in CASES for batch in (None, 2)), ("gates", 250)]
 
 
-@pytest.mark.fast("gates-None", "gates-2", "tables-2", "signs-None")
-@pytest.mark.parametrize(("name", "batch"), SIZES)
+@pytest.mark.parametrize(
+    ("name", "batch"), slow_except(SIZES, "gates-None", "gates-2", "tables-2", "signs-None")
+)
 def test_gradient_of_scores(name, batch):
     """Nine samples or more are divided among candidates; two are too few, and all candidates are judged on both.
 
@@ -302,8 +301,7 @@ def test_parts_of_the_batch_have_the_expectation_of_all():
     np.testing.assert_allclose(mean, one_by_one, atol=0.02)
 
 
-@pytest.mark.fast("gates")
-@pytest.mark.parametrize("name", ["gates", "signs_of_all", slow("tables"), slow("gates_of_all")])
+@pytest.mark.parametrize("name", ["gates", slow("signs_of_all"), slow("tables"), slow("gates_of_all")])
 def test_libraries_agree(name):
     case = CASES[name]
     arrays, x = arrays_of(case), inputs_of(case)
@@ -410,9 +408,8 @@ def test_explicit_mesh():
 
 
 # ------------------------------------------------------------------------------------- models
-@pytest.mark.thorough("top-k")
-@pytest.mark.fast("top-k")
-@pytest.mark.parametrize("kind", ["butterfly", "top-k", slow("full"), slow("random")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["butterfly", "top-k", "full", "random"])
 def test_classifiers(kind):
     """The packed form and the circuit have the chosen wires."""
     config = LogicClassifierConfig(in_features=4, n_classes=2, layers=(20, 12), wiring=kind, candidates=4)

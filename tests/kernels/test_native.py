@@ -492,7 +492,7 @@ except ValueError as error:
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @CHECKOUT
 def test_a_package_without_a_library_says_why_and_plain_jax_runs(tmp_path):
     """Run the package as the build leaves it where there is no compiler."""

@@ -29,8 +29,6 @@ from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.tables._row_rules import SGD, RowAdagrad
 from lutjax.testing import _ahead_of_time
 
-pytestmark = pytest.mark.kernels
-
 ON_TENSOR_CORES, ON_GPUS = (pallas_interpreter.implemented(backend) for backend in ("tpu", "gpu"))
 
 
@@ -337,9 +335,8 @@ def test_terms_of_bfloat16_are_exact(dtype):
     np.testing.assert_array_equal(sum(np.asarray(t, np.float64) for t in terms), np.asarray(a, np.float64))
 
 
-@pytest.mark.fast("True")
 @mosaic
-@pytest.mark.parametrize("factor", [False, True])
+@pytest.mark.parametrize("factor", [slow(False), True])
 def test_update_on_gpus(monkeypatch, factor):
     """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
     from lutjax.kernels._pallas.gpu import _one_hot, lookup
@@ -550,8 +547,7 @@ def test_addresses_packed_for_gpus(bits, samples):
     assert not addresses[:, samples:].any()
 
 
-@pytest.mark.fast("2")
-@pytest.mark.parametrize("bits", [2, 6])
+@pytest.mark.parametrize("bits", [2, slow(6)])
 def test_slopes_at_addresses(bits):
     """Half of the derivatives of the interpolation where bits are softened."""
     table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2**bits)), jnp.float32)

@@ -14,8 +14,6 @@ from lutjax.ops.detect import Detect
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.training.tables import SGD, RowAdagrad
 
-pytestmark = pytest.mark.kernels
-
 
 @pytest.fixture(autouse=True)
 def interpreted():

@@ -19,8 +19,6 @@ from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables._row_rules import SGD, RowAdagrad
 
-pytestmark = pytest.mark.kernels
-
 
 @pytest.fixture
 def interpreted():
@@ -117,12 +115,11 @@ def test_updates_in_several_blocks(op):
     testing.check_update(case, "pallas")
 
 
-@pytest.mark.fast("weighted_lookup-*")
 @pytest.mark.parametrize(
     ("op", "size", "rule"),
     [
         ("weighted_lookup", "groups", SGD(weight_decay=0.5)),
-        ("scored_lut", "sum_groups", SGD(weight_decay=0.5)),
+        slow("scored_lut", "sum_groups", SGD(weight_decay=0.5)),
     ],
 )
 @pytest.mark.usefixtures("interpreted")

@@ -20,6 +20,7 @@ from cases import (
     ops_that_add,
     rates_of,
     slow,
+    slow_except,
     slow_op,
     split,
     typed_size,
@@ -40,8 +41,6 @@ from lutjax.ops.lookup import Lookup
 from lutjax.tables import _registered, host
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
-
-pytestmark = pytest.mark.kernels
 
 for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
     if importlib.util.find_spec(package) is None:
@@ -93,32 +92,47 @@ def interpreted():
 
 
 # ------------------------------------------------------------------------------------- in the interpreter
-@pytest.mark.fast(
-    "*-split",
-    "lookup-empty_batch",
-    "bilinear_gates-empty_batch",
-    "sparse_lookup-*_list",
-    "sparse_lookup-list_per_table",
-    "*-readers",
-    "*-no_way",
-    "*-no_slots",
-)
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [
-        (op, shape) if is_fast(op, shape) else slow(op, shape)
-        for op in OPS
-        for shape in testing.shapes(op, "triton")
-    ],
+    slow_except(
+        [
+            (op, shape) if is_fast(op, shape) else slow(op, shape)
+            for op in OPS
+            for shape in testing.shapes(op, "triton")
+        ],
+        "detect-split",
+        "lookup-split",
+        "lookup-empty_batch",
+        "weighted_lookup-split",
+        "weighted_lookup-no_way",
+        "scored_lut-split",
+        "sparse_lookup-split",
+        "sparse_lookup-list_per_table",
+        "sparse_lookup-one_list",
+        "sparse_lookup-no_slots",
+        "lut_at_places-split",
+        "lookup_attention-split",
+        "lut_pair_attention-split",
+        "bilinear_gates-split",
+        "bilinear_gates-readers",
+        "bilinear_gates-empty_batch",
+        "gate_network-split",
+        "logic_trees-split",
+        "soft_lut-split",
+        "soft_lut-readers",
+        "binary_lut-split",
+        "binary_lut-readers",
+    ),
 )
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
     testing.check(case_of(op, shape), "triton", transformation="jit")
 
 
-@pytest.mark.fast("lookup-*", "sparse_lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
-@pytest.mark.parametrize("op", [slow_op(op) for op in OPS])
+@pytest.mark.parametrize(
+    "op", slow_except([slow_op(op) for op in OPS], "lookup", "sparse_lookup", "bilinear_gates")
+)
 @pytest.mark.usefixtures("interpreted")
 def test_dtypes(op, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -139,18 +153,23 @@ def test_fixed_point(op, dtype):
         )
 
 
-@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize(
     ("op", "transformation"),
-    [
-        (op, transformation)
-        if transformation in ("shard_map, sharded table", "vmap of grad")
-        and op in ("lookup", "sparse_lookup", "bilinear_gates")
-        else slow(op, transformation)
-        for op in OPS
-        for transformation in testing.TRANSFORMATIONS
-        if transformation != "export"  # what the interpreter runs cannot be
-    ],
+    slow_except(
+        [
+            (op, transformation)
+            if transformation in ("shard_map, sharded table", "vmap of grad")
+            and op in ("lookup", "sparse_lookup", "bilinear_gates")
+            else slow(op, transformation)
+            for op in OPS
+            for transformation in testing.TRANSFORMATIONS
+            if transformation != "export"  # what the interpreter runs cannot be
+        ],
+        "lookup-vmap of grad",
+        "lookup-shard_map, sharded table",
+        "bilinear_gates-vmap of grad",
+        "bilinear_gates-shard_map, sharded table",
+    ),
 )
 @pytest.mark.usefixtures("interpreted")
 def test_transformations(op, transformation):
@@ -572,9 +591,8 @@ def test_constants_are_those_of_the_read(monkeypatch):
         _transforms.forget()
 
 
-@pytest.mark.fast("3-False")
 @pytest.mark.parametrize("sum_groups", [False, slow(True)])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [slow(1), 3])
 @pytest.mark.usefixtures("interpreted")
 def test_scored_reads_of_integers(parts, sum_groups):
     """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
@@ -750,8 +768,7 @@ def test_pair_attention_of_any_place(interleave, window, start, epsilon):
     same_as_plain_jax(attend, x, keys, weights, positions)
 
 
-@pytest.mark.fast("bilinear_gates")
-@pytest.mark.parametrize("op", ["bilinear_gates", "binary_lut"])
+@pytest.mark.parametrize("op", ["bilinear_gates", slow("binary_lut")])
 @pytest.mark.usefixtures("interpreted")
 def test_gates_of_any_ids(op):
     """Wires and readers that do not exist, lists of readers with room, NaN, both zeros."""
@@ -841,14 +858,28 @@ def check_compilation(launches, capability):
         assert binary.metadata.shared <= 1024 * _nvidia._SHARED_MEMORY[capability], kernel
 
 
-@pytest.mark.fast("*-90")
 @pytest.mark.parametrize(
     ("op", "capability"),
-    [
-        slow(op, capability) if op != "lookup" and capability != 90 else (op, capability)
-        for op in OPS
-        for capability in GPUS
-    ],
+    slow_except(
+        [
+            slow(op, capability) if op != "lookup" and capability != 90 else (op, capability)
+            for op in OPS
+            for capability in GPUS
+        ],
+        "detect-90",
+        "lookup-90",
+        "weighted_lookup-90",
+        "scored_lut-90",
+        "sparse_lookup-90",
+        "lut_at_places-90",
+        "lookup_attention-90",
+        "lut_pair_attention-90",
+        "bilinear_gates-90",
+        "gate_network-90",
+        "logic_trees-90",
+        "soft_lut-90",
+        "binary_lut-90",
+    ),
 )
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles(op, capability, launches):
@@ -954,17 +985,15 @@ def jax_triton(monkeypatch):
         _transforms.forget()
 
 
-@pytest.mark.fast("lookup", "lookup_attention", "binary_lut")
 @pytest.mark.usefixtures("jax_triton", "kernel_cache")
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", slow_except(OPS, "lookup", "lookup_attention", "binary_lut"))
 def test_lowers_through_jax_triton(op):
     """Lower with the package itself, and its kernels in the lowered module."""
     testing.check_lowering(split(op), "triton", platform="cuda", device_kind=GPUS[90])
 
 
-@pytest.mark.fast("lookup-*", "bilinear_gates-*")
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("float32"), slow("float16")])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", slow_except(OPS, "lookup", "bilinear_gates"))
 @pytest.mark.usefixtures("launches")
 def test_several_backends_in_one_process(op, dtype, monkeypatch):
     """Trace kernels of GPU and CPU, where both are there: they give the same shapes and dtypes."""

@@ -12,7 +12,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import absence, slow
+from cases import absence, slow, slow_among, slow_where
 from folders import ROOT
 
 import lutjax
@@ -29,8 +29,13 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
-LONG_PAGES = [ROOT / "docs" / name for name in ("appendix/images.md", "bundles.md", "programs.md")]
-"""Pages that run for 15 s or so each."""
+LONG_PAGES = ("bundles", "cellular-automaton", "columns", "images", "implementations", "logic", "programs", "semantics",
+              "sharp-bits", "training-large-tables")  # fmt: skip
+
+
+def is_long(page):
+    """Return whether running the examples on a page takes long."""
+    return page.stem in LONG_PAGES or page.parent.name in ("appendix", "coming-from")
 
 
 def modules():
@@ -46,21 +51,9 @@ def as_a_reader(without_typechecking):
         yield
 
 
-@pytest.mark.thorough(
-    "appendix/*.md",
-    "cellular-automaton.md",
-    "coming-from/*.md",
-    "columns.md",
-    "images.md",
-    "implementations.md",
-    "logic.md",
-    "semantics.md",
-    "sharp-bits.md",
-    "training-large-tables.md",
-)
 @pytest.mark.parametrize(
     "page",
-    [slow(p) if p in LONG_PAGES else p for p in PAGES],
+    slow_where(PAGES, is_long),
     ids=lambda page: page.relative_to(ROOT / "docs" if page.name != "README.md" else ROOT).as_posix(),
 )
 @pytest.mark.usefixtures("as_a_reader")
@@ -114,7 +107,7 @@ def test_figures_of_gpus_are_rows_of_the_appendix():
         assert any({direction, *shown} <= of for of in same), (shape, direction)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import cpu
@@ -211,7 +204,7 @@ def test_sentences_about_ops_are_those_of_the_catalog(monkeypatch):
         assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_has_a_factored_gradient_is_what_the_page_lists():
     """Each op of the sentence with a table, and each composition of them, by themselves; and no other op or composition is one with a table."""
     page = (ROOT / "docs" / "training-large-tables.md").read_text(encoding="utf-8")
@@ -287,12 +280,11 @@ LONG_EXAMPLES = (
     "lutjax.layers.haiku._logic", "lutjax.layers.haiku._images", "lutjax.layers.nnx._projection", "lutjax.layers.nnx._images",
     "lutjax.models.classifier", "lutjax.training.integers", "lutjax.circuits.models", "lutjax.layers.haiku",
     "lutjax.layers.linen", "lutjax.layers.linen._images", "lutjax.layers.linen._logic", "lutjax.layers.linen._tables",
-    "lutjax.models._decoder",
+    "lutjax.models._decoder", "lutjax.layers.nnx._logic", "lutjax.layers.nnx._tables",
 )  # fmt: skip
 
 
-@pytest.mark.thorough("lutjax.layers.nnx._logic", "lutjax.layers.nnx._tables")
-@pytest.mark.parametrize("name", [slow(n) if n in LONG_EXAMPLES else n for n in modules()])
+@pytest.mark.parametrize("name", slow_among(modules(), *LONG_EXAMPLES))
 @pytest.mark.usefixtures("as_a_reader")
 def test_docstrings(name, request):
     try:
@@ -385,10 +377,9 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
     assert not {f for f in figures if not re.search(rf"(?<![\d.]){f}(?!\d)", there)}
 
 
-@pytest.mark.thorough("pallas-cuda-NVIDIA H200")
 @pytest.mark.parametrize(
     ("implementation", "platform", "device_kind"),
-    [("pallas/tpu", "tpu", "TPU v6e"), ("pallas", "cuda", "NVIDIA H200")],
+    [("pallas/tpu", "tpu", "TPU v6e"), slow("pallas", "cuda", "NVIDIA H200")],
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):

@@ -4,53 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import types
 
 import cases
 import machine
 import pytest
-import selection
 from folders import TESTS
 
 EARLY = "import jax.numpy as jnp\n\nONE = jnp.ones(3)\n\n\ndef test_early():\n    pass\n"
 LATE = "import jax.numpy as jnp\n\n\ndef test_late():\n    assert jnp.ones(3).sum() == 3\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "patterns", "marked"),
-    [
-        ("fast", ("lookup-*",), {"detect-a": ["slow"], "lookup-a": ["fast"], "lookup-b": ["fast"]}),
-        ("slow", ("*-a",), {"detect-a": ["slow"], "lookup-a": ["slow"], "lookup-b": []}),
-        ("thorough", (), {"detect-a": ["thorough"], "lookup-a": ["thorough"], "lookup-b": ["thorough"]}),
-        ("thorough", ("*-a", "none"), None),
-    ],
-)
-def test_marks_are_of_the_cases_that_they_name(name, patterns, marked):
-    """A pattern that names no case is an error, so that no list outlives what it names."""
-    found = []
-    for case in ("lookup-a", "lookup-b", "detect-a"):
-        item = types.SimpleNamespace(callspec=types.SimpleNamespace(id=case), originalname="test_x")
-        item.own_markers = [pytest.Mark(name, patterns, {}, _ispytest=True)]
-        item.add_marker = lambda mark, item=item: item.own_markers.append(mark.mark)
-        found.append(item)
-    if marked is None:
-        with pytest.raises(ValueError, match=r"names no case: \['none'\]"):
-            selection.by_cases(found, ValueError)
-        return
-    assert selection.by_cases(found, ValueError) is found
-    names = {item.callspec.id: [m.name for m in item.own_markers] for item in found}
-    assert {case: [n for n in of if n != "fast" or len(of) == 1] for case, of in names.items()} == marked
-
-
-def test_each_of_several_marks_is_of_the_cases_that_it_names():
-    found = []
-    for case in ("a", "b", "c"):
-        item = types.SimpleNamespace(callspec=types.SimpleNamespace(id=case), originalname="test_x")
-        names = (("slow", "a"), ("thorough", "b"))
-        item.own_markers = [pytest.Mark(name, (of,), {}, _ispytest=True) for name, of in names]
-        found.append(item)
-    selection.by_cases(found, ValueError)
-    assert [[m.name for m in item.own_markers] for item in found] == [["slow"], ["thorough"], []]
 
 
 def test_a_module_that_touches_a_device_is_not_collected(tmp_path):

@@ -11,6 +11,7 @@ import tomllib
 
 import pytest
 from folders import ROOT
+from tools import require_tool
 
 DOCS = ROOT / "docs"
 SOURCES = sorted(
@@ -230,7 +231,7 @@ print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modu
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_site_installs_what_its_reference_imports():
     """The extra `docs`, by which the workflow and Read the Docs build it, has the extras of all packages that the reference imports."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -336,11 +337,11 @@ def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.tools("chromium")
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not found: npm install --no-save axe-core")
 @needs_sphinx
 def test_a_browser_shows_pages_that_everybody_can_read(tmp_path, accessibility):
     """Open pages of all kinds, built without running notebooks, in all sizes and colors."""
+    require_tool("chromium")
     import browser as browsers
 
     html = built(tmp_path, "-D", "nb_execution_mode=off", "-D", "suppress_warnings=ref.python,myst-nb.lexer")

@@ -28,6 +28,57 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def slow_where(values, is_slow):
+    """Return the cases of `pytest.mark.parametrize`; a case is slow if `is_slow(*its values)`."""
+    return [_as_slow(case) if is_slow(*case.values) else case for case in map(_as_case, values)]
+
+
+def slow_except(values, *names, ids=None):
+    """Return the cases of `pytest.mark.parametrize`; all but the named ones are slow.
+
+    Args:
+      values: the cases.
+      names: ids of the fast cases.
+      ids: the argument of `pytest.mark.parametrize`, if it has one.
+    """
+    return [case if named else _as_slow(case) for case, named in _find_named(values, names, ids)]
+
+
+def slow_among(values, *names, ids=None):
+    """Return the cases of `pytest.mark.parametrize`; the named ones are slow. Arguments as of `slow_except`."""
+    return [_as_slow(case) if named else case for case, named in _find_named(values, names, ids)]
+
+
+def _as_case(values):
+    if hasattr(values, "marks"):
+        return values
+    return pytest.param(*(values if isinstance(values, tuple) else (values,)))
+
+
+def _as_slow(case):
+    if any(mark.name == "slow" for mark in case.marks):
+        return case
+    return pytest.param(*case.values, marks=[*case.marks, pytest.mark.slow], id=case.id)
+
+
+def _find_named(values, names, ids):
+    """Return pairs of a case and whether its id is among the names; raise if a name is none of the ids."""
+    found = [_as_case(case) for case in values]
+    if ids is None or callable(ids):
+        ids = [case.id or "-".join(_id_of(value, ids) for value in case.values) for case in found]
+    ids = list(ids)
+    if unknown := sorted(set(names) - set(ids)):
+        raise ValueError(f"names: there are no cases {unknown}. Choose from {ids}.")
+    return [(case, name in names) for case, name in zip(found, ids, strict=True)]
+
+
+def _id_of(value, ids):
+    """Return the id of a value as pytest forms it."""
+    if ids is not None:
+        return ids(value)
+    return getattr(value, "__name__", None) or str(value)
+
+
 def absence(module, error):
     """Return why kernels for NVIDIA GPUs cannot be imported on this platform; raise the error where it says something else."""
     from pallas_interpreter import WITHOUT_MOSAIC

@@ -12,13 +12,11 @@ import sys
 
 import jax
 import pytest
-import selection
 
 _KNOWN = "LUTJAX_TESTS_RUN_ON"  # what the first process found, for its workers
 _ASK = "import jax, json; d = jax.local_devices()[0]; print(json.dumps([d.platform, (d.memory_stats() or {}).get('bytes_limit')]))"
 _OF_A_WORKER = 4e9  # bytes of a device that a worker may need
 _CPU_WORKERS = 4  # more share few cores with the threads of each
-_OF_KERNELS = "pytestmark = pytest.mark.kernels"
 _NONE = "none while tests are collected"
 
 needs_gpu = pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="needs a GPU, and JAX sees none")
@@ -79,13 +77,10 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave out files whose tests are not of this run: importing all of them takes 25 s of each process."""
-    if not collection_path.match("test_*.py"):
-        return None
-    text = collection_path.read_text(encoding="utf-8")
-    if config.option.markexpr == "gpu":
-        return "mark.gpu" not in text or None
-    return (_OF_KERNELS in text and selection.why_without_kernels(config.option.markexpr) is not None) or None
+    """Ignore files without GPU tests in GPU runs: importing all files takes 25 s per process."""
+    if config.option.markexpr == "gpu" and collection_path.match("test_*.py"):
+        return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

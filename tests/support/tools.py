@@ -1,9 +1,4 @@
-"""Programs of the machine that tests run: each is tried before the first test that needs it, once in a process.
-
-``@pytest.mark.tools("node", "dot")`` marks a test that runs these, ``@pytest.mark.compiled("-fsanitize=address")`` one that
-compiles C with these options. Where a tool is absent, does not work or is another program of its name, `conftest.py` skips the
-test and says what was found. Without names, a test runs what there is.
-"""
+"""External programs of tests. Each is tried once per process, before the first test that requires it."""
 
 import functools
 import importlib.util
@@ -28,6 +23,17 @@ SECONDS = 60
 
 class UnusableError(Exception):
     """The reason why a tool cannot be used here."""
+
+
+def require_tool(name: str, *options: str) -> None:
+    """Skip the running test with a reason if a tool is missing, fails, or is another program with that name.
+
+    Args:
+      name: a name in `TRIALS`, such as ``"node"`` or ``"cc"``.
+      options: compiler options for ``"cc"``, the target for ``"microcontroller"``.
+    """
+    if reason := missing(" ".join((name, *options))):
+        pytest.skip(reason)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ import importlib.util
 
 import pallas_interpreter
 import pytest
-from cases import values_of
 
 import lutjax
 
@@ -32,19 +31,12 @@ def implements(name, op):
     }.get(name, True)
 
 
-def interpreted(values):
-    """The values of a case, which runs where the kernels do that only interpreters can run here."""
-    values, is_slow = values_of(values)
-    return pytest.param(*values, marks=[pytest.mark.kernels, *([pytest.mark.slow] if is_slow else [])])
-
-
 def in_worlds(ops, mark):
     """Values ``world, op`` of a test. Every op is tried each time in plain JAX, and the first in every other world; `mark` marks the rest."""
     found = []
     for world in NAMES:
         for number, op in enumerate(op for op in ops if implements(world, op)):
-            values = (world, op) if world == "xla" or number == 0 else mark(world, op)
-            found.append(values if world.startswith("xla") else interpreted(values))
+            found.append((world, op) if world == "xla" or number == 0 else mark(world, op))
     return found
 
 

@@ -104,7 +104,7 @@ def test_rows_that_are_skipped_have_the_decay_of_every_step(ahead):
     check(Steps(tables.RowAdagrad(weight_decay=0.25), rates, (1.0, 0.5), 2, "float32", False, ahead, 1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @bounded(24)
 @given(steps().filter(fits))
 def test_some_steps(of):

@@ -1,10 +1,11 @@
 """Values and every cotangent of every op, as defined, wherever its arguments lie on a mesh of devices."""
 
+import itertools
 import math
 
 import jax
 import pytest
-from cases import slow
+from cases import slow_except
 from hypothesis import given, settings, strategies as st
 from machine import needs_devices
 
@@ -32,10 +33,12 @@ def on_a_mesh(op, sizes):
     return calls(op, sizes).flatmap(lambda call: st.tuples(st.just(call), on_meshes.places(call)))
 
 
-@pytest.mark.slow("scored_lut-explicit")
-@pytest.mark.fast("lookup-explicit", "weighted_lookup-auto", "margins-auto", "scored_lut-explicit")
-@pytest.mark.parametrize("kind", on_meshes.KINDS)
-@pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in POOLS])
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    slow_except(
+        itertools.product(POOLS, on_meshes.KINDS), "lookup-explicit", "weighted_lookup-auto", "margins-auto"
+    ),
+)
 def test_values_and_cotangents(op, kind):
     @bounded(2)
     @given(on_a_mesh(op, even(POOLS[op][FIRST[op]])))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import slow, slow_except
 from hypothesis import given
 from hypothesis.stateful import (
     Bundle,
@@ -104,14 +104,9 @@ def late_calls(kind: Call) -> st.SearchStrategy[Call]:
     return calls(kind, late=True)
 
 
-@pytest.mark.thorough("bilinear_gates")
-@pytest.mark.fast("bilinear_gates", "scale_gradient")
 @pytest.mark.parametrize(
     "op",
-    [
-        slow(op) if op in ("lut", "lookup_attention", *COMPOSED, *RELATIVES, *OF_THE_SAME_PARTS) else op
-        for op in OPS
-    ],
+    slow_except(OPS, "scale_gradient"),
 )
 def test_no_call_depends_on_earlier_ones(op):
     run_state_machine_as_test(sequences(op), settings=bounded(2, 10))
@@ -160,9 +155,9 @@ CASES = [
 ]
 
 
-@pytest.mark.slow("shard_map-lut")
-@pytest.mark.fast("vmap-lookup", "vmap-bilinear_gates", "shard_map-lut", "scan-lut")
-@pytest.mark.parametrize(("context", "op"), CASES)
+@pytest.mark.parametrize(
+    ("context", "op"), slow_except(CASES, "vmap-lookup", "vmap-bilinear_gates", "scan-lut")
+)
 def test_gradients_to_all_after_those_to_one(context, op):
     every = ALL_AT_ONCE[op]
     jax.clear_caches()
@@ -214,7 +209,7 @@ def test_a_mapped_factor_of_a_gradient_that_is_not_mapped(reference, inner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", [op if op in FAST else slow(op) for op in OF_REFERENCE])
+@pytest.mark.parametrize("op", OF_REFERENCE)
 def test_the_reference_with_one_mapped_argument(op):
     every = dataclasses.replace(ALL_AT_ONCE[op], reference=True)
     for name in every.wanted:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from hypothesis import given, settings, strategies as st
 
 import lutjax
@@ -76,26 +77,110 @@ def _sizes(op, name):
     return pytest.param(op, name, id=f"{op}-{name}", marks=marks)
 
 
-@pytest.mark.thorough(
-    "*fixed point",
-    "*beyond a block",
-    "lookup_attention-[!s]*",
-    "lut_pair_attention-[!i]*",
-    "*_lut-[!pcih]*",
-    "bilinear_gates-[!pr]*",
+@pytest.mark.parametrize(
+    ("op", "name"),
+    slow_except(
+        [_sizes(op, name) for op, pool in POOLS.items() for name in pool],
+        "detect-primes",
+        "detect-several leading axes, one of 1",
+        "detect-no leading axes, dead zone",
+        "detect-empty batch",
+        "detect-no detectors",
+        "detect-bfloat16",
+        "detect-float64",
+        "detect_signs-primes",
+        "detect_signs-several leading axes, one of 1",
+        "detect_signs-no leading axes, dead zone",
+        "detect_signs-empty batch",
+        "detect_signs-no comparisons",
+        "detect_signs-bfloat16",
+        "detect_signs-float64",
+        "lookup-primes",
+        "lookup-no leading axes, dead zone",
+        "lookup-empty batch",
+        "lookup-no comparisons",
+        "lookup-no detectors",
+        "lookup-more samples than rows",
+        "lookup-bfloat16",
+        "lookup-float16 tables",
+        "lookup-float64",
+        "lookup-no outputs",
+        "margins-primes",
+        "margins-a shared input, bfloat16",
+        "margins-single probes",
+        "margins-empty batch",
+        "weighted_lookup-primes",
+        "weighted_lookup-groups",
+        "weighted_lookup-some ways have values",
+        "weighted_lookup-no ways",
+        "scored_lut-confidence, groups",
+        "scored_lut-hard, single probes, factors",
+        "scored_lut-integers, groups",
+        "conv_lut-confidence, factors",
+        "conv_lut-integers, groups",
+        "cell_total_variation-primes",
+        "cell_total_variation-one row",
+        "cell_total_variation-bfloat16",
+        "lut-primes",
+        "lut-no leading axes, dead zone",
+        "sparse_lookup-primes",
+        "sparse_lookup-empty batch",
+        "sparse_lookup-no detectors",
+        "sparse_lookup-edges",
+        "sparse_lookup-edges, bfloat16, no outputs",
+        "sparse_lookup-no edges",
+        "sparse_lookup-a list for each table",
+        "sparse_lookup-one list",
+        "sparse_lookup-no slots",
+        "sparse_lookup-more slots than outputs",
+        "sparse_lut-primes",
+        "lookup_attention-self, positions",
+        "lookup_attention-shared positions, more than needed",
+        "lookup_attention-segments shared, window",
+        "lut_attention-self, positions",
+        "lut_pair_attention-interleaved",
+        "bilinear_gates-primes",
+        "bilinear_gates-readers",
+        "logic_gates-primes",
+        "logic_gates-hard",
+        "logic_gates-hard, bfloat16",
+        "gate_network-three layers",
+        "gate_network-features first",
+        "logic_trees-pools, padding, readers",
+        "lut_at_places-places, groups, targets, dead zone",
+        "soft_lut-primes",
+        "binary_lut-primes",
+        "gate_coefficients-soft",
+        "gate_coefficients-sixteen first",
+        "gate_coefficients-hard",
+        "gate_coefficients-no gates",
+        "gate_coefficients-bfloat16",
+        "gate_coefficients-float64",
+        "packed_lut-primes",
+        "scale_gradient-float32",
+        "scale_gradient-bfloat16",
+        "scale_gradient-scalar",
+        "scale_gradient-nothing",
+        "scale_gradient-float64",
+    ),
 )
-@pytest.mark.parametrize(("op", "name"), [_sizes(op, name) for op, pool in POOLS.items() for name in pool])
 def test_values_and_cotangents(op, name):
     _check_all(calls(op, POOLS[op][name]), is_float64(POOLS[op][name]), "cpu")
 
 
-@pytest.mark.fast(
-    "lookup-*", "bilinear_gates-*", "*-one list-*", "*-traced, window*", "lut_pair_attention-decoding-*"
-)
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 @pytest.mark.parametrize(
     ("op", "name"),
-    [pytest.param(op, name, id=f"{op}-{name}") for op, names in EVERYWHERE.items() for name in names],
+    slow_except(
+        [pytest.param(op, name, id=f"{op}-{name}") for op, names in EVERYWHERE.items() for name in names],
+        "lookup-primes",
+        "lookup-bfloat16",
+        "lookup-fixed point",
+        "sparse_lookup-one list",
+        "lookup_attention-traced, window, segments",
+        "lut_pair_attention-decoding",
+        "bilinear_gates-primes",
+    ),
 )
 def test_formulations_for_accelerators(op, name, formulation, request):
     request.getfixturevalue(f"{formulation}_formulation")
@@ -303,9 +388,19 @@ _UPDATES = [
 ]
 
 
-@pytest.mark.thorough("sparse_lookup-one list-RowAdam, b1")
-@pytest.mark.fast("lookup-primes-*", "lookup-empty*", "sparse_lookup-one list-*")
-@pytest.mark.parametrize(("op", "name", "rule"), _UPDATES)
+@pytest.mark.parametrize(
+    ("op", "name", "rule"),
+    slow_except(
+        _UPDATES,
+        "lookup-primes-SGD",
+        "lookup-primes-SGD, decay",
+        "lookup-primes-RowAdagrad",
+        "lookup-primes-RowMomentum",
+        "lookup-primes-RowAdam",
+        "lookup-primes-RowAdam, b1",
+        "lookup-empty batch-RowMomentum",
+    ),
+)
 def test_updates_of_tables(op, name, rule):
     @given(calls(op, {**POOLS[op][name], "kinds": ("grid",)}), st.integers(0, 2**16))
     def check(call, seed):
