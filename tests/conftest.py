@@ -72,6 +72,10 @@ def pytest_collection_finish():
     gc.freeze()  # what has been imported stays, and need not be looked through again
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # nanobind reports objects that survive the interpreter, such as all of Triton
+
+
 # The more compiled programs a process holds, the longer each new one takes: small ones twice as long to lower and compile after 2500.
 _PROGRAMS_HELD = 250
 _compiled_programs = 0
