@@ -1,12 +1,11 @@
-"""Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`; `--write` alone writes the table of the page.
+"""Automata over seeds: `python benchmarks/automaton_seeds.py life --seeds 0 1 2 [--steps N] [--set FIELD=VALUE ...]`.
 
 A seed draws wires and batches. Every seed is trained by itself (`--set runs=1` is the default here) until three tests, one after the other, find no
 wrong bit, as `lutjax train ca` does, or with `--all-steps` to the end. Its best hard automaton is tested every `eval_every` steps of the experiment, on
 samples that no step has seen. A row says how many bits of a grid were wrong in the best and the last test, after how many steps a test
 found none for the first time, and the mean training loss since the last test but one. A run of several automata, such as ``--runs 4 --seed 3``, keeps
 the best of the seeds 3 to 6. ``--together`` trains all seeds side by side in one program, until the last of them has nothing to learn: for a GPU.
-``--rows docs/benchmarks/automata.csv`` adds the rows to a file, of which ``--write`` makes the table of
-docs/appendix/cellular-automaton.md.
+``--rows docs/benchmarks/automata.csv`` adds the rows to the file that docs/appendix/cellular-automaton.md shows.
 """
 
 import argparse
@@ -23,10 +22,6 @@ import jax
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
-
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, ROWS = DOCS / "appendix" / "cellular-automaton.md", DOCS / "benchmarks" / "automata.csv"
-_BEGIN, _END = "<!-- seeds -->\n", "<!-- end -->"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Row:
     wrong: float
 
 
-def read(path: Path = ROWS) -> list[Row]:
+def read(path: Path) -> list[Row]:
     """Return the rows of a file."""
     kinds = {"seed": int, "steps": int, "first": int, "wrong": float}
     with path.open(newline="") as file:
@@ -102,10 +97,9 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str, rows: Sequence[Row]) -> str:
-    """Return the page with its table replaced by that of rows."""
-    before, rest = page.split(_BEGIN)
-    return before + _BEGIN + table(rows) + rest[rest.index(_END) :]
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table(read(path))
 
 
 def fields(words: list[str]) -> dict[str, object]:
@@ -143,7 +137,7 @@ def trained(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS)
+    parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--steps", type=int, help="default: those of the experiment")
     parser.add_argument(
@@ -153,13 +147,7 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="side by side; seeds follow each other")
     parser.add_argument("--rows", type=Path, help="file that gets the rows, too")
     parser.add_argument("--device", default=jax.devices()[0].device_kind, help="its name in these rows")
-    parser.add_argument("--write", action="store_true", help=f"write the table of {PAGE.name}")
     arguments = parser.parse_args()
-    if arguments.write:
-        PAGE.write_text(written(PAGE.read_text(), read(arguments.rows or ROWS)))
-        return
-    if arguments.experiment is None:
-        parser.error("give an experiment, or --write")
     values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
     print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
     print("| --: | --: | --: | --: | --: | --: | --: |")

@@ -1,25 +1,14 @@
-"""Implementations side by side, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
+"""Implementations side by side in Markdown, from files that `lutjax bench --csv` wrote: `python benchmarks/bench_table.py FILE ...`.
 
-A case of a later file takes the place of the same case of an earlier one. Prints Markdown: the table, and what is to be known of its rows: devices,
-versions and days, and which of them are older than their kernels. Without a file it writes the tables of docs/appendix/gpu.md, from those that are recorded.
+Rows of a later file replace rows of the same shape, dtype and direction of an earlier one.
 """
 
 import csv
 import sys
 from pathlib import Path
 
-from lutjax.benchmark.results import duration, size, sources
+from lutjax.benchmark.results import duration, size
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "appendix" / "gpu.md"
-RECORDED = {
-    "table": "h200",
-    "table h100": "h100",
-    "few": "few_outputs",
-    "integers": "integers",
-    "scored": "scored",
-}
-"""Files in docs/benchmarks, by the mark of their table in the page."""
 _ROWS = {
     "forward": "forward",
     "dense": "forward + backward, dense",
@@ -29,7 +18,7 @@ _ROWS = {
 
 
 def table(paths: list[Path]) -> str:
-    """A line for each shape and row: times of each implementation, of the CUDA runtime, and the limit."""
+    """Return a row for each shape and direction: times of all implementations, of the CUDA runtime, and the limit."""
     cases: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     for path in paths:
         with path.open(newline="") as file:
@@ -59,31 +48,17 @@ def table(paths: list[Path]) -> str:
     return "\n".join([*lines, "", made_of(records)]) + "\n"
 
 
-def written(page: str) -> str:
-    """Return the page with the tables of the recorded files."""
-    for mark, name in RECORDED.items():
-        before, rest = page.split(f"<!-- {mark} -->\n")
-        after = rest[rest.index("<!-- end -->") :]
-        page = f"{before}<!-- {mark} -->\n{table([DOCS / 'benchmarks' / f'{name}.csv'])}{after}"
-    return page
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table([path])
 
 
 def made_of(records: list[dict[str, str]]) -> str:
-    """Return the sentence on devices, versions and days of rows, and on those whose kernels are others now."""
+    """Return the sentence on command, dates, devices and versions of rows."""
     versions = {f"{r['device']}, lutjax {r['lutjax']}, jax {r['jax']}, Python {r['python']}" for r in records}
     days = sorted({r["date"] for r in records})
-    said = [f"Measured from {days[0]} to {days[-1]}" if len(days) > 1 else f"Measured {days[0]}"]
-    said[0] += f", {'; '.join(sorted(versions))}."
-    if not all(r["sources"] for r in records):
-        said.append(
-            "The sources of kernels were not recorded with rows of that time: take them as figures of older kernels."
-        )
-    changed = sorted({r["shape"] for r in records if r["sources"] and sources(r["kernels"]) != r["sources"]})
-    if changed:
-        said.append(
-            f"Kernels have changed since {', '.join(changed)} {'was' if len(changed) == 1 else 'were'} measured."
-        )
-    return " ".join(said)
+    measured = f"from {days[0]} to {days[-1]}" if len(days) > 1 else days[0]
+    return f"Measured with `lutjax bench` {measured}, {'; '.join(sorted(versions))}."
 
 
 def _peak(record: dict[str, str]) -> str:
@@ -98,7 +73,4 @@ def _time(seconds: str) -> str:
 
 
 if __name__ == "__main__":
-    if files := sys.argv[1:]:
-        print(table([Path(name) for name in files]), end="")
-    else:
-        PAGE.write_text(written(PAGE.read_text()))
+    print(table([Path(name) for name in sys.argv[1:]]), end="")

@@ -20,11 +20,7 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.export import source_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-ROWS, PAGE, PICTURE = (
-    DOCS / "benchmarks" / "circuits.csv",
-    DOCS / "appendix" / "circuits.md",
-    DOCS / "circuits.png",
-)
+ROWS, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "circuits.png"
 PIXELS = "uint5"  # from 0 to 16
 
 WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
@@ -105,6 +101,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table(read(path))
+
+
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against LUT6, a line for each family of networks."""
     import matplotlib
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write the rows, beside those of other networks and splits that are there, the table of the page and the picture",
+        help="write the rows, next to stored rows of other networks and splits, and the picture",
     )
     arguments = parser.parse_args()
     rows = []
@@ -170,10 +171,6 @@ def main() -> None:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        page = re.sub(
-            r"(<!-- table -->\n).*?(<!-- end -->)", rf"\1{table(rows)}\2", PAGE.read_text(), flags=re.DOTALL
-        )
-        PAGE.write_text(page)
         draw(rows, PICTURE)
 
 

@@ -35,7 +35,6 @@ SPLITS = 5
 PARTS = ("validation", "test")
 OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
 ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
-PAGE = Path(__file__).parents[1] / "docs" / "appendix" / "columns.md"
 
 # Fields of LogicClassifierConfig and TrainingConfig that differ from their defaults.
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
@@ -263,13 +262,9 @@ def read(path: Path = ROWS) -> list[Row]:
     return [Row(**row) for row in json.loads(path.read_text())]
 
 
-def written(page: str, rows: Sequence[Row]) -> str:
-    """Return a page with its tables replaced by those of rows."""
-    for kind in NETWORKS:
-        begin, end = f"<!-- {kind} -->\n", "<!-- end -->"
-        before, rest = page.split(begin)
-        page = before + begin + table([row for row in rows if row.data == kind]) + rest[rest.index(end) :]
-    return page
+def page_table(path: Path, data: str) -> str:
+    """Return the table of a data set for a page of the documentation."""
+    return table([row for row in read(path) if row.data == data])
 
 
 def main() -> None:
@@ -291,7 +286,7 @@ def main() -> None:
         "--output", type=Path, help="file that gets each row as a line of JSON as soon as it is there"
     )
     parser.add_argument(
-        "--write", type=Path, nargs="+", help="add the rows of such files to those of the page, and end"
+        "--write", type=Path, nargs="+", help=f"add the rows of such files to {ROWS.name}, and end"
     )
     arguments = parser.parse_args()
     if arguments.write:
@@ -303,7 +298,6 @@ def main() -> None:
         order = [*(name for networks in NETWORKS.values() for name in networks), *OTHERS]
         rows = sorted(known.values(), key=lambda row: (row.data, order.index(row.name)))
         ROWS.write_text("[\n" + ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows) + "\n]\n")
-        PAGE.write_text(written(PAGE.read_text(), read()))
         return
     tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}
     tuned = {key: tuple(value) if isinstance(value, list) else value for key, value in tuned.items()}

@@ -4,8 +4,7 @@ Calls of the two implementations take turns in one process, on the same arrays, 
 machines differ, and are shared. `taskset -c 0,1` chooses the cores. `--growth --png FILE` measures instead how the time of a look-up
 grows with the bytes of its tables, from 16 MB to 8 GB, and draws it; sizes that need more memory than is free are left out.
 
-`--write` keeps the rows in ``docs/benchmarks/cpu.json``, with machine, versions, day and a digest of the sources of all kernels for CPUs, and writes the table of
-``docs/cpu.md``; `--page` writes the table of the rows that are kept: after a change of a kernel it says that they are older.
+`--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import datetime
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +26,6 @@ import numpy as np
 import lutjax
 from lutjax import wiring
 from lutjax.benchmark.language_model import Step
-from lutjax.benchmark.results import sources
-from lutjax.dispatch.catalog import KERNELS
 from lutjax.models import GPTConfig
 from lutjax.training import presets, tables
 from lutjax.training.lm import Run, TrainingConfig
@@ -37,8 +33,7 @@ from lutjax.training.lm import Run, TrainingConfig
 IMPLEMENTATIONS = {"native": ("native", "xla"), "plain JAX": ("xla",)}
 """What is preferred under each name."""
 
-DOCS = Path(__file__).parents[1] / "docs"
-FILE, PAGE = DOCS / "benchmarks" / "cpu.json", DOCS / "cpu.md"
+FILE = Path(__file__).parents[1] / "docs" / "benchmarks" / "cpu.json"
 
 
 @dataclasses.dataclass
@@ -340,45 +335,19 @@ def row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-# ------------------------------------------------------------------------------------- the file, and the page
-def sources_of_all() -> str:
-    """Return a digest of the sources of all kernels for CPUs."""
-    return sources(", ".join(f"{op}{of}: native/xla" for op in sorted(KERNELS) for of in ("", " update")))
-
-
 def keep(rows: list[list[str]]) -> None:
-    """Write rows of all figures to the file, and the table to the page."""
-    kept = {
-        "machine": machine(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "sources": sources_of_all(),
-        "rows": rows,
-    }
+    """Store rows of all figures in the file."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    kept = {"machine": machine(), "date": date, "rows": rows}
     FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 
-def table(kept: dict[str, Any]) -> str:
-    """Return the table of the page, with a sentence on where and when its rows were measured."""
-    said = f"`python benchmarks/cpu.py`: medians of calls that take turns in one process, {kept['date']}, {kept['machine']}."
-    if not kept["sources"]:
-        said += (
-            " The sources of kernels were not recorded at that time: take these as figures of older kernels."
-        )
-    elif kept["sources"] != sources_of_all():
-        said += " Since then kernels for CPUs have changed: these are figures of older ones."
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
     head = [row(["figure", *IMPLEMENTATIONS, "unit", "ratio"]), row(["---"] * (len(IMPLEMENTATIONS) + 3))]
-    return "\n".join([said, "", *head, *map(row, kept["rows"])]) + "\n"
-
-
-def page_with(page: str, kept: dict[str, Any]) -> str:
-    """Return the page with the table of these rows."""
-    return re.sub(
-        r"(<!-- figures -->\n).*?(<!-- end of figures -->)",
-        lambda m: f"{m[1]}{table(kept)}{m[2]}",
-        page,
-        flags=re.DOTALL,
-    )
+    source = f"Medians of alternating calls in one process: `python benchmarks/cpu.py`, {kept['date']}, {kept['machine']}."
+    return "\n".join([*head, *map(row, kept["rows"]), "", source]) + "\n"
 
 
 def main() -> None:
@@ -393,17 +362,10 @@ def main() -> None:
         "--largest", type=float, default=8, metavar="GB", help="bytes of tables that it goes up to"
     )
     parser.add_argument("--png", type=Path, help="draw the growth into this file")
-    parser.add_argument("--write", action="store_true", help="keep the rows, and write them to the page")
-    parser.add_argument(
-        "--page", action="store_true", help="measure nothing: write the kept rows to the page"
-    )
+    parser.add_argument("--write", action="store_true", help=f"store the rows in {FILE.name}")
     arguments = parser.parse_args()
     if arguments.write and arguments.only != list(FIGURES):
         parser.error("--write keeps all rows: leave --only out.")
-    if arguments.page:
-        kept = json.loads(FILE.read_text(encoding="utf-8"))
-        PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
-        return
     if arguments.png and not arguments.growth:
         parser.error("--png draws the growth: add --growth.")
     print(f"{machine()}\n", flush=True)

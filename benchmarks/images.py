@@ -1,11 +1,11 @@
-"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows rows.jsonl [--page docs/appendix/images.md]`.
+"""Accuracy on small images: `python benchmarks/images.py --data mnist5k.npz --rows docs/benchmarks/images.jsonl`.
 
 Logistic regression, a random forest and gradient boosting of scikit-learn, small CNNs, logic trees (`LogicTreeNet`, the hard network) and
 convolutions of tables (`ConvLUT`) are trained on each of five splits, four fifths to one fifth of each class
 (`lutjax.training.samples.split_ids`, stratified), and tested once, after the last step. All networks see random changes of the images,
 logic trees smaller ones. Recipes were chosen with `--choose`, which tests on images that are in none of the five test parts.
 
-Rows that the file of `--rows` has are not made again. `--page` writes the table of all rows to a page, between its markers.
+Rows that the file of `--rows` has are not made again.
 """
 
 import argparse
@@ -361,6 +361,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table([json.loads(line) for line in path.read_text().splitlines()])
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -374,7 +379,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--choose", action="store_true", help="test on images that are in no test part")
     parser.add_argument("--steps", type=int, help="of every network, instead of those of its recipe")
-    parser.add_argument("--page", type=Path, help="put the table into this page")
     given = parser.parse_args(arguments)
     rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     there = {(row["learner"], row["split"]) for row in rows}
@@ -388,13 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 print(row, flush=True)
     print(table(rows))
-    if given.page:
-        text = given.page.read_text()
-        start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
-        given.page.write_text(f"{text[:start]}\n{table(rows)}{text[end:]}")
 
-
-MARKS = "<!-- figures -->", "<!-- end of figures -->"
 
 if __name__ == "__main__":
     main()

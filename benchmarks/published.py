@@ -2,7 +2,7 @@
 
 Runs `lutjax train classify` with each recipe of `lutjax.training.recipes.RECIPES` for images whose data are given. `--few` stands in for
 MNIST: a .npz file of a few thousand of its images, which is written as IDX files, four fifths to train on. Rows that the file of `--rows` has
-are not made again. `--page` writes the table of all recipes to a page, between its markers.
+are not made again.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from lutjax.training.datasets import idx
 from lutjax.training.recipes import RECIPES
 from lutjax.training.samples import load_samples, part, split_ids
 
-MARKS = "<!-- published -->", "<!-- end of published -->"
 FOLDERS = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar-10"}
 FASHION = ("difflogic-mnist-small",)
 
@@ -88,6 +87,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table([json.loads(line) for line in path.read_text().splitlines()])
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -99,7 +103,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--steps", type=int, help="instead of those of the recipes")
     parser.add_argument("--out", type=Path, help="keep the runs below this folder")
-    parser.add_argument("--page", type=Path, help="put the table into this page")
     given = parser.parse_args(arguments)
     rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     there = {(row["data"], row["recipe"]) for row in rows}
@@ -115,10 +118,6 @@ def main(arguments: list[str] | None = None) -> None:
                 with given.rows.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
     print(table(rows))
-    if given.page:
-        text = given.page.read_text()
-        start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
-        given.page.write_text(f"{text[:start]}\n{table(rows)}{text[end:]}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Settings of the documentation site; docs/dev/documentation.md has the build command."""
 
 import importlib.util
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,9 +8,6 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
-
-import inventories  # noqa: E402
-import topics  # noqa: E402
 
 from lutjax import __version__  # noqa: E402
 
@@ -22,8 +18,10 @@ version = release = __version__
 language = "en"
 
 extensions = [
+    "_ext",
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -31,9 +29,14 @@ extensions = [
 ]
 exclude_patterns = ["_build", "benchmarks/README.md", "**/.ipynb_checkpoints"]
 root_doc = "index"
-topics.write()
-intersphinx_mapping = inventories.write(DOCS / "_build" / "inventories")
-# Formulas are drawn by MathJax, one file of it, which the site brings with it.
+autosummary_generate = False
+# Inventories of the linked names only, so that the site is built without a network.
+intersphinx_mapping = {
+    "jax": ("https://docs.jax.dev/en/latest/", "_inventories/jax.inv"),
+    "optax": ("https://optax.readthedocs.io/en/latest/", "_inventories/optax.inv"),
+    "flax": ("https://flax.readthedocs.io/en/latest/", "_inventories/flax.inv"),
+}
+# MathJax renders formulas, from one file in the site.
 (DOCS / "_build" / "static").mkdir(parents=True, exist_ok=True)
 for _folder in importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations:
     shutil.copy(Path(_folder, "static", "mathjax", "tex-svg.js"), DOCS / "_build" / "static")
@@ -90,60 +93,3 @@ html_theme_options: dict[str, Any] = {
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-
-
-def _sources(docname: str, line: str) -> str:
-    """Return a line of sources ("docs/semantics.md, sections 2 and 3") with links to the sections."""
-    up = "../" * docname.count("/")
-    links = []
-    for source in line.removesuffix(".").split("; "):
-        page, _, rest = source.partition(", section")
-        name = page.removeprefix("docs/").removesuffix(".md")
-        numbers = re.findall(r"\d+", rest)
-        text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-        for number in numbers:
-            heading = re.search(rf"^## ({number}\. .*)$", text, re.MULTILINE)
-            title = heading[1] if heading else number
-            slug = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
-            links.append(f"`{title} <{up}{name}.html#{slug}>`__")
-    return ", ".join(links)
-
-
-def _docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Make of docstrings as people read them in a terminal those of the site."""
-    if lines and any(
-        lines[0] == (kind.__doc__ or "").partition("\n")[0] for kind in (dict, list, tuple, str, int, float)
-    ):
-        lines[:] = ["A constant.", ""]  # it has no words of its own, but those of its type
-    literal = False
-    for at, line in enumerate(lines):
-        bare = line.strip()
-        if literal and bare and not line.startswith(" " * (literal + 1)):
-            literal = False
-        if not literal and "Source: docs/" in bare:
-            head, _, rest = line.partition("Source: ")
-            following = at + 1
-            while following < len(lines) and lines[following].strip():
-                rest, lines[following] = f"{rest} {lines[following].strip()}", ""
-                following += 1
-            lines[at] = f"{head}Source: {_sources(app.env.docname, rest)}."
-        if bare.endswith("::") and not literal:
-            literal = len(line) - len(line.lstrip()) or 0
-    numbers = topics.equations().get(name)
-    if numbers:
-        lines += ["", "Equations: " + ", ".join(f":eq:`{number}`" for number in numbers) + ".", ""]
-
-
-def _body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    """Make lines of the parameters of long signatures, which Sphinx writes as descriptions of nothing, and plain cells of empty heads of columns."""
-
-    def lines(found: re.Match[str]) -> str:
-        return '<div class="sig-lines">\n' + re.sub(r"(</?)dd>", r"\1div>", found[1]) + "</div>"
-
-    context["body"] = re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", lines, context.get("body", ""))
-    context["body"] = re.sub(r"<th (class=\"[^\"]*\")><p></p></th>", r"<td \1></td>", context["body"])
-
-
-def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", _docstring)
-    app.connect("html-page-context", _body)

@@ -97,7 +97,8 @@ def status(
         console.print(f"gaps: {len(gaps)}" if gaps else "gaps: none")
         for line in gaps:
             console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
-        console.print(_report.table(cells))
+        for table in _report.rich_tables(cells):
+            console.print(table)
         why_not = [*_report.not_installed(cells), *_report.reasons(cells)]
         for title, lines in (("where", _report.remarks(cells)), ("why not", why_not)):
             console.print(title)

@@ -16,7 +16,7 @@ from lutjax.status._absences import why_absent
 
 
 class State(enum.StrEnum):
-    """Knowledge of a cell, the strongest first. The letters are those of the text table."""
+    """Validation state of a cell, the strongest first. The values are those of the shipped records."""
 
     RUNS = "runs here"
     RAN = "ran"
@@ -29,8 +29,9 @@ class State(enum.StrEnum):
     MISSING = "missing"
 
     @property
-    def letter(self) -> str:
-        return dict(zip(State, "RrCLp-.!?", strict=True))[self]
+    def word(self) -> str:
+        """Word for the state in tables and summaries."""
+        return {State.RAN: "validated", State.PARTS: "decomposed"}.get(self, self.value)
 
     @property
     def is_gap(self) -> bool:
@@ -39,8 +40,6 @@ class State(enum.StrEnum):
 
 OLDER = "an older source than this one"
 """Reason of a cell whose kernel has changed since it was checked."""
-
-_LETTERS_OF_OLDER = {State.RAN: "o", State.COMPILES: "c", State.LOWERS: "l"}
 
 
 @functools.cache
@@ -65,6 +64,11 @@ class Column:
     key: str
     platform: str
     kinds: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the implementation without its platform."""
+        return self.title.partition(",")[0]
 
     @property
     def implementation(self) -> str:
@@ -138,16 +142,16 @@ class Cell:
         return self.reason == OLDER
 
     @property
-    def letter(self) -> str:
-        """Its state in the text table."""
-        return _LETTERS_OF_OLDER.get(self.state, self.state.letter) if self.is_older else self.state.letter
+    def word(self) -> str:
+        """Word for the cell in tables, with a star where the kernel has changed since."""
+        return f"{self.state.word}*" if self.is_older else self.state.word
 
     def __str__(self) -> str:
         on = ", ".join(self.kinds)
         by = f"with jax {self.jax}" + (f", {self.date}" if self.date else "")
         text = {
             State.RUNS: f"runs here: {on}",
-            State.RAN: f"ran on {on} {by}",
+            State.RAN: f"validated on {on} {by}",
             State.COMPILES: f"compiles for {on} {by}",
             State.LOWERS: f"lowers for {on} {by}",
         }.get(self.state, str(self.state))

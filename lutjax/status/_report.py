@@ -3,21 +3,29 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 import lutjax
-from lutjax.cases import of as cases_of
 from lutjax.status._matrix import COLUMNS, Cell, State, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-LETTERS = ", ".join(f"{state.letter} {state}" for state in State)
-OLDER_LETTERS = "o ran, c compiles, l lowers, each with an older kernel source"
-_ORDER = "float32, bfloat16, float16, float64"
+PLATFORMS = {"cpu": "CPU", "cuda": "NVIDIA GPU", "tpu": "TPU"}
+"""Headings of the tables, by platform of their columns."""
+
+LEGEND = {
+    "validated": "outputs and gradients, or the updated table, agree with `lutjax.reference` at one size from the test suite",
+    "compiles": "libtpu compiles the kernel ahead of time, within the chip's memory; it has not run on a TPU",
+    "lowers": "JAX lowers the kernel for the device; nothing has compiled it",
+    "decomposed": "plain JAX runs the fused op as its component ops, which have their own rows",
+    "\\*": "before the last change to the kernel",
+    "—": "no kernel: the op runs in plain JAX",
+}
+"""Meanings of the words in the tables."""
 
 
 def totals(cells: Iterable[Cell]) -> dict[str, int]:
@@ -34,11 +42,12 @@ def gaps(cells: Iterable[Cell]) -> list[str]:
 
 
 def reasons(cells: Iterable[Cell]) -> list[str]:
-    """Reasons of cells that are unsupported, one line for each column and reason."""
+    """Return a line for each column and reason why it has no kernel. Tables list unsupported dtypes."""
+    by_kernel = _by_kernel(cells)
     return _grouped(
-        (f"{_title(c.column)}: {c.reason}", f"{c.op} {c.direction}")
-        for c in cells
-        if c.state == State.UNSUPPORTED
+        (f"{_title(column)}: {dtypes[0].reason}", f"{op} {direction}")
+        for (op, direction, column), dtypes in by_kernel.items()
+        if all(cell.state == State.UNSUPPORTED for cell in dtypes)
     )
 
 
@@ -49,11 +58,13 @@ def not_installed(cells: Iterable[Cell]) -> list[str]:
 
 
 def remarks(cells: Iterable[Cell]) -> list[str]:
-    """Return a line for each device, version and day of the checks, with the ops that had an older source."""
+    """Return a line for each column with devices, version and date of its checks."""
     recorded = [c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)]
-    current = [(f"{_title(c.column)}: {c}", "") for c in recorded if not c.is_older]
-    older = [(f"{_title(c.column)}: {c}", f"{c.op} {c.direction}") for c in recorded if c.is_older]
-    return [*(line for line, _ in _groups(current)), *_grouped(older)]
+    return list(
+        dict.fromkeys(
+            f"{_title(c.column)}: {dataclasses.replace(c, reason='') if c.is_older else c}" for c in recorded
+        )
+    )
 
 
 def _groups(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
@@ -71,37 +82,103 @@ def _title(key: str) -> str:
     return next(column.title for column in COLUMNS if column.key == key)
 
 
-def _lines(cells: Iterable[Cell]) -> list[tuple[str, list[str]]]:
-    """Each row's letters, a word for each column."""
-    by_place = {cell.place: cell for cell in cells}
-    lines = []
+@dataclasses.dataclass(frozen=True)
+class PlatformTable:
+    """Validation results of all implementations on one platform.
+
+    Attributes:
+      platform: key of `PLATFORMS`.
+      columns: names of the implementations.
+      rows: op, or op and directions, and a word for each column. Directions with equal words share a row.
+      dtypes: dtypes that kernels of each column support unless a cell lists its own.
+    """
+
+    platform: str
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    dtypes: list[str]
+
+
+def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
+    """Return a table for each platform that has cells."""
+    by_kernel = _by_kernel(cells)
+    directions: dict[str, list[str]] = {}
     for op, direction in rows():
-        words = [
-            "".join(
-                by_place[place].letter
-                for dtype in cases_of(op).dtypes
-                if (place := (op, direction, column.key, dtype)) in by_place
-            )
-            for column in COLUMNS
-        ]
-        if any(words):
-            lines.append((f"{op} {direction}", words))
-    return lines
+        directions.setdefault(op, []).append(direction)
+    tables = []
+    for platform in PLATFORMS:
+        columns = [c for c in COLUMNS if c.platform == platform and any(c.key == k[2] for k in by_kernel)]
+        usual = {
+            c.key: _usual_dtypes(cells for k, cells in by_kernel.items() if k[2] == c.key) for c in columns
+        }
+        table_rows = []
+        for op, of_op in directions.items():
+            shared: dict[tuple[str, ...], list[str]] = {}
+            for direction in of_op:
+                words = tuple(
+                    _words(by_kernel.get((op, direction, c.key), []), usual[c.key]) for c in columns
+                )
+                if any(words):
+                    shared.setdefault(words, []).append(direction)
+            for words, those in shared.items():
+                name = op if len(shared) == 1 else f"{op} {', '.join(those)}"
+                table_rows.append((name, list(words)))
+        if columns:
+            dtypes = [f"{c.name}: {', '.join(usual[c.key]) or 'none'}" for c in columns]
+            tables.append(PlatformTable(platform, [c.name for c in columns], table_rows, dtypes))
+    return tables
 
 
-def table(cells: Iterable[Cell]) -> "Table":
-    """The matrix for a terminal."""
+def _by_kernel(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
+    """Return the cells of all dtypes by op, direction and column."""
+    found: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.op, cell.direction, cell.column), []).append(cell)
+    return found
+
+
+def _supported_dtypes(cells: list[Cell]) -> tuple[str, ...]:
+    return tuple(cell.dtype for cell in cells if cell.state != State.UNSUPPORTED)
+
+
+def _usual_dtypes(kernels: Iterable[list[Cell]]) -> tuple[str, ...]:
+    """Return the dtypes that most kernels of a column support."""
+    count = Counter(dtypes for cells in kernels if (dtypes := _supported_dtypes(cells)))
+    return count.most_common(1)[0][0] if count else ()
+
+
+def _words(cells: list[Cell], usual: tuple[str, ...]) -> str:
+    """Return the word for a kernel, with its dtypes where they differ from the usual dtypes of its column."""
+    if not cells:
+        return ""
+    supported = _supported_dtypes(cells)
+    by_word: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.dtype in supported:
+            by_word.setdefault(cell.word, []).append(cell.dtype)
+    if not by_word:
+        return "—"
+    if len(by_word) == 1 and (supported == usual or len(cells) == 1):
+        return next(iter(by_word))
+    return "; ".join(f"{word} ({', '.join(dtypes)})" for word, dtypes in by_word.items())
+
+
+def rich_tables(cells: Iterable[Cell]) -> "Iterator[Table]":
+    """Yield the tables of all platforms for a terminal."""
     from rich.table import Table
 
-    shown = Table(
-        "op",
-        *(column.title for column in COLUMNS),
-        caption=f"{LETTERS}; {OLDER_LETTERS}",
-        caption_justify="left",
-    )
-    for row, words in _lines(cells):
-        shown.add_row(row, *words)
-    return shown
+    for table in platform_tables(cells):
+        shown = Table(
+            "op",
+            *table.columns,
+            title=PLATFORMS[table.platform],
+            title_justify="left",
+            caption=f"dtypes: {'; '.join(table.dtypes)}",
+            caption_justify="left",
+        )
+        for name, words in table.rows:
+            shown.add_row(name, *words)
+        yield shown
 
 
 def as_json(cells: Iterable[Cell]) -> str:
@@ -120,54 +197,43 @@ def as_json(cells: Iterable[Cell]) -> str:
 
 
 def summary(cells: Iterable[Cell]) -> str:
-    """Return the totals in a line, and the number of cells with an older source."""
+    """Return the number of cells in each state, and of cells with an older source."""
     cells = list(cells)
-    older = sum(cell.is_older for cell in cells)
-    of_older = [f"{older} of these with an older source"] if older else []
-    return ", ".join([*(f"{count} {state}" for state, count in totals(cells).items()), *of_older])
+    count, older = Counter(cell.state for cell in cells), sum(cell.is_older for cell in cells)
+    words = [f"{count[state]} {state.word}" for state in State if count[state]]
+    return ", ".join(
+        [*words, *([f"{older} of these before the last change to their kernels (*)"] if older else [])]
+    )
 
 
 def markdown(cells: Iterable[Cell]) -> str:
-    """Return the support matrix page."""
+    """Return the support matrix as a page."""
     cells = list(cells)
-    titles = [column.title for column in COLUMNS]
     lines = [
-        f"| {row} | {' | '.join(f'`{w}`' if w else '' for w in words)} |" for row, words in _lines(cells)
+        "# Support matrix",
+        "",
+        "Written by `lutjax status`. A row is an op, or some of its directions.",
+        "",
+        f"**{len(cells)} cells: {summary(cells)}.**",
+        "",
+        *(f"- {line}" for line in gaps(cells)),
     ]
-    return "\n".join(
-        [
-            "# Support matrix",
-            "",
-            "Written by `lutjax status --recorded --markdown docs/status.md` from recorded validation results. Run",
-            "`lutjax status` to check your own machine. Each letter is one cell: an op, direction, implementation",
-            f"and dtype, in the order {_ORDER}.",
-            "",
-            f"{LETTERS}; {OLDER_LETTERS}.",
-            "",
-            f"**{len(cells)} cells: {summary(cells)}.**",
-            "",
-            "## Gaps",
-            "",
-            *([f"- {line}" for line in gaps(cells)] or ["None."]),
-            "",
-            "## Matrix",
-            "",
-            f"| op | {' | '.join(titles)} |",
-            f"| --- |{' --- |' * len(titles)}",
-            *lines,
-            "",
-            "- *Ran*: outputs and cotangents, or the updated table, agree with `lutjax.reference` at one size from the test suite.",
-            "  Kernels from packages missing on your machine appear as recorded.",
-            "- *Compiles*: libtpu compiles the kernel ahead of time, within the chip's memory. It has not run on a TPU.",
-            "- *By its parts*: plain JAX runs a fused op as its component ops, which have their own cells.",
-            "",
-            "## Validation results",
-            "",
-            *(f"- {line}" for line in remarks(cells)),
-            "",
-            "## Unsupported cells",
-            "",
-            *(f"- {line}" for line in reasons(cells)),
-            "",
-        ]
-    )
+    for table in platform_tables(cells):
+        lines += ["", f"## {PLATFORMS[table.platform]}", "", table_in_markdown(table), ""]
+        lines += [f"Dtypes: {'; '.join(table.dtypes)}."]
+    for title, items in (
+        ("Legend", [f"**{word}**: {meaning}" for word, meaning in LEGEND.items()]),
+        ("Validation results", remarks(cells)),
+        ("Missing kernels", reasons(cells)),
+    ):
+        lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
+    return "\n".join([*lines, ""])
+
+
+def table_in_markdown(table: PlatformTable) -> str:
+    """Return the table of a platform in Markdown."""
+    lines = [f"| op | {' | '.join(table.columns)} |", f"| --- |{' --- |' * len(table.columns)}"]
+    for name, words in table.rows:
+        op, _, directions = name.partition(" ")
+        lines.append(f"| `{op}`{directions and f' {directions}'} | {' | '.join(words)} |")
+    return "\n".join(lines)

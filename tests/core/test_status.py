@@ -20,7 +20,6 @@ from lutjax.dispatch import _records as shipped
 from lutjax.kernels._xla import lookup as plain
 from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
 
-PAGE = DOCS / "status.md"
 CPU = next(c for c in _matrix.COLUMNS if c.key == "xla/cpu")
 TPU = next(c for c in _matrix.COLUMNS if c.key == "pallas/tpu")
 
@@ -101,10 +100,14 @@ def test_records_of_an_older_source_say_so(tmp_path):
     assert read[current.place].state == "ran"
     assert read[current.place].reason == ""
     assert "older source" in str(read[older.place])
-    assert [cell.letter for cell in read.values()] == ["r", "o"]
+    assert [cell.word for cell in read.values()] == ["validated", "validated*"]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", cell.date) for cell in read.values())
-    assert _report.summary(read.values()) == "2 ran, 1 of these with an older source"
-    assert _report.remarks(read.values())[-1].endswith("older source than this one (lookup backward)")
+    assert (
+        _report.summary(read.values())
+        == "2 validated, 1 of these before the last change to their kernels (*)"
+    )
+    [remark] = _report.remarks(read.values())
+    assert remark.startswith("XLA, CPU: validated on cpu with jax 0.10.2, ")
     # Compiled from this source says more than run from an older one.
     compiled = dataclasses.replace(older, state=_matrix.State.COMPILES, digest=of_older)
     _records.write([compiled], tmp_path / "z.json")
@@ -138,8 +141,39 @@ def test_report():
     assert _report.summary(cells) == "1 runs here, 1 unsupported, 1 missing"
     assert _report.gaps(cells) == ["lookup forward, Pallas, GPU: missing: has no kernel yet (float32)"]
     assert _report.reasons(cells) == ["Pallas, TPU: because (lookup forward)"]
-    assert "| lookup forward | `R` |" in _report.markdown(cells)
+    assert "| `lookup` | runs here |" in _report.markdown(cells)
     assert json.loads(_report.as_json(cells))["totals"] == {"runs here": 1, "unsupported": 1, "missing": 1}
+
+
+def test_tables_of_platforms():
+    """Directions with equal words share a row; a cell lists its dtypes where they are not those of its column."""
+    state = _matrix.State
+    cells = [
+        *(
+            cell(state.RAN, direction=d, dtype=t)
+            for d in ("forward", "backward")
+            for t in ("float32", "bfloat16")
+        ),
+        cell(state.RAN, direction="update"),
+        cell(state.UNSUPPORTED, direction="update", dtype="bfloat16"),
+        cell(state.LOWERS, op="detect", reason=_matrix.OLDER),
+        cell(state.RAN, op="detect", dtype="bfloat16"),
+        cell(state.UNSUPPORTED, column="native/cpu"),
+        cell(state.COMPILES, column="pallas/tpu"),
+    ]
+    cpu, tpu = _report.platform_tables(cells)
+    assert (cpu.platform, cpu.columns, tpu.columns) == ("cpu", ["XLA", "Native"], ["Pallas"])
+    assert cpu.dtypes == ["XLA: float32, bfloat16", "Native: none"]
+    assert cpu.rows == [
+        ("detect", ["lowers* (float32); validated (bfloat16)", ""]),
+        ("lookup forward", ["validated", "—"]),
+        ("lookup backward", ["validated", ""]),
+        ("lookup update", ["validated (float32)", ""]),
+    ]
+    assert tpu.rows == [("lookup", ["compiles"])]
+    assert _report.table_in_markdown(tpu).splitlines()[-1] == "| `lookup` | compiles |"
+    shared = [cell(state.RAN, direction=d) for d in ("forward", "backward", "update")]
+    assert _report.platform_tables(shared)[0].rows == [("lookup", ["validated"])]
 
 
 @pytest.mark.slow
@@ -482,7 +516,7 @@ def test_record_alone_writes_where_the_registry_looks(records):
 
 
 def test_reasons_with_figures_are_measurements():
-    with (PAGE.parent / "benchmarks" / "h200.csv").open(newline="") as file:
+    with (DOCS / "benchmarks" / "h200.csv").open(newline="") as file:
         rows = {
             (r["shape"], r["row"]): r
             for r in csv.DictReader(file)
@@ -500,11 +534,8 @@ def test_reasons_with_figures_are_measurements():
 
 
 @pytest.mark.usefixtures("without_native")
-def test_page_is_current():
+def test_every_kernel_is_recorded():
     cells = list(_matrix.matrix(_records.read(), None))
-    assert PAGE.read_text() == _report.markdown(cells), (
-        "lutjax status --recorded --markdown docs/status.md writes the page"
-    )
     missing = {(c.op, c.column) for c in cells if c.state.is_gap and c.direction != "update"}
     assert not missing
     unknown = {(c.op, c.column) for c in cells if c.state == _matrix.State.UNKNOWN}

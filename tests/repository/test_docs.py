@@ -11,12 +11,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import pages
 import pytest
 from cases import absence, slow, slow_among, slow_where
 from folders import ROOT
+from pages import read
 
 import lutjax
-from lutjax.dispatch.catalog import KERNELS, XLA
+from lutjax.dispatch.catalog import KERNELS, MOSAIC, MOSAIC_AND_TRITON, NATIVE, TENSORCORE, TRITON, XLA
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
 from lutjax.values import _ngrams
@@ -71,33 +73,44 @@ def test_pages_run(page, request):
         assert shown in outputs
 
 
-def test_tables_are_those_of_the_rows(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import bench_table
-
-    shown = bench_table.PAGE.read_text()
-    assert bench_table.written(shown) == shown, "python benchmarks/bench_table.py writes the tables"
-    row = {
-        "device": "a device",
-        "lutjax": "1",
-        "jax": "2",
-        "python": "3",
-        "date": "2026-01-01",
-        "shape": "ffn",
-    }
-    of = {**row, "kernels": "lookup: xla"}
-    said = bench_table.made_of([{**of, "sources": bench_table.sources("lookup: xla")}])
-    assert said == "Measured 2026-01-01, a device, lutjax 1, jax 2, Python 3."
-    assert (
-        bench_table.made_of([{**of, "sources": "0"}])
-        == f"{said} Kernels have changed since ffn was measured."
+def test_tables_name_command_machine_versions_and_date():
+    table = pages.extension("content").bench_table("scored.csv")
+    assert re.search(r"^\| heads \(scored:[\d,]+\) \| forward \| [\d.]+ [mu]s \|", table, re.MULTILINE)
+    assert "Measured with `lutjax bench` 2026-11-26, NVIDIA H100 80GB HBM3, lutjax 0.2.0, jax " in table
+    table = pages.extension("content").bench_table("choose.json reads")
+    assert re.search(r"^\| `Blend\(\)` \| 2 \| [\d.]+ \| [\d.]+ \| no \|$", table, re.MULTILINE)
+    assert re.search(
+        r"`python benchmarks/choose.py reads`, \d{4}-\d\d-\d\d, 2 cores .*, lutjax [\d.]+, jax [\d.]+\.\n$",
+        table,
     )
-    assert "take them as figures of older kernels" in bench_table.made_of([{**of, "sources": ""}])
+
+
+def test_every_directive_of_a_page_is_expanded():
+    content = pages.extension("content")
+    used = set()
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        used |= {m[1] for m in content.BLOCK.finditer(text)}
+        assert "```{bench-table}" not in read(path), path
+    assert used == set(content.DIRECTIVES)
+
+
+def test_the_table_of_ops_is_the_catalog():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", pages.extension("content").op_table(), re.MULTILINE)
+    assert [op for op, _ in rows] == list(KERNELS)
+    for op, cells in rows:
+        kernels = [
+            NATIVE in KERNELS[op],
+            TRITON in KERNELS[op],
+            MOSAIC in KERNELS[op] or MOSAIC_AND_TRITON in KERNELS[op],
+        ]
+        expected = [*kernels, TENSORCORE in KERNELS[op], any("update" in d for d in KERNELS[op].values())]
+        assert cells.split(" | ") == ["yes" if found else "—" for found in expected], op
 
 
 def test_figures_of_gpus_are_rows_of_the_appendix():
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    lines = (ROOT / "docs" / "appendix" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    lines = read(ROOT / "docs" / "appendix" / "gpu.md").splitlines()
     rows = re.findall(r"^\| H[12]00 \| ([\w-]+) \| ([\w +,]+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10
     cells = [{cell.strip() for cell in line.split("|")} for line in lines]
@@ -105,17 +118,6 @@ def test_figures_of_gpus_are_rows_of_the_appendix():
         shown = {time.strip() for time in times.split("|")}
         same = [of for line, of in zip(lines, cells, strict=True) if line.startswith(f"| {shape} (")]
         assert any({direction, *shown} <= of for of in same), (shape, direction)
-
-
-@pytest.mark.slow
-def test_figures_of_cpus_are_those_of_the_file(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import cpu
-
-    page, kept = cpu.PAGE.read_text(encoding="utf-8"), json.loads(cpu.FILE.read_text(encoding="utf-8"))
-    assert cpu.page_with(page, kept) == page, "python benchmarks/cpu.py --page writes the table"
-    assert "figures of older" in cpu.table({**kept, "sources": "0"})
-    assert "figures of older" not in cpu.table({**kept, "sources": cpu.sources_of_all()})
 
 
 def test_each_file_of_measurements_says_how_it_was_made():
@@ -141,26 +143,6 @@ def test_tables_of_memories_are_those_of_the_rows(monkeypatch, name, rows):
         assert f"\n{table}\n" in page, f"benchmarks/{name}.py prints the table"
 
 
-def test_figures_of_columns_are_those_of_the_rows(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import columns
-
-    page = columns.PAGE.read_text()
-    rows = columns.read()
-    assert {row.data for row in rows} == set(columns.NETWORKS)
-    assert columns.written(page, rows) == page, "python benchmarks/columns.py --write ROWS writes the tables"
-
-
-def test_seeds_of_automata_are_those_of_the_rows(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import automaton_seeds
-
-    page = automaton_seeds.PAGE.read_text()
-    assert automaton_seeds.written(page, automaton_seeds.read()) == page, (
-        "python benchmarks/automaton_seeds.py --write writes the table"
-    )
-
-
 def _lm_help():
     """The help of `lutjax train lm`, as one line."""
     from lutjax.cli._main import cli
@@ -169,39 +151,61 @@ def _lm_help():
     return " ".join(preset.help.split())
 
 
-def test_sentences_about_ops_are_those_of_the_catalog(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    import facts
+def in_words(ops):
+    """Return names of ops as a sentence lists them."""
+    *first, last = (f"`{op}`" for op in ops)
+    return f"{', '.join(first)} and {last}" if first else last
 
-    texts = [page.read_text(encoding="utf-8") for page in facts.PAGES]
-    for page, text in zip(facts.PAGES, texts, strict=True):
-        assert facts.written(text) == text, f"python docs/facts.py writes {page.name}"
-    for name in facts.facts():
-        assert any(f"<!-- {name} -->" in text for text in texts), name
-    native, plain = facts.minutes()
-    assert 2 < native < 3 < plain < 4, "the README states two to three minutes, and a minute longer"
-    page = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
-    seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
-    assert len(seconds) == 2
-    choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
-    for _, parameters, shown in seconds:
-        assert f" | {parameters} | {shown} | " in choice
-    said = _lm_help()
-    assert f"demo (default): about {native:.0f} minutes on two CPU cores" in said
-    outdated = OPS.replace("`margins` and ", "", 1)
-    assert outdated != OPS == facts.written(outdated)
+
+def test_sentences_about_ops_are_those_of_the_catalog():
+    without = {
+        c: in_words(op for op, row in KERNELS.items() if c not in row) for c in (TRITON, NATIVE, TENSORCORE)
+    }
+    sentences = {
+        r"All ops except (.*) also have Triton kernels": without[TRITON],
+        r"(`.*`) have no Triton kernel": without[TRITON],
+        r"if Triton has no kernel: (`.*`), and": without[TRITON],
+        r"and all except (.*) have native": without[NATIVE],
+        r"all other ops \| (`.*`); layers": without[NATIVE],
+        r"all ops except (.*), with": without[TENSORCORE],
+        r"available for the tables of (.*), and for": in_words(op for op, row in KERNELS.items() if "update" in row.get(XLA, ())),
+    }  # fmt: skip
+    text = "\n".join(" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES)
+    for pattern, listed in sentences.items():
+        found = re.findall(pattern.replace(".*", "[^.|]*?"), text)
+        assert found, pattern
+        assert set(found) == {listed}, pattern
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
     rows = re.findall(
         r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
-    assert described == {op for op, row in facts.KERNELS.items() if facts.TENSORCORE in row}
-    for op, row in facts.KERNELS.items():
+    assert described == {op for op, row in KERNELS.items() if TENSORCORE in row}
+    for op, row in KERNELS.items():
         calls = vars(importlib.import_module(f"lutjax.ops.{op}")).values()
         tables = {
             call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
         }
-        assert ("update" in row.get(facts.XLA, ())) == (tables != {None}), op
+        assert ("update" in row.get(XLA, ())) == (tables != {None}), op
+
+
+def test_training_times_are_those_of_the_table():
+    page = (ROOT / "docs" / "appendix" / "feed-forward.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `scored_lut`(?: in (plain JAX))? \| [\d,]+ \| \d+ \| (?:\d+ to )?(\d+) \|", page, re.MULTILINE
+    )
+    minutes = {kind: int(most) / 60 for kind, most in rows}
+    native, plain = minutes[""], minutes["plain JAX"]
+    assert 2 < native < 3 < plain < 4, "the README states two to three minutes, and a minute longer"
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert f"takes {plain:.1f} minutes on two cores instead of {native:.1f} minutes" in text
+    assert f"{native:.1f} minutes on two CPU cores with native kernels, {plain:.1f} in plain JAX" in text
+    seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
+    assert len(seconds) == 2
+    choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
+    for _, parameters, shown in seconds:
+        assert f" | {parameters} | {shown} | " in choice
+    assert f"demo (default): about {native:.0f} minutes on two CPU cores" in _lm_help()
 
 
 @pytest.mark.slow
@@ -211,7 +215,7 @@ def test_what_has_a_factored_gradient_is_what_the_page_lists():
     ops, compositions = (
         re.findall(r"`(\w+)`", listed)
         for listed in re.search(
-            r"ops with update -->(.*?)<!-- end -->(.*?), which are built from these ops", page
+            r"available for the tables of (.*?), and for (.*?), which are built from these ops", page
         ).groups()
     )
     key = jax.random.key(0)
@@ -252,8 +256,6 @@ def test_links_lead_somewhere():
         text = re.sub(r"`[^`]*`", "", page.read_text())  # code may look like a link
         for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
             target = page.parent / name if name else page
-            if "api" in target.parts:  # written of docstrings when the site is built: test_site.py
-                continue
             assert target.exists(), (page, name)
             assert not heading or heading in headings(target), (page, name, heading)
 
@@ -361,7 +363,7 @@ def test_figures_of_the_readme_stand_where_it_says():
     )
     assert len(rows) == 5
     for _, alternative, ours, page in rows:
-        text = (ROOT / page).read_text()
+        text = read(ROOT / page)
         for figure in re.findall(r"\d+\.\d+|\d{3} us", f"{alternative} {ours}"):
             assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
 
@@ -371,7 +373,7 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
     page = ROOT / "docs" / f"{name}.md"
     text = page.read_text(encoding="utf-8")
     linked = [(page.parent / link) for link in re.findall(r"\]\(([\w/.-]+\.md)", text)]
-    there = " ".join(other.read_text(encoding="utf-8") for other in linked)
+    there = " ".join(read(other) for other in linked)
     figures = set(re.findall(r"(?<![\w.])\d+\.\d{2,}(?![\w.])", re.sub(r"`[^`]*`", "", text)))
     assert len(figures) > 1
     assert not {f for f in figures if not re.search(rf"(?<![\d.]){f}(?!\d)", there)}

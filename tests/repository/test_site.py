@@ -1,6 +1,8 @@
 """The documentation site has every page in its index and every public name in its reference, and is built without a warning."""
 
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -8,29 +10,45 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 
+import pages
 import pytest
 from folders import ROOT
 from tools import require_tool
 
 DOCS = ROOT / "docs"
 SOURCES = sorted(
-    path
-    for path in DOCS.rglob("*.md")
-    if not {"_build", "api", "benchmarks"} & set(path.relative_to(DOCS).parts)
+    path for path in DOCS.rglob("*.md") if not {"_build", "benchmarks"} & set(path.relative_to(DOCS).parts)
 )
 LINK = re.compile(r"\]\(([\w/.-]+\.(?:md|py|png|gif|csv|json|html))(?:#([\w-]+))?\)")
 
 
-@pytest.fixture(scope="module")
-def topics():
-    sys.path.insert(0, str(DOCS))
-    try:
-        import topics
-
-        yield topics
-    finally:
-        sys.path.remove(str(DOCS))
+content = pages.extension("content")
+# Modules whose `__all__` is public.
+MODULES = (
+    "lutjax",
+    "lutjax.bundles",
+    "lutjax.cases",
+    "lutjax.circuits",
+    "lutjax.convert",
+    "lutjax.layers.haiku",
+    "lutjax.layers.initializers",
+    "lutjax.layers.linen",
+    "lutjax.layers.nnx",
+    "lutjax.models",
+    "lutjax.reads",
+    "lutjax.reference",
+    "lutjax.serving",
+    "lutjax.sharding",
+    "lutjax.training.linen",
+    "lutjax.training.host",
+    "lutjax.training.nnx",
+    "lutjax.training.parameters",
+    "lutjax.training.tables",
+    "lutjax.tuning",
+    "lutjax.wiring",
+)
 
 
 def names_of_toctrees(page):
@@ -42,29 +60,51 @@ def names_of_toctrees(page):
                 yield os.path.relpath((page.parent / target).resolve(), DOCS)
 
 
-def test_every_page_is_in_the_index(topics):
-    made = {f"reference/api/{name}" for name in topics.GENERATED}
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES} | made
+def test_every_page_is_in_the_index():
+    found = {path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES}
     named = [name for path in SOURCES for name in names_of_toctrees(path)]
     assert len(set(named)) == len(named), "a page is named twice"
-    assert set(named) == pages - {"index"}
+    assert set(named) == found - {"index"}
 
 
-def test_every_public_name_is_in_the_reference(topics):
-    listed = topics.listed()
-    missing = topics.public() - listed
-    assert not missing, "docs/topics.py lists public names by topic"
-    for name in listed:
-        topics.found(name)
-    for key in topics.TOPICS:
-        page = topics.page_of(key)
-        assert all(f":: {name}\n" in page for name in topics.TOPICS[key].names()), key
+def listed():
+    """Return how often the pages of the reference list each full name."""
+    blocks = (
+        found
+        for path in (DOCS / "reference" / "api").glob("*.md")
+        for found in content.BLOCK.finditer(path.read_text(encoding="utf-8"))
+    )
+    return Counter(f"{b[2]}.{name}" for b in blocks if b[1] == "api" for name in b[3].split())
 
 
-def links_of(page, made):
-    """The pages that a page leads to in one click: those that its text, cards and toctrees name, and what the sidebar has on every page."""
-    if page in made:
-        return set()
+def public():
+    """Return the full names of every public ``__all__``, without the version and the modules of `lutjax`, which have their own pages."""
+    package = importlib.import_module("lutjax")
+    modules = {f"lutjax.{name}" for name in package.__all__ if inspect.ismodule(getattr(package, name))}
+    names = {f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__}
+    return names - modules - {"lutjax.__version__"}
+
+
+def test_every_public_name_is_in_the_reference_once():
+    names = listed()
+    assert not public() - names.keys(), "docs/reference/api lists public names by topic"
+    assert not [name for name, count in names.items() if count > 1]
+    for name in names:
+        content.resolve(name)
+
+
+def test_api_blocks_have_a_directive_for_each_name():
+    block = content.api("lutjax", "lookup Detection\nPlatform kernel_registry")
+    assert re.findall(r"^\.\. (auto\w+):: (\S+)$", block, re.MULTILINE) == [
+        ("autofunction", "lutjax.lookup"),
+        ("autoclass", "lutjax.Detection"),
+        ("autoclass", "lutjax.Platform"),
+        ("autodata", "lutjax.kernel_registry"),
+    ]
+
+
+def links_of(page):
+    """Return the pages that a page's text, cards and toctrees link."""
     path = DOCS / f"{page}.md"
     text = path.read_text(encoding="utf-8")
     cards = re.findall(r"^:link: ([\w/.-]+)$", text, re.MULTILINE)
@@ -85,23 +125,19 @@ def links_of(page, made):
             id="a layer of another's model, trained",
         ),
         pytest.param("circuits", "lutjax export runs/digits", id="a circuit in Verilog"),
-        pytest.param(
-            "reference/api/ops-tables", ".. autofunction:: lutjax.lookup", id="the reference of an op"
-        ),
+        pytest.param("reference/api/ops-tables", "\nlookup\n", id="the reference of an op"),
         pytest.param("training-large-tables", "When sparse gradients are unavailable", id="an error"),
         pytest.param("bundles", "lutjax save", id="a model for others"),
         pytest.param("serving", "lutjax serve", id="answers over HTTP"),
         pytest.param("convert", "lutjax import", id="a network of another package"),
     ],
 )
-def test_three_clicks_lead_there(topics, page, words):
-    made = {f"reference/api/{name}" for name in topics.GENERATED}
+def test_three_clicks_lead_there(page, words):
     reached = {"index"}
     for _ in range(3):
-        reached |= {target for one in reached for target in links_of(one, made)}
+        reached |= {target for one in reached for target in links_of(one)}
     assert page in reached
-    made_of = topics.page_of(page.removeprefix("reference/api/")) if page in made else None
-    assert words in (made_of or (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    assert words in (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
 
 def screens(text):
@@ -126,16 +162,16 @@ def test_how_tos_are_at_most_three_screens_long():
             assert f"](../{name}.md" in more.read_text(encoding="utf-8"), name
 
 
-def test_names_in_pages_exist(topics):
+def test_names_in_pages_exist():
     """Each dotted name of lutjax in the text of a page is a module, or means something in one."""
     for page in [ROOT / "README.md", *SOURCES]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for name in set(re.findall(r"`(lutjax(?:\.\w+)+)", text)):
-            topics.found(name)
+            content.resolve(name)
 
 
-def test_every_op_has_equations(topics):
-    equations = topics.equations()
+def test_every_op_has_equations():
+    equations = content.equations()
     import lutjax
 
     listed = (DOCS / "reference" / "ops.md").read_text(encoding="utf-8")
@@ -156,8 +192,8 @@ def test_every_op_has_equations(topics):
     assert {label for labels in equations.values() for label in labels} == set(defined)
 
 
-def test_every_command_is_in_the_reference(topics):
-    page = topics.commands()
+def test_every_command_is_in_the_reference():
+    page = content.cli()
     for command in ("lutjax train classify", "lutjax export", "lutjax verify", "lutjax tune"):
         assert f"\n## {command}\n" in page
     assert "--recipe" in page
@@ -171,37 +207,18 @@ def headings(path):
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
-def test_links_of_all_pages_lead_somewhere(topics):
-    made = {DOCS / "reference" / "api" / f"{name}.md" for name in topics.GENERATED}
+def test_links_of_all_pages_lead_somewhere():
     found = 0
     for path in SOURCES:
         text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for name, heading in LINK.findall(text):
             target = (path.parent / name).resolve()
             found += 1
-            if target in made:
-                continue
             if target.parent.name == "play":  # pages that the site has as they are
                 target = DOCS / "gallery" / "pages" / "play" / target.name
             assert target.exists(), (path, name)
             assert not heading or heading in headings(target), (path, name, heading)
     assert found > 60
-
-
-def test_figures_of_choices_are_those_of_the_file(monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    import measured
-
-    for page in measured.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert measured.written(text) == text, "python docs/measured.py --write writes the pages"
-    kept = json.loads(measured.FILE.read_text())
-    texts = "".join(page.read_text(encoding="utf-8") for page in measured.PAGES)
-    assert set(kept) == set(measured.TABLES) == set(re.findall(r"<!-- measured: (\w+) -->", texts))
-    kernels = measured._digests("reads")
-    assert "Since then" not in measured.table("reads", {**kept["reads"], "kernels": kernels})
-    older = {**kept["reads"], "kernels": {**kernels, "scored_lut forward": "another"}}
-    assert "Since then `scored_lut` changed" in measured.table("reads", older)
 
 
 def test_there_is_one_version():
@@ -220,13 +237,12 @@ def test_there_is_one_version():
 
 
 EXTRAS = """
-import sys
+import pathlib, sys
 sys.path.insert(0, "docs")
-import topics
+from _ext import content
 from lutjax._extras import EXTRAS
-for name in topics.listed():
-    topics.found(name)
-topics.commands()
+for path in pathlib.Path("docs").rglob("*.md"):
+    content.expand(path.read_text())
 print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modules}))
 """
 
@@ -306,7 +322,7 @@ AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 def built(folder, *options):
     """The site, built of a copy, so that nothing of an earlier build is used."""
     docs = folder / "docs"
-    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "api", "__pycache__"))
+    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in ("lutjax", "benchmarks", "tests"):

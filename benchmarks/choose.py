@@ -1,8 +1,6 @@
-"""Figures of the pages under "Choose", measured on a CPU by `python docs/measured.py [TABLE ...]`, in about two minutes.
+"""Figures of the pages under "Choose", measured on a CPU in about two minutes: `python benchmarks/choose.py [TABLE ...]`.
 
-They are kept in ``docs/benchmarks/choose.json``, with the machine, the versions and the date, and stand in the pages between two comments,
-``<!-- measured: TABLE -->`` and ``<!-- end -->``. `python docs/measured.py --write` writes the pages without measuring: after a change of
-a kernel they then say that their figures are of an older one.
+The rows go into ``docs/benchmarks/choose.json`` with machine, versions and date.
 """
 
 import argparse
@@ -12,25 +10,16 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
-FILE = DOCS / "benchmarks" / "choose.json"
-PAGES = sorted((DOCS / "choose").glob("*.md"))
+FILE = Path(__file__).parents[1] / "docs" / "benchmarks" / "choose.json"
 STEPS, BATCH = 400, 128
 LONGER = 2000
-"""Steps of networks of gates, whose hard form is tested."""
+"""Steps of gate networks, tested in hard mode."""
 MEAN, DEVIATION = 0.3, 0.38
-"""Those of all pixels, from 0 to 1: scores of reads are made for margins of about 1."""
-
-KERNELS = {
-    "layers": ("lookup", "scored_lut", "bilinear_gates", "soft_lut", "detect"),
-    "reads": ("scored_lut", "lookup", "detect"),
-    "sizes": ("lookup", "detect"),
-}
-"""Ops whose plain JAX kernels make the figures of a table."""
+"""Mean and standard deviation of all pixels in [0, 1]. Normalized inputs give margins of about 1, as reads expect."""
 
 
 # ------------------------------------------------------------------------------------------- measuring
@@ -263,17 +252,7 @@ def _in_factors(loss: Any, rule: Any) -> tuple[Any, Any]:
 TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {"layers": layers, "reads": reads, "sizes": sizes}
 
 
-# ------------------------------------------------------------------------------------------- the file, and the pages
-def _digests(table: str) -> dict[str, str]:
-    from lutjax.status._digests import digest
-
-    return {
-        f"{op} {direction}": str(digest(f"lutjax.kernels._xla.{op}", direction))
-        for op in KERNELS[table]
-        for direction in ("forward", "backward")
-    }
-
-
+# ------------------------------------------------------------------------------------------- the file
 def machine() -> str:
     """Return the processor and the cores that this process may use, in words."""
     name = platform.processor() or platform.machine()
@@ -284,7 +263,7 @@ def machine() -> str:
 
 
 def measure(names: list[str]) -> None:
-    """Measure tables, and keep them in the file."""
+    """Measure tables and store them in the file."""
     import jax
 
     import lutjax
@@ -299,53 +278,29 @@ def measure(names: list[str]) -> None:
             "jax": jax.__version__,
             "lutjax": lutjax.__version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "kernels": _digests(name),
             "rows": rows,
         }
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def table(name: str, kept: Mapping[str, Any]) -> str:
-    """Return a table in Markdown, with a line that says where and when it was measured."""
+def page_table(path: Path, name: str) -> str:
+    """Return a stored table in Markdown, with its command, machine, versions and date."""
+    kept = json.loads(path.read_text())[name]
     rows = kept["rows"]
     keys = list(rows[0])
     lines = [f"| {' | '.join(keys)} |", f"| {' | '.join(['---', *['--:'] * (len(keys) - 1)])} |"]
     lines += [f"| {' | '.join(row[key] for key in keys)} |" for row in rows]
-    changed = sorted({k.split()[0] for k, v in _digests(name).items() if kept["kernels"].get(k) != v})
-    older = (
-        f" Since then {', '.join(f'`{op}`' for op in changed)} changed, so these figures are from older kernels."
-        if changed
-        else ""
+    source = (
+        f"Minimum times of many calls in plain JAX: `python benchmarks/choose.py {name}`, {kept['date']}, {kept['machine']}, "
+        f"lutjax {kept['lutjax']}, jax {kept['jax']}."
     )
-    said = f"`python docs/measured.py {name}`, {kept['date']}, lutjax {kept['lutjax']} in plain JAX, jax {kept['jax']}, {kept['machine']}; each time is the minimum over many calls.{older}"
-    return "\n".join([*lines, "", said])
-
-
-def written(page: str) -> str:
-    """Return a page with its tables as they are in the file."""
-    found = json.loads(FILE.read_text())
-    for name, kept in found.items():
-        page = re.sub(
-            rf"(<!-- measured: {name} -->\n).*?(<!-- end -->)",
-            lambda m, name=name, kept=kept: f"{m[1]}{table(name, kept)}\n{m[2]}",
-            page,
-            flags=re.DOTALL,
-        )
-    return page
+    return "\n".join([*lines, "", source]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="those to measure; by default all")
-    parser.add_argument("--write", action="store_true", help="write the pages only")
-    given = parser.parse_args()
-    if not given.write:
-        measure(given.tables or list(TABLES))
-    for path in PAGES:
-        before = path.read_text(encoding="utf-8")
-        if written(before) != before:
-            path.write_text(written(before), encoding="utf-8")
-            print(f"written: {path.relative_to(DOCS)}")
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="tables to measure (default: all)")
+    measure(parser.parse_args().tables or list(TABLES))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""Directives of `content` for Sphinx."""
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from _ext import content
+
+
+class Content(SphinxDirective):
+    """Directive that parses the Markdown of a function in `content`."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        text = content.DIRECTIVES[self.name](" ".join(self.arguments), "\n".join(self.content))
+        if self.name != "api":  # autodoc notes the source files
+            self.env.note_reread()
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+class SupportMatrix(Content):
+    """Support matrix, whose cells have a CSS class for the first word."""
+
+    def run(self) -> list[nodes.Node]:
+        found = super().run()
+        for cell in (cell for node in found for cell in node.findall(nodes.entry)):
+            words = cell.astext().split()
+            if len(words) and isinstance(cell.parent.parent, nodes.tbody):
+                word = "none" if words[0] == "—" else words[0].rstrip("*").lower()
+                cell["classes"] += [
+                    "support",
+                    f"support-{word}",
+                    *(["support-older"] * words[0].endswith("*")),
+                ]
+        for table in (table for node in found for table in node.findall(nodes.table)):
+            table["classes"].append("support-matrix")
+        return found
+
+
+def setup(app: Any) -> None:
+    for name in content.DIRECTIVES:
+        app.add_directive(name, SupportMatrix if name == "support-matrix" else Content)

@@ -1,0 +1,58 @@
+"""Docstrings and signatures as the site shows them."""
+
+import re
+from typing import Any
+
+from _ext.content import DOCS, equations
+
+
+def link_sources(docname: str, line: str) -> str:
+    """Return a line of sources ("docs/semantics.md, sections 2 and 3") with links to the sections."""
+    up = "../" * docname.count("/")
+    links = []
+    for source in line.removesuffix(".").split("; "):
+        page, _, rest = source.partition(", section")
+        name = page.removeprefix("docs/").removesuffix(".md")
+        text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+        for number in re.findall(r"\d+", rest):
+            heading = re.search(rf"^## ({number}\. .*)$", text, re.MULTILINE)
+            title = heading[1] if heading else number
+            slug = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+            links.append(f"`{title} <{up}{name}.html#{slug}>`__")
+    return ", ".join(links)
+
+
+def process_docstring(
+    app: Any, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Link sources and equations, and describe constants, whose docstring is that of their type."""
+    if lines and any(
+        lines[0] == (kind.__doc__ or "").partition("\n")[0] for kind in (dict, list, tuple, str, int, float)
+    ):
+        lines[:] = ["A constant.", ""]
+    for at, line in enumerate(lines):
+        if "Source: docs/" in line:
+            head, _, rest = line.partition("Source: ")
+            following = at + 1
+            while following < len(lines) and lines[following].strip():
+                rest, lines[following] = f"{rest} {lines[following].strip()}", ""
+                following += 1
+            lines[at] = f"{head}Source: {link_sources(app.env.current_document.docname, rest)}."
+    if numbers := equations().get(name):
+        lines += ["", "Equations: " + ", ".join(f":eq:`{number}`" for number in numbers) + ".", ""]
+
+
+def process_body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Repair HTML for screen readers: parameter lines of long signatures, and empty column heads."""
+
+    def signature_lines(found: re.Match[str]) -> str:
+        return '<div class="sig-lines">\n' + re.sub(r"(</?)dd>", r"\1div>", found[1]) + "</div>"
+
+    body = re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", signature_lines, context.get("body", ""))
+    context["body"] = re.sub(r"<th (class=\"[^\"]*\")><p></p></th>", r"<td \1></td>", body)
+
+
+def setup(app: Any) -> None:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("html-page-context", process_body)
