@@ -379,6 +379,12 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
 
 
 # ------------------------------------------------------------------------------------- results
+def page_table(path: Path, what: str) -> str:
+    """Return the table of one kind of rows for a page of the documentation."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return table([row for row in rows if row["what"] == what]).strip() + "\n"
+
+
 def table(found: list[dict[str, Any]]) -> str:
     """Return the results in Markdown."""
     lines: list[str] = []

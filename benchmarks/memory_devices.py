@@ -17,6 +17,7 @@ On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_c
 import argparse
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,11 @@ def table(results: list[dict[str, Any]]) -> str:
             f"{sum(r['received'].values()) / 1e6:.2f} | {' | '.join(each)} | {r['memory'] / 1e6:.1f} | {1e3 * r['seconds']:.1f} |"
         )
     return "\n".join(lines)
+
+
+def page_table(path: Path) -> str:
+    """Return the table of a page of the documentation."""
+    return table([json.loads(line) for line in path.read_text().splitlines()]) + "\n"
 
 
 def main() -> None:

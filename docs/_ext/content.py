@@ -64,6 +64,7 @@ def support_legend(_: str = "", __: str = "") -> str:
 # ------------------------------------------------------------------------------------- measurements
 SCRIPTS = {
     "automata": "automaton_seeds",
+    "memory_gpu": "memory",
     **dict.fromkeys(("few_outputs", "h100", "h200", "integers", "scored"), "bench_table"),
 }
 """Scripts in ``benchmarks`` that tabulate a file in ``docs/benchmarks``, where their names differ."""
@@ -77,12 +78,24 @@ def bench_table(arguments: str, _: str = "") -> str:
     """
     name, *part = arguments.split()
     path = DOCS / "benchmarks" / name
-    folder = str(DOCS.parent / "benchmarks")
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _search_in("benchmarks")
     script = importlib.import_module(SCRIPTS.get(path.stem, path.stem))
     text: str = script.page_table(path, *part)
     return text
+
+
+def coverage(_: str = "", __: str = "") -> str:
+    """Return the sections of JAX equivalents for common kernels, with the recorded errors of their checks."""
+    _search_in("tests/support")
+    text: str = importlib.import_module("coverage_rows.page").render()
+    return text
+
+
+def _search_in(folder: str) -> None:
+    """Import modules from a folder of the repository."""
+    path = str(DOCS.parent / folder)
+    if path not in sys.path:
+        sys.path.append(path)
 
 
 # ------------------------------------------------------------------------------------- reference
@@ -120,7 +133,7 @@ def api(module: str, names: str) -> str:
       module: full name of the module.
       names: names in the module, which may have dots, separated by white space.
     """
-    lines = ["```{eval-rst}", f".. currentmodule:: {module}", "", ".. autosummary::", ""]
+    lines = ["```{eval-rst}", f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
     lines += [*(f"   {name}" for name in names.split()), ""]
     for name in (f"{module}.{name}" for name in names.split()):
         value = resolve(name)
@@ -163,6 +176,7 @@ DIRECTIVES: dict[str, Callable[[str, str], str]] = {
     "support-matrix": support_matrix,
     "support-legend": support_legend,
     "bench-table": bench_table,
+    "coverage": coverage,
     "api": api,
     "cli": cli,
 }

@@ -42,5 +42,6 @@ class SupportMatrix(Content):
 
 
 def setup(app: Any) -> None:
+    app.add_css_file("support.css")
     for name in content.DIRECTIVES:
         app.add_directive(name, SupportMatrix if name == "support-matrix" else Content)

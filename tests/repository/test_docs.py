@@ -4,7 +4,6 @@ import contextlib
 import doctest
 import importlib
 import io
-import json
 import pathlib
 import pkgutil
 import re
@@ -128,19 +127,6 @@ def test_each_file_of_measurements_says_how_it_was_made():
     for _, commands in rows:
         for script in re.findall(r"(?:benchmarks|docs)/\w+\.py", commands):
             assert (ROOT / script).exists(), script
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [("memory", "memory"), ("memory", "memory_gpu"), ("memory_devices", "memory_devices")],
-)
-def test_tables_of_memories_are_those_of_the_rows(monkeypatch, name, rows):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    lines = (ROOT / "docs" / "benchmarks" / f"{rows}.jsonl").read_text().splitlines()
-    made = importlib.import_module(name).table([json.loads(line) for line in lines])
-    page = (ROOT / "docs" / "appendix" / "memory.md").read_text()
-    for table in made.split("\n\n"):
-        assert f"\n{table}\n" in page, f"benchmarks/{name}.py prints the table"
 
 
 def _lm_help():

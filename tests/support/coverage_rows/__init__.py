@@ -1,7 +1,7 @@
 """The kernels that a kernel-status document of another runtime lists, and for each the call in JAX that serves it.
 
-One module holds a section of that document, or two, and `libraries` what libraries of JAX have beside these; `_row` says what a row is and how it is checked, `page` writes
-`docs/coverage.md`.
+One module holds a section of that document, or two, and `libraries` what libraries of JAX have beside these; `_row` says what a row is and how it is checked, `page` renders
+the sections of `docs/coverage.md`.
 """
 
 from coverage_rows import (

@@ -9,7 +9,9 @@ from coverage_rows import SECTIONS, page
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m coverage_rows", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{page.PATH.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"record the errors in docs/benchmarks/{page.PATH.name}"
+    )
     parser.add_argument(
         "--document", type=Path, help="the document: compare its rows with those here, and stop"
     )
@@ -28,7 +30,7 @@ def main() -> None:
             measured[section.title, row.name] = page.cells(row, *found)
             print(f"{section.title}: {row.name}", *measured[section.title, row.name], sep="  ", flush=True)
     if arguments.write:
-        page.PATH.write_text(page.render(measured, page.versions()))
+        page.write(measured)
 
 
 if __name__ == "__main__":
