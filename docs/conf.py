@@ -1,6 +1,7 @@
 """Settings of the documentation site; docs/dev/documentation.md has the build command."""
 
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
 ]
@@ -57,7 +59,9 @@ math_eqref_format = "({number})"
 # Docstrings: Google's sections, and names in single backticks, which are links where there is something to link.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 88
@@ -76,11 +80,21 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["gallery/pages"]
 html_show_sourcelink = False
-html_copy_source = False
+html_copy_source = True
+html_sourcelink_suffix = ""
+# Read the Docs and the GitHub workflow know the address of the repository; other builds have no links to it.
+_repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
+if "GITHUB_REPOSITORY" in os.environ:
+    _repository = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}".format_map(os.environ)
 html_theme_options: dict[str, Any] = {
     "show_toc_level": 2,
     "show_navbar_depth": 1,
-    "use_download_button": False,
+    "use_download_button": True,
+    "repository_url": _repository,
+    "repository_branch": os.environ.get("GITHUB_REF_NAME", "main"),
+    "path_to_docs": "docs",
+    "use_repository_button": bool(_repository),
+    "use_source_button": bool(_repository),
     "use_fullscreen_button": False,
     "home_page_in_toc": False,
     "pygments_light_style": "a11y-high-contrast-light",

@@ -42,6 +42,38 @@ def process_docstring(
         lines += ["", "Equations: " + ", ".join(f":eq:`{number}`" for number in numbers) + ".", ""]
 
 
+SHORT_TYPES = (
+    (
+        r"~?jaxtyping\.(\w+)\[jaxlib\._jax\.Array, ('[^']*')\] \| ~?jaxtyping\.\1\[ndarray, \2\]",
+        r"~jaxtyping.\1[~jax.Array, \2]",
+    ),
+    (r"jaxlib\._jax\.Array", "~jax.Array"),
+    (
+        r"str \| type\[~typing\.Any\] \| ~numpy\.dtype \| ~jax\._src\.typing\.SupportsDType",
+        "~jax.typing.DTypeLike",
+    ),
+)
+"""Types that Sphinx writes in full, and their short forms."""
+
+
+def process_signature(
+    app: Any, what: str, name: str, value: object, options: object, signature: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Write defaults as code (``jax.numpy.float32``, not ``<class 'jax.numpy.float32'>``) and shorten types."""
+    types = app.env.current_document.autodoc_annotations.get(name, {})
+    types.pop("return", None)  # "Returns" describes it
+    for argument, annotation in list(types.items()):
+        for pattern, short in SHORT_TYPES:
+            annotation = re.sub(pattern, short, annotation)
+        types[argument] = annotation
+        if annotation == "~typing.Any":
+            del types[argument]
+    if signature:
+        signature = re.sub(r"<class '([\w.]+)'>", r"\1", signature)
+        signature = re.sub(r"<function ([\w.]+)(?: at 0x\w+)?>", r"\1", signature)
+    return signature, result
+
+
 def process_body(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """Repair HTML for screen readers: parameter lines of long signatures, and empty column heads."""
 
@@ -55,4 +87,5 @@ def process_body(app: Any, pagename: str, templatename: str, context: dict[str, 
 def setup(app: Any) -> None:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature, priority=600)  # after types are recorded
     app.connect("html-page-context", process_body)

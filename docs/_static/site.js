@@ -13,4 +13,16 @@ document.addEventListener("DOMContentLoaded", () => {
   const reach = () => tables.forEach((table) => (table.tabIndex = table.scrollWidth > table.clientWidth ? 0 : -1));
   reach();
   addEventListener("resize", reach);
+  // Frames are as high as their pages, which a browser only tells of pages of the same server.
+  document.querySelectorAll("iframe.gallery-frame").forEach((frame) => {
+    const fit = () => {
+      const body = frame.contentDocument?.body;
+      if (!body?.childElementCount) return;
+      const resize = () => (frame.style.height = `${body.offsetHeight + 2}px`);
+      new ResizeObserver(resize).observe(body);
+      resize();
+    };
+    frame.addEventListener("load", fit);
+    fit();
+  });
 });
