@@ -24,19 +24,19 @@ from lutjax.values import _ngrams
 
 README = (ROOT / "README.md").read_text()
 OPS = (ROOT / "docs" / "reference" / "ops.md").read_text()
-ROOMS = ("start", "choose", "coming-from", "reference", "appendix")
+ROOMS = ("start", "choose", "reference", "appendix")
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(page for room in ROOMS for page in (ROOT / "docs" / room).glob("*.md")),
 ]
-LONG_PAGES = ("bundles", "cellular-automaton", "columns", "images", "implementations", "logic", "programs", "semantics",
+LONG_PAGES = ("cellular-automaton", "coming-from", "columns", "images", "implementations", "logic", "semantics",
               "sharp-bits", "training-large-tables")  # fmt: skip
 
 
 def is_long(page):
     """Return whether running the examples on a page takes long."""
-    return page.stem in LONG_PAGES or page.parent.name in ("appendix", "coming-from")
+    return page.stem in LONG_PAGES or page.parent.name == "appendix"
 
 
 def modules():
@@ -371,7 +371,7 @@ def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
 )
 @pytest.mark.usefixtures("as_a_reader")
 def test_pallas_kernels_are_exported_without_a_disabled_check(implementation, platform, device_kind):
-    """docs/appendix/implementations.md says so."""
+    """docs/implementations.md says so."""
     d = jax.eval_shape(lutjax.detect_signs, jax.ShapeDtypeStruct((16, 4, 5), "float32"))
     look_up = jax.jit(lambda w, d: lutjax.lookup(w, d, implementation=implementation))
     weights = jax.ShapeDtypeStruct((4, 32, 128), "float32")
