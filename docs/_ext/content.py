@@ -84,13 +84,6 @@ def bench_table(arguments: str, _: str = "") -> str:
     return text
 
 
-def coverage(_: str = "", __: str = "") -> str:
-    """Return the sections of JAX equivalents for common kernels, with the recorded errors of their checks."""
-    _search_in("tests/support")
-    text: str = importlib.import_module("coverage_rows.page").render()
-    return text
-
-
 def _search_in(folder: str) -> None:
     """Import modules from a folder of the repository."""
     path = str(DOCS.parent / folder)
@@ -176,7 +169,6 @@ DIRECTIVES: dict[str, Callable[[str, str], str]] = {
     "support-matrix": support_matrix,
     "support-legend": support_legend,
     "bench-table": bench_table,
-    "coverage": coverage,
     "api": api,
     "cli": cli,
 }

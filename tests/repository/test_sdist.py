@@ -20,7 +20,7 @@ SELECTION = (
     "core/test_golden.py",
     "repository/test_sdist.py",
 )
-SELECTED = "not docstrings and not computes and not (test_recorded and reference)"
+SELECTED = "not docstrings and not (test_recorded and reference)"
 
 
 def patterns():
