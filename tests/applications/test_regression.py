@@ -28,12 +28,12 @@ CONFIG = LogicClassifierConfig(
 
 
 def table(n: int, seed: int = 0) -> str:
-    """Return a table in CSV: the price is 10 for each metre, and 5 more of kind b."""
+    """Return a table in CSV: the price is 10 for each meter, and 5 more of kind b."""
     rng = np.random.default_rng(seed)
-    lines = ["metres,kind,price"]
+    lines = ["meters,kind,price"]
     for _ in range(n):
-        metres, kind = rng.uniform(0, 3), rng.choice(["a", "b"])
-        lines.append(f"{metres:.2f},{kind},{10 * metres + 5 * (kind == 'b'):.1f}")
+        meters, kind = rng.uniform(0, 3), rng.choice(["a", "b"])
+        lines.append(f"{meters:.2f},{kind},{10 * meters + 5 * (kind == 'b'):.1f}")
     return "\n".join(lines) + "\n"
 
 
@@ -204,11 +204,11 @@ def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> Non
     assert "tabular-regression" in (bundle / "README.md").read_text()
     assert output("predict", bundle, path) == output("predict", out, path)
     with TestClient(application(lutjax.load(out), "prices")) as client:
-        response = client.post("/v1/classify", json={"columns": {"metres": [1.0, 2.0], "kind": ["a", "b"]}})
+        response = client.post("/v1/classify", json={"columns": {"meters": [1.0, 2.0], "kind": ["a", "b"]}})
     assert response.status_code == 200, response.text
     found = response.json()
     trained = predictions.load(out)
-    expected = trained.predict({"metres": [1.0, 2.0], "kind": ["a", "b"]})
+    expected = trained.predict({"meters": [1.0, 2.0], "kind": ["a", "b"]})
     np.testing.assert_allclose(found["numbers"], expected.numbers)
     assert found["votes"] == expected.votes.tolist()
 
@@ -238,7 +238,7 @@ def test_programs_of_jax_give_numbers(run: tuple[Path, Path, str], tmp_path: Pat
 )
 def test_errors_are_one_line(rows: str | None, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(table(30) if rows is None else f"metres,kind,price\n{rows}")
+    path.write_text(table(30) if rows is None else f"meters,kind,price\n{rows}")
     result = command("train", "classify", "--data", path, "--target=price", "--out", tmp_path / "run", *words)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.output.replace("│", "").split())

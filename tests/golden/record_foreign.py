@@ -244,7 +244,7 @@ def spiky(torch: Any, folder: Path) -> None:
                 torch.nn.init.normal_(layer._weights, std=0.2)
                 saved[f"{layer_name}._detector_anchors"] = layer._export_anchors()
         outputs = {}
-        for what, training in (("soft", True), ("hard", False)):  # batch normalisation moves in training
+        for what, training in (("soft", True), ("hard", False)):  # batch normalization moves in training
             model.train(training)
             outputs[what] = model(x).detach().numpy()
         given: dict[str, Any] = {"context": 8, "shared_positions": options.get("unified_pe", False)}
