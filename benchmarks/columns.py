@@ -198,8 +198,9 @@ def measure(
 
 
 def others(kind: str, data: datasets.Data, splits: Sequence[int], wanted: Sequence[str]) -> Iterator[Row]:
-    """Measure learners of scikit-learn on the same rows: trees on numbers, logistic regression on the bits of networks; of digits
-    all on pixels, and a forest on the bits of networks, too.
+    """Measure scikit-learn's learners on the same rows.
+
+    Trees read numbers, and logistic regression reads the bits of networks. For digits, all learners read pixels, and a forest also reads bits.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression

@@ -99,7 +99,8 @@ class Read(abc.ABC):
         """Return row ids and coefficients of all ways, for `lutjax.weighted_lookup`.
 
         Args:
-          u: ``[..., C]``, from `lutjax.margins`. scalars: as `initial` returns them.
+          u: ``[..., C]``, from `lutjax.margins`.
+          scalars: as `initial` returns them.
           accumulate: that of the look-up. With it coefficients and gradients are the same bits in every program, as sums in fixed point
             are; see `lutjax.FixedPoint`.
 

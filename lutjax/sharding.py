@@ -134,7 +134,9 @@ def lookup_in_blocks(
       index: ids in whole tables of this device's samples, ``[B / n, ..., T, K]``. Ids out of range read nothing.
       coefficients: ``[B / n, ..., T, K]``.
       axis: name of the mesh axis.
-      groups, accumulate, implementation: as in `lutjax.weighted_lookup`.
+      groups: as in `lutjax.weighted_lookup`.
+      accumulate: as in `lutjax.weighted_lookup`.
+      implementation: as in `lutjax.weighted_lookup`.
 
     Returns:
       ``[B / n, ..., O]``, or ``[B / n, ..., G, O]`` with `groups`.

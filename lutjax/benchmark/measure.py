@@ -143,6 +143,7 @@ def _loop(f: Callable[..., Any], in_place: bool, count: int | None) -> Any:
 
 
 def planned_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Return the memory that a compiled program allocates, in bytes; None where XLA does not report it."""
     plan = compiled.memory_analysis()
     if plan is None:
         return None

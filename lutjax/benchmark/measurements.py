@@ -122,8 +122,10 @@ def measurements(
     """The measurements of a shape that can be made on the default device.
 
     Args:
+      shape: the shape to measure.
       rows: those of `lutjax.benchmark.shapes.ROWS` that are wanted. Empty: all, of a language model the step in
         place. It has the rows with a backward pass only.
+      dtype: dtype of the tables.
       implementations: names; one that has no kernel for any op of a row gives no measurement.
     """
     if isinstance(shape, LanguageModel):

@@ -158,7 +158,9 @@ def measured(machine: Machine, measurement: Measurement, **options: Any) -> Resu
     """Make a measurement; one that does not fit the device's memory has a note instead of times.
 
     Args:
-      options: those of `lutjax.benchmark.measure.device_time`.
+      machine: the machine, stored in the result.
+      measurement: the measurement.
+      **options: those of `lutjax.benchmark.measure.device_time`.
     """
     try:
         return Result(machine, measurement, measurement.measure(**options))

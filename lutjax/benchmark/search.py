@@ -87,6 +87,7 @@ class Kernel:
 
     @property
     def key(self) -> Key:
+        """Key of the kernel in tuned launches: its name and rounded sizes."""
         return self.asked.kernel, bucket(self.asked.sizes)
 
 
@@ -129,6 +130,8 @@ def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
     may launch what the update does, and has to write zeros before.
 
     Args:
+      shape: the shape.
+      dtype: dtype of the tables.
       reasons: gets why the others cannot run.
     """
     device = devices_of(())[0]
@@ -264,6 +267,7 @@ class Cost:
         self.problem = ""
 
     def __call__(self, launch: Launch) -> float:
+        """Return the time of a launch, measured once."""
         if launch not in self._of_launch:
             self._of_launch[launch] = self._new(launch)
         return self._of_launch[launch]
@@ -303,6 +307,8 @@ def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float
 
     Args:
       starts: the first is preferred.
+      values: values of each field.
+      cost: returns the time of a launch.
       together: fields that are varied at once; all others stay.
     """
     best = _fastest(starts[0], starts[1:], cost)
@@ -384,6 +390,8 @@ def tune(
     """Measures launches of a kernel: from that of its rule, and the one chosen now, to faster ones.
 
     Args:
+      kernel: the kernel.
+      effort: limits of the search.
       tell: is told how far it is.
       repeats: loops that are timed for each.
     """

@@ -88,9 +88,10 @@ def cec(
     Inputs and outputs are paired by name where both have the same names, else in order.
 
     Args:
-      first, second: circuits, or files: BLIF (``.blif``) and binary AIGER (``.aig``), which ABC reads itself; ASCII AIGER
-        (``.aag``) and JSON (``.json``), which lutjax reads; combinational Verilog (``.v``), which Yosys reads where pyosys is
-        installed.
+      first: circuit, or a file: BLIF (``.blif``) and binary AIGER (``.aig``), which ABC reads itself; ASCII
+        AIGER (``.aag``) and JSON (``.json``), which lutjax reads; combinational Verilog (``.v``), which Yosys
+        reads if pyosys is installed.
+      second: circuit or file to compare with the first one.
       seconds: after which the result is ``"undecided"``.
 
     Raises:
@@ -150,6 +151,7 @@ def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 6
     Parts are lost, since ABC knows none. Prove the result by `cec`.
 
     Args:
+      circuit: the circuit.
       script: commands, after the circuit is read and before it is written: AND nodes by default; ``"strash; if -K 6 -a"``
         maps it to tables of 6 inputs.
       seconds: after which it is ended.

@@ -18,6 +18,7 @@ def write(circuit: Circuit, *, binary: bool = True) -> bytes:
     A comment keeps the formats of the ports for `read`.
 
     Args:
+      circuit: the circuit.
       binary: the compact form (``aig``), which ABC reads, or the ASCII form (``aag``).
 
     Example:

@@ -65,6 +65,7 @@ class Graph:
         self.known: dict[tuple[int, int], int] = {}
 
     def conjunction(self, a: int, b: int) -> int:
+        """Return the literal of ``a & b``."""
         if a < b:
             a, b = b, a
         if b < 2:
@@ -81,6 +82,7 @@ class Graph:
         return literal
 
     def disjunction(self, a: int, b: int) -> int:
+        """Return the literal of ``a | b``."""
         return self.conjunction(a ^ 1, b ^ 1) ^ 1
 
     def difference(self, a: int, b: int) -> int:

@@ -36,6 +36,7 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
     A comment keeps the formats of the ports for `read`.
 
     Args:
+      circuit: the circuit.
       name: of the model.
 
     Example:

@@ -483,8 +483,14 @@ def number(
     """Return a numeric column in a format that separates all thresholds.
 
     Args:
-      name, port, thresholds, fill, missing, least, largest: see `Number`. Thresholds may be unordered and repeated.
+      name: see `Number`.
+      port: see `Number`.
+      thresholds: see `Number`; they may be unordered and repeated.
+      fill: see `Number`.
+      missing: see `Number`.
       decimals: of the data; by default those of the thresholds. The unit keeps them if the port then has at most `USUAL_BITS` bits.
+      least: see `Number`.
+      largest: see `Number`.
       format: of the port, in the units of the column. By default the smallest signed integer format.
 
     Raises:

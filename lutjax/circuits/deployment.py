@@ -363,6 +363,7 @@ def files_of(
     """Return the format and the content of each file of an export but its manifest.
 
     Args:
+      request: the requested export.
       progress: is told what is made next.
     """
     options = request.options
@@ -682,6 +683,7 @@ def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the files that are not as a manifest says, each with "missing", "changed" or "not listed".
 
     Args:
+      folder: folder of the export.
       manifest: as `read_manifest` returns it, or as `DamagedManifestError` has it: what names no files lists none.
     """
     files = manifest.get("files")

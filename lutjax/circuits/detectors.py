@@ -318,11 +318,13 @@ def rounded(
 
     Args:
       weights: floats ``[T, 2**C, K]``.
-      anchors, targets, groups: as `IntegerLUT` has them.
+      anchors: as `IntegerLUT` has them.
       in_features: inputs.
       out_features: outputs; needed with `targets`.
       tables: dtype of the integers, ``"int8"``, ``"int16"`` or ``"int32"``.
       fraction: bits after the point of an output, from 0 to 30; None: as many as fit.
+      targets: as `IntegerLUT` has them.
+      groups: as `IntegerLUT` has them.
       epsilon: half-width of the dead zone of a comparison, in the units that inputs stand for.
       input_fraction: bits after the point of an input; it matters to a dead zone alone.
 

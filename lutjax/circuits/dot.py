@@ -149,6 +149,7 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
     reads are left out.
 
     Args:
+      circuit: the circuit.
       name: of the graph.
       title: above the graph.
 

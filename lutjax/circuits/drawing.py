@@ -26,6 +26,7 @@ def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = N
     dashed and ends in a circle inverts its value. Inputs that nothing reads are left out.
 
     Args:
+      circuit: the circuit.
       target: the file of the picture (its ending decides the format), or axes of matplotlib.
       title: above the picture.
 

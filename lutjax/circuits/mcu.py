@@ -378,7 +378,10 @@ def report(
     """Return what the program of a circuit takes on a microcontroller: flash, RAM and instructions of one sample.
 
     Args:
-      circuit, target, layers, style: as of `write`.
+      circuit: as of `write`.
+      target: as of `write`.
+      layers: as of `write`.
+      style: as of `write`.
       samples: numbers ``[samples, count]`` of each input port, on which the simulated program is compared with the circuit; by default 64 random ones.
       progress: is told what is done next.
 
@@ -477,6 +480,9 @@ def wrong(
     Args:
       files: of `write`, those of ``src`` at least.
       name: that of `write`.
+      circuit: circuit of the library.
+      target: its microcontroller, as for `write`.
+      samples: numbers ``[samples, count]`` of each input port.
 
     Raises:
       RuntimeError: a tool fails.

@@ -52,6 +52,7 @@ def write(
     number; without the second one the class is the first that has the most votes.
 
     Args:
+      circuit: the circuit.
       title: heading of the page.
       examples: images to click, as the circuit reads them: numbers of the format of its input.
       labels: the class of each example.

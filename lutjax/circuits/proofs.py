@@ -203,7 +203,9 @@ def checks_of(
     """Return the checks of an export, those that need nothing but NumPy first.
 
     Args:
+      folder: folder of the export.
       manifest: as `deployment.read_manifest` returns it, or what a damaged one holds.
+      oracle: returns the model that a manifest names; None skips the checks that need it.
     """
     checks = [Check("digests of all files", functools.partial(_digests, folder, manifest))]
 

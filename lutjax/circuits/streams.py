@@ -19,7 +19,8 @@ def write(
 
     Args:
       circuit: any with inputs and outputs.
-      name, registers: as given to `verilog.write`.
+      name: as given to `verilog.write`.
+      registers: as given to `verilog.write`.
       interface: ``"handshake"``: ``clk``, ``reset`` (synchronous), ``in_valid``, ``in_ready``, ``in_data``, ``out_valid``, ``out_ready``, ``out_data``; or
         ``"axi"``, AXI4-Stream: ``aclk``, ``aresetn``, ``s_axis_*`` and ``m_axis_*`` with ``tvalid``, ``tready``, ``tdata`` of whole bytes and ``tlast``, which goes with its sample.
 

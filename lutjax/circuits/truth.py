@@ -103,7 +103,11 @@ def compose(table: int, n: int, i: int, inner: int, positions: Sequence[int], m:
 
     Args:
       table: over n inputs; those besides i, in order, are the first n - 1 of the m inputs.
-      inner: over inputs that lie at `positions` among the m.
+      n: number of inputs of `table`.
+      i: the input of `table` that `inner` replaces.
+      inner: table over inputs at `positions`.
+      positions: an input of the result for each input of `inner`.
+      m: number of inputs of the result.
     """
     chosen = expand(inner, len(positions), positions, m)
     rest = range(n - 1)

@@ -44,6 +44,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     inputs.
 
     Args:
+      circuit: the circuit.
       name: of the module.
       registers: 0 for a combinational module, or a register after every so many levels of gates.
 
@@ -131,7 +132,8 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
 
     Args:
       circuit: whose module is instantiated.
-      inputs, outputs: names of the vectors.
+      inputs: name of the vector with the input ports.
+      outputs: name of the vector with the output ports.
 
     Example:
       >>> from lutjax.circuits import Circuit, Port, verilog
@@ -181,9 +183,11 @@ def testbench(
     stream, and ``valid_out`` is checked in every cycle, also under reset; in the gaps the inputs are unknown (X).
 
     Args:
+      circuit: the circuit.
       samples: numbers of the input port, as calls of a `Circuit` take them, or a tuple with those of each input port.
       expected: numbers of the output port, or a tuple of those; None for the answers of the circuit itself.
-      name, registers: as given to `write`. The testbench's own name is that of the module and ``_testbench``.
+      name: as for `write`. The testbench's own name is the module's name and ``_testbench``.
+      registers: as for `write`.
 
     Raises:
       ValueError, TypeError: samples that do not fit the ports, none of them, or a circuit without inputs or outputs.

@@ -43,9 +43,10 @@ def batched(rank: int, axes: str = "", **options: Any) -> Any:
     """Field of an array, or of a pytree of arrays, that has leading axes in front of `rank` axes of its own.
 
     Args:
+      rank: number of the array's own axes.
       axes: a letter for each axis of its own, with spaces between them; ``t`` is that of detectors, by which kernels can be divided over
         devices; ``g`` and ``h`` count groups of them, and ``go`` groups times outputs. The batch is ``b``.
-      options: of `dataclasses.field`; ``default=None`` where the array may be missing.
+      **options: of `dataclasses.field`; ``default=None`` where the array may be missing.
     """
     return dataclasses.field(metadata={"rank": rank, "axes": axes}, **options)
 
@@ -149,6 +150,7 @@ class Call:
 
     @property
     def plain(self) -> str | None:
+        """The reason why only plain JAX and the platforms in `also` support the call; None if there is none."""
         return None
 
     @classmethod

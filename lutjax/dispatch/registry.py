@@ -93,6 +93,7 @@ class Device:
 
     @property
     def lowering_names(self) -> tuple[str, ...]:
+        """Names of the backend in `jax.jit` lowering."""
         return _LOWERING_NAMES.get(self.backend, (str(self.backend),))
 
 
@@ -214,7 +215,8 @@ class KernelSpec:
         """Return the outputs of the op, computed by this implementation alone.
 
         Args:
-          args, options: as the op's function takes them, but for ``implementation``.
+          *args: arguments of the op's function.
+          **options: keyword arguments of the op's function, except ``implementation``.
 
         Raises:
           NoImplementationError: it cannot run the call, or not on this device; the message says why.
@@ -335,7 +337,11 @@ def _require_function(
     """Raise TypeError unless a function of an implementation can be called with the arguments that it gets.
 
     Args:
-      holder: name of the class or function that was decorated, for messages. static: whether it is a class.
+      where: name of the implementation, for messages.
+      name: name of the function.
+      function: the function.
+      holder: name of the class or function that was decorated, for messages.
+      static: whether it is a class.
     """
     by_position, by_name = _CALLED[name]
     arguments = ", ".join((*by_position, *(("*",) if by_name else ()), *by_name))
@@ -400,7 +406,8 @@ class KernelRegistry:
         """Add an op; its implementations follow by `register`.
 
         Args:
-          op: its name. module: the module that has the function of that name, e.g. ``"lutjax.ops.lookup"``.
+          op: its name.
+          module: the module that has the function of that name, e.g. ``"lutjax.ops.lookup"``.
           cases: module of its sizes and arguments, see `lutjax.cases`; without it the op is neither tested nor measured.
 
         Raises:
@@ -480,12 +487,13 @@ class KernelRegistry:
 
         Args:
           op: name of the op; its call is described in ``lutjax/ops/<op>.py``.
-          platform: how it is written. backend: where it runs.
+          platform: how it is written.
+          backend: where it runs.
           target: module with a function for each direction, imported when it is chosen.
           priority: by default native code before Triton before Pallas before XLA.
           directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
-          how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``, ``about``,
-            ``launches``, ``stacks``; see `KernelSpec`.
+          **how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``,
+            ``about``, ``launches``, ``stacks``; see `KernelSpec`.
 
         Raises:
           ValueError: an unknown op, platform, backend or direction, or the op already has one for this platform and backend.
@@ -564,7 +572,10 @@ class KernelRegistry:
         """Name an implementation that another package registers: where that is not installed, `explain` and errors say how to.
 
         Args:
-          op: name of the op. platform: how it is written. backend: where it runs. target: its module.
+          op: name of the op.
+          platform: how it is written.
+          backend: where it runs.
+          target: its module.
         """
         package = target.partition(".")[0]
         platform = _named("announce", "platform", Platform, platform)
@@ -598,6 +609,8 @@ class KernelRegistry:
         """Return the implementation registered for this platform and backend: a function of the op's arguments that runs it.
 
         Args:
+          op: name of the op.
+          platform: how the implementation is written.
           backend: may be left out where the platform has one for this op.
 
         Raises:
@@ -643,12 +656,14 @@ class KernelRegistry:
 
         Args:
           op: name of the op.
-          args, options: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
+          *args: as the op's function takes them; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
           implementation: None for the first choice that supports the call, one name that must be used,
             or a tuple of names in order of preference. A name is a platform, or platform and backend where a
             platform has several: ``"pallas/tpu"``. By default the choice of `use_implementation`.
+          direction: ``"forward"``, ``"backward"`` or ``"update"``.
           device: the device that will run the call; by default that of the arrays.
           rule: rule of an update; by default `SGD`.
+          **options: keyword arguments of the op's function.
 
         Raises:
           NoImplementationError: none supports the call; the message has every candidate's reason.
@@ -813,7 +828,9 @@ class KernelRegistry:
         Args:
           op: name of a function of lutjax, such as ``"lookup"`` or ``"lut"``, or of an op (see ``kernel_registry.ops()``). All ops
             that it calls with these arguments are explained.
-          args, options: its arguments; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
+          *args: arguments of the function; arrays may be `jax.ShapeDtypeStruct`. Nothing is computed.
+          implementation: as for `resolve`.
+          **options: its keyword arguments.
 
         Returns:
           A line for each candidate in each direction.
@@ -923,7 +940,11 @@ class KernelRegistry:
 
         Args:
           place: number of calls that were noted before this one began: those of its parts follow it.
-          call: returns the call as kernels get it. output: returns the outline of its output. rule, devices: see `Made`.
+          given: call as the op received it.
+          call: returns the call as kernels get it.
+          output: returns the outline of its output.
+          rule: see `Made`.
+          devices: see `Made`.
         """
         made = self._made.get()
         if made is not None:

@@ -55,12 +55,12 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
+    r"""Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
 
     Example:
       >>> from lutjax.files._json import listed
-      >>> listed(["größe", "a\\n"], 60)
-      '"größe", "a\\\\n"'
+      >>> listed(["größe", "a\n"], 60)
+      '"größe", "a\\n"'
     """
     text = ", ".join(json.dumps(name, ensure_ascii=not name.isprintable()) for name in names)
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -2,11 +2,11 @@
 
 
 def in_a_line(text: object, most: int = 300) -> str:
-    """Return a text in one line of at most so many characters, without its middle if it has more.
+    r"""Return a text in one line of at most so many characters, without its middle if it has more.
 
     Example:
       >>> from lutjax.files._messages import in_a_line
-      >>> in_a_line("Not a\\nfile: " + "x" * 100, 20)
+      >>> in_a_line("Not a\nfile: " + "x" * 100, 20)
       'Not a fil...xxxxxxxx'
     """
     line = str(text)

@@ -298,7 +298,10 @@ class LogicCA(nnx.Module):
         """Return the state at first and after each step: the last is that of a call.
 
         Args:
-          state, n_steps, key, deterministic: see `__call__`.
+          state: as for `__call__`.
+          n_steps: as for `__call__`.
+          key: as for `__call__`.
+          deterministic: as for `__call__`.
 
         Raises:
           ValueError: see `__call__`.
@@ -377,6 +380,8 @@ def _check_known(wires: Any, readers: Any, layer: int, sizes: tuple[int, int, in
     """Raise if the wires or readers of a layer but the first are known and hold ids that do not exist, or have no values.
 
     Args:
+      wires: wires of the layer.
+      readers: their inverse, or None.
       layer: its number in lists of wires.
       sizes: its copies, and inputs and gates of each.
     """
@@ -417,6 +422,12 @@ def run_soft(
     """The soft automaton, channels first. Its gradient keeps states alone and computes steps again.
 
     Args:
+      config: config of the automaton.
+      coefficients: of its gates, see `lutjax.gate_coefficients`.
+      wiring: its wires.
+      state: the first state.
+      n_steps: number of steps.
+      key: random key of the updates; None updates every cell.
       keep_every: see `LogicCA.__call__`.
       states: return those of all steps, the first one included.
     """
@@ -582,6 +593,12 @@ def run_hard(
     """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs.
 
     Args:
+      config: config of the automaton.
+      gates: number of each gate, 0 to 15.
+      wiring: its wires.
+      state: the first state, bits.
+      n_steps: number of steps.
+      key: random key of the updates; None updates every cell.
       states: return those of all steps, the first one included.
     """
     run = functools.partial(_run_gates, config, n_steps, states)
@@ -623,8 +640,12 @@ def run_tables(
 
     Args:
       config: has its channels, the number of layers of perception, the edge and the rate of updates.
+      n_steps: number of steps.
+      state: the first state, bits.
       tables: answers of the gates of each layer; see `lutjax.packed_lut`.
       wires: of each layer; see `first_wires` for the first.
+      key: random key of the updates; None updates every cell.
+      states: whether to return all states, the first one included.
     """
     width = state.shape[-1]
     valid = packed(jnp.ones((1, 1, 1, width), bool))

@@ -470,7 +470,10 @@ class _Memory(NgramMemory):
         """Return what is read for vectors of tokens ``[..., length]``; while decoding for those that go on.
 
         Args:
+          z: vectors of the tokens.
+          tokens: ids ``[..., length]``.
           segments: ``[n, length]``, of all texts one after the other.
+          decode: whether to decode, with caches.
         """
         y: jax.Array
         if not decode:
@@ -555,7 +558,15 @@ def _decoded(
     """Return what queries attend to, and the caches of keys and values with the latest, see `_Attention._decode`.
 
     Args:
-      segments: of the queries and new keys, ``[n, length]``; held: of the cached keys, ``[n, context]``. Padding is negative.
+      context: length of the caches.
+      keys: cached keys.
+      values: cached values.
+      query: the queries.
+      key: the new keys.
+      value: the new values.
+      segments: segments of the queries and new keys, ``[n, length]``. Padding is negative.
+      first: place of the first new key of each sequence.
+      held: segments of the cached keys, ``[n, context]``.
     """
     n, length, n_heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)

@@ -185,6 +185,7 @@ def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: i
     """Return a function of a packed network and an array that leaves its division over devices to the compiler.
 
     Args:
+      function: function of a packed network and an array.
       samples: the axis of the array that counts samples, or words of them.
       results: the number of axes of the result, of which that of samples is the last.
     """

@@ -80,6 +80,7 @@ class PackedAutomaton:
         Args:
           words: bit j of word w is column ``32 w + j``; bits beyond the row are 0. `lutjax.pack_bits` makes them.
           width: columns of the grid.
+          n_steps: number of steps.
 
         Raises:
           ValueError: the words are too many or too few for the width, or n_steps is negative.

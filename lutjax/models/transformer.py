@@ -309,6 +309,7 @@ class LUTTransformer(Decoder):
         the memory ``"counts"`` they keep how many tokens had each row.
 
         Args:
+          batch_shape: batch dimensions of the texts.
           blocks: number and size of the blocks of a pool, in which the tokens of all texts are. ``block_tables``, ``[*batch_shape, entries]``, -1 at
             first, then says which blocks a text has, and ``cached_lengths`` how many tokens of it are in them; see `lutjax.layers.nnx.LUTAttention`.
             `Slots` does all of this.

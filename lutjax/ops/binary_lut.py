@@ -57,7 +57,10 @@ def binary_lut(
         bit 0.
       table: ``[G, 2**n]``, with n from 1 to 8.
       wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped. A table may read one input several times.
-      readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`.
+      readers: see `lutjax.bilinear_gates`.
+      feature_axis: see `lutjax.bilinear_gates`.
+      accumulate: see `lutjax.bilinear_gates`.
+      implementation: see `lutjax.bilinear_gates`.
 
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.

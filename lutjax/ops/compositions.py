@@ -40,11 +40,14 @@ def lut(
         y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), groups=groups)
 
     Args:
-      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input. weights: ``[T, 2**C, O]``.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
+      weights: ``[T, 2**C, O]``.
       anchors: int32 ``[T, C, 2]``, of the inputs of a group.
       groups: number of groups, ``G``: the first ``T / G`` detectors read the first input and add to the first output, and so on. None: one
         group, without an axis.
-      epsilon, accumulate, implementation: see `lutjax.detect`.
+      epsilon: see `lutjax.detect`.
+      accumulate: see `lutjax.detect`.
+      implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
@@ -105,13 +108,16 @@ def sparse_lut(
         y = lutjax.sparse_lookup(weights, d, targets, n_outputs, groups=groups)
 
     Args:
-      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input. weights: ``[T, 2**C, K]``.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
+      weights: ``[T, 2**C, K]``.
       anchors: int32 ``[T, C, 2]``, of the inputs of a group.
       targets: int32 ``[T or 1, 2**C or 1, K]`` in the outputs of a group, -1 for an unused slot; or a list of edges of
         `lutjax.wiring.from_edges`, with weights ``[E]``, see `lutjax.sparse_lookup`.
       n_outputs: ``O``; a list of edges has its own.
       groups: number of groups, as `lutjax.lut` takes it.
-      epsilon, accumulate, implementation: see `lutjax.detect`.
+      epsilon: see `lutjax.detect`.
+      accumulate: see `lutjax.detect`.
+      implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
@@ -167,14 +173,22 @@ def lut_attention(
         )
 
     Args:
-      x: ``[..., L, I]``. weights: ``[T, 2**(2C + N), O]``. anchors: int32 ``[T, C, 2]``.
+      x: ``[..., L, I]``.
+      weights: ``[T, 2**(2C + N), O]``.
+      anchors: int32 ``[T, C, 2]``.
       positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
-      targets, n_outputs: see `lutjax.lookup_attention`.
+      targets: see `lutjax.lookup_attention`.
+      n_outputs: see `lutjax.lookup_attention`.
       causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
-      window: only pairs less than this far apart count. block_mask, block_sizes: see `lutjax.lookup_attention`. segments: int32 ``[..., L]``.
+      window: only pairs less than this far apart count.
+      block_mask: see `lutjax.lookup_attention`.
+      block_sizes: see `lutjax.lookup_attention`.
+      segments: int32 ``[..., L]``.
       sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
         sequences.
-      epsilon, accumulate, implementation: see `lutjax.detect`.
+      epsilon: see `lutjax.detect`.
+      accumulate: see `lutjax.detect`.
+      implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., L, O]`` of the dtype of `weights`. The first place has no earlier key: 0.

@@ -77,10 +77,14 @@ def logic_gates(
 
     Args:
       x: ``[..., I]``, bits or numbers from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
-      logits: ``[G, 16]``. wires: int32 ``[G, 2]``.
+      logits: ``[G, 16]``.
+      wires: int32 ``[G, 2]``.
       hard: each gate is the one with the largest logit: bits in, bits out; no gradient of `logits`.
-      readers, feature_axis, accumulate, implementation: see `lutjax.bilinear_gates`. Mixtures and their gradient are not sums of `accumulate`:
-        each is of one gate.
+      readers: see `lutjax.bilinear_gates`.
+      feature_axis: see `lutjax.bilinear_gates`.
+      accumulate: see `lutjax.bilinear_gates`. Mixtures and their gradient are not accumulated: each is of one
+        gate.
+      implementation: see `lutjax.bilinear_gates`.
 
     Returns:
       ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.

@@ -76,6 +76,7 @@ class Places:
         """Return for each place in a group the values there of all groups, row by row: of ``[trees, rows, columns, ...]``.
 
         Args:
+          y: values ``[trees, rows, columns, ...]`` at all places.
           nothing: value where there is no place.
         """
         (down, right), (rows, columns) = self.pool, self.groups
@@ -97,7 +98,8 @@ class Places:
         """Return the places where a value at ``row, column`` of the window is each pixel of the image.
 
         Args:
-          row, column: int32 ``[...]``.
+          row: int32 ``[...]``.
+          column: int32 ``[...]``.
 
         Returns:
           Rows ``[..., height, 1]`` and columns ``[..., 1, width]`` of places; -1 where there is none.
@@ -119,8 +121,12 @@ def in_levels(
     """Return the roots of trees at all places, evaluated level by level.
 
     Args:
-      x: ``[channels, height, width, ...]``. wires: int32 ``[first nodes, n]``, ids in the window. readers: of channels, or None.
+      places: the places.
+      x: ``[channels, height, width, ...]``.
+      wires: int32 ``[first nodes, n]``, ids in the window.
+      readers: of channels, or None.
       n_nodes: of each level, all trees together, the first level first.
+      level: evaluates the nodes of one level.
 
     Returns:
       ``[trees, rows, columns, ...]``.

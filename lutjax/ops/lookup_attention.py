@@ -160,8 +160,9 @@ def lookup_attention(
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, ``R == 2**(query.bits + key.bits + N)``.
-      query: arrays ``[..., Lq, T]``. key: arrays ``[..., Lk, T]``, of the same leading axes; in
-        self-attention the same detection. Indices out of range are clamped, each before they are put together.
+      query: arrays ``[..., Lq, T]``.
+      key: arrays ``[..., Lk, T]``, of the same leading axes; in self-attention the same detection. Indices
+        out of range are clamped, each before they are put together.
       position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
       targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
         ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is not made. Unless all
@@ -174,9 +175,11 @@ def lookup_attention(
       block_mask: bools ``[Bq, Bk]``: only pairs of query ``j`` and key ``i`` with ``block_mask[j // block_sizes[0], i // block_sizes[1]]`` count, and
         tiles without such pairs cost nothing. Plain JAX, native and Triton kernels run it.
       block_sizes: queries and keys of a block, or one number for both; they and `block_mask` go together.
-      query_start, key_start: place of the first query and of the first key; integers, may be traced. Or int32 ``[...]``, those of each
+      query_start: place of the first query, an integer that may be traced. Or int32 ``[...]``, that of each
         sequence, which plain JAX, native and Triton kernels run: sequences of different lengths in one call.
-      query_segments, key_segments: int32 ``[..., Lq]`` and ``[..., Lk]``; only pairs of one segment count.
+      key_start: place of the first key, as `query_start`.
+      query_segments: int32 ``[..., Lq]``; only pairs of one segment count.
+      key_segments: int32 ``[..., Lk]``, the segments of the keys.
       sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
         the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
         exchange keys; each reads tables for its own queries. With a window a device gets the keys that it reaches alone, else those of one

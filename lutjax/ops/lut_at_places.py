@@ -170,11 +170,16 @@ def lut_at_places(
     the forward and in the backward pass.
 
     Args:
-      images: ``[..., height, width, F]``. weights: ``[T, 2**C, O]``. anchors: int32 ``[T, C, 2]``, ids of values of a window.
+      images: ``[..., height, width, F]``.
+      weights: ``[T, 2**C, O]``.
+      anchors: int32 ``[T, C, 2]``, ids of values of a window.
       targets: int32 ``[groups, O]``: the outputs that the tables of each group reach, of `n_outputs`; -1 for none. None: each group
         has ``O`` outputs of its own.
       n_outputs: of a place, with `targets`; without them it is not used.
-      windows: where detectors are. groups, epsilon, accumulate: as `lutjax.conv_lut` takes them. Groups share windows of all channels.
+      windows: the places of the window.
+      groups: number of groups, as for `lutjax.conv_lut`. Groups share windows of all channels.
+      epsilon: dead zone, see `lutjax.detect`.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`. In Triton, the gradient of the weights, and outputs with `targets`, are summed by atomics.
 
     Returns:

@@ -156,12 +156,18 @@ def lut_pair_attention(
       anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions.
         Traced ids beyond them are clamped.
       positions: ``[distances, T or 1, N]``; none: ``N = 0``.
-      targets, n_outputs: see `lutjax.lookup_attention`.
+      targets: see `lutjax.lookup_attention`.
+      n_outputs: see `lutjax.lookup_attention`.
       interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
-      causal, window, block_mask, block_sizes, query_start, key_start: see `lutjax.lookup_attention`.
+      causal: see `lutjax.lookup_attention`.
+      window: see `lutjax.lookup_attention`.
+      block_mask: see `lutjax.lookup_attention`.
+      block_sizes: see `lutjax.lookup_attention`.
       segments: int32 ``[..., L]``; only pairs of one segment count.
-      keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding; with
-        `key_segments` ``[..., Lk]`` if there are segments.
+      keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding.
+      query_start: see `lutjax.lookup_attention`.
+      key_start: see `lutjax.lookup_attention`.
+      key_segments: int32 ``[..., Lk]``, segments of `keys`.
       sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`.
       epsilon: dead zone, see `lutjax.detect`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.

@@ -60,7 +60,8 @@ def margins(
         inputs are clamped.
       groups: number of groups, ``G``: the first ``T / G`` detectors read the first input, and so on. None: one group, without
         an axis.
-      accumulate, implementation: see `lutjax.detect`.
+      accumulate: see `lutjax.detect`.
+      implementation: see `lutjax.detect`.
 
     Returns:
       ``[..., T, C]``, at least float32.

@@ -4,7 +4,7 @@ import codecs
 
 
 class Answer:
-    """Text of an answer, as its bytes come.
+    r"""Text of an answer, as its bytes come.
 
     Args:
       stops: texts before which it ends.
@@ -15,7 +15,7 @@ class Answer:
     Example:
       >>> from lutjax.serving._text import Answer
       >>> answer = Answer(("END",))
-      >>> answer.add(b"caf\\xc3"), answer.add(b"\\xa9 EN"), answer.add(b"D more"), answer.stopped
+      >>> answer.add(b"caf\xc3"), answer.add(b"\xa9 EN"), answer.add(b"D more"), answer.stopped
       ('caf', 'é ', '', True)
     """
 

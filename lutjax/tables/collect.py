@@ -81,7 +81,6 @@ def value_and_grad(
       >>> type(gradients["weights"]).__name__, gradients["weights"].cotangent.shape, gradients["bias"].shape
       ('TableGradient', (3, 5), (5,))
     """
-
     if tables is not None:
         tables = chosen("value_and_grad", tables)
 
@@ -169,6 +168,7 @@ class Split:
         self.others = [leaf for n, (_, leaf) in zip(self._names, named, strict=True) if n is None]
 
     def join(self, others: list[Any], tables: Mapping[str, Any]) -> Any:
+        """Return the pytree of parameters with these tables and other parameters."""
         rest = iter(others)
         return jax.tree.unflatten(
             self._structure, [next(rest) if name is None else tables[name] for name in self._names]

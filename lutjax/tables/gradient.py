@@ -202,6 +202,8 @@ def _of_whole_sequences(
     """Return the look-up of attention, and the cotangent of its output, of the queries of all devices.
 
     Args:
+      call: the call of this device's part.
+      cotangent: cotangent of its output.
       all_of: joins the parts of all devices along an axis.
     """
     letters = call.letters()

@@ -123,7 +123,8 @@ class HostTable:
         `gather` then returns zeros for rows of others, `update` moves those of this process alone, and a jitted function of arrays on all devices reads all rows.
 
         Args:
-          process, n_processes: number of this process, and of all.
+          process: number of this process.
+          n_processes: number of processes.
           mesh: of the arrays of a model, with as many devices of each process, those of one process after those of another.
 
         Raises:
@@ -291,6 +292,7 @@ class HostTable:
         Of a table that is shared, rows of other processes are zeros: the sum of what all return are the rows.
 
         Args:
+          index: row ids of each table.
           out: where to; by default new memory.
 
         Raises:
@@ -410,7 +412,8 @@ class HostTable:
         Args:
           detection: arrays ``[..., tables]``, of as many bits as ``2**bits`` rows have.
           margins: whether margins have a gradient; without one half as many rows are read.
-          groups, accumulate: as in `lutjax.lookup`.
+          groups: as in `lutjax.lookup`.
+          accumulate: as in `lutjax.lookup`.
           implementation: of the weighted look-up.
 
         Raises:
@@ -786,6 +789,8 @@ class Normal:
 
         Args:
           data: of the key.
+          first: the first number.
+          count: how many numbers.
         """
         high, low = divmod(first, 1 << 32)
         drawn: jax.Array = _normal_part(data, np.uint32(high), np.uint32(low), count, self.deviation)
@@ -860,6 +865,7 @@ def given(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[None]:
     """Give tables the rows that they read in this block, ``[tables, reads, numbers]``, as `HostTable.gather` returns them.
 
     Args:
+      rows: rows by table.
       part: number of the part of a batch that is read, where the rows are those of all parts.
     """
     before = _given.set({**_given.get(), **{table: (a, part) for table, a in rows.items()}})

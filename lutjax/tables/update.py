@@ -198,6 +198,8 @@ def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
 
     Args:
       name: of the table.
+      weights: the table.
+      gradient: its gradient.
     """
     apart = sorted(gradient.varying_axes() - _compat.varying_axes(weights))
     axes = ", ".join(map(repr, apart))

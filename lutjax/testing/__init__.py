@@ -72,7 +72,9 @@ def case(op: str, shape: str, dtype: DTypeLike | None = None, **sizes: int) -> C
 
     Args:
       op: name of an op that is registered with cases.
+      shape: name of one of the op's shapes.
       dtype: one of the op's; by default the first, float32 for most.
+      **sizes: sizes that replace those of the shape.
 
     Raises:
       ValueError: an unknown op, shape or dtype.
@@ -132,8 +134,10 @@ def check_factored(
     """Compares cotangents with the reference where that of the table is a `lutjax.training.tables.TableGradient`.
 
     Args:
-      case, implementation, tolerance: as for `check`; of an op that looks up.
+      case: as for `check`; of an op that looks up.
+      implementation: as for `check`; of an op that looks up.
       transformation: of the gradient: one of `FACTORED_TRANSFORMATIONS`.
+      tolerance: as for `check`; of an op that looks up.
 
     Raises:
       AssertionError: names the first output or cotangent that differs. ValueError: another transformation.
@@ -271,7 +275,8 @@ def check_update(
     Args:
       case: as for `check`; of an op that looks up.
       implementation: of the update.
-      rule: as `lutjax.update_table` takes it. options: its other options.
+      rule: as `lutjax.update_table` takes it.
+      **options: other options of `lutjax.update_table`.
 
     Raises:
       AssertionError: the table or a state of its rows differs by more than rounding.
@@ -370,7 +375,8 @@ def check_compilation(case: Case, implementation: Implementation = None, *, tpu:
     """Compiles an op's outputs and cotangents for a TPU that need not be here; needs libtpu.
 
     Args:
-      case, implementation: as for `check_lowering`.
+      case: as for `check_lowering`.
+      implementation: as for `check_lowering`.
       tpu: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"`` or ``"v7x"``.
 
     Returns:

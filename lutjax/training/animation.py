@@ -29,8 +29,10 @@ def animate(
 
     Args:
       panels: frames by title; one frame stands still beside the others.
+      path: the file to write.
       captions: what is written below each frame; as many as there are frames.
       side: about how many pixels a panel is wide.
+      milliseconds: time per frame.
     """
     with needed_by("lutjax.training.animation"):
         from PIL import Image, ImageDraw, ImageFont

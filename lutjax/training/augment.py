@@ -53,8 +53,13 @@ def warp(
 def _moved(
     image: jax.Array, shift: jax.Array, random: jax.Array, knots: jax.Array | None = None
 ) -> jax.Array:
-    """Return an image ``[H, W]`` or ``[H, W, C]`` that is moved by pixels, changed by three numbers from minus to plus the strength,
-    and bent by the pixels of knots ``[2, KNOTS, KNOTS]``.
+    """Return a shifted, distorted and bent image.
+
+    Args:
+      image: ``[H, W]`` or ``[H, W, C]``.
+      shift: rows and columns, in pixels.
+      random: three numbers from minus to plus the strength.
+      knots: displacements in pixels, ``[2, KNOTS, KNOTS]``.
     """
     height, width, *channels = image.shape
     (down, right), turn = shift, TURN * random[0]

@@ -117,6 +117,7 @@ def save(
 
     Args:
       directory: holds the checkpoints of one run; made if it is missing.
+      step: number of steps done.
       trees: pytrees of arrays by name.
       meta: anything that JSON can hold.
       beside: writes other files into the folder of the checkpoint; called in all processes.
@@ -231,6 +232,8 @@ def read_meta(
     It takes at most 100 times the memory of the checkpoint.
 
     Args:
+      directory: directory of the checkpoints.
+      step: step of the checkpoint; None for the latest.
       on_damage: is told of every damaged checkpoint that was passed over.
 
     Raises:
@@ -276,6 +279,9 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
     """Reads one tree of a checkpoint whose files `read_meta` has found whole.
 
     Args:
+      directory: directory of the checkpoints.
+      step: step of the checkpoint.
+      name: name of the tree.
       template: a pytree of arrays or `jax.ShapeDtypeStruct`; the result has its structure, and each array lies where the ``sharding`` of the
         template's says, else on the first device of this process. It does not matter where it lay when it was saved.
 

@@ -21,6 +21,8 @@ def live(
     A gate depends on those of its inputs that its truth table depends on.
 
     Args:
+      model: the automaton.
+      n_outputs: number of first channels.
       gates: numbers of the gates, 0 to 15. Default: the model's.
     """
     config = model.config

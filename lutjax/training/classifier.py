@@ -292,6 +292,9 @@ class Run(ModelRun[Model]):
         """Return the classes that the soft or the hard network gives samples, int32; of regression the numbers, float32.
 
         Args:
+          state: state of the training.
+          x: the samples.
+          hard: whether to use the hard network.
           steps: the number that were done, for the temperature of the soft network; by default all.
         """
         temperature = None if hard else self.temperature(self.training.steps if steps is None else steps)
@@ -450,6 +453,7 @@ def expected_gates(model: Model, temperature: Array | None = None) -> Array:
     Gates that nothing reads count too; they become constants without changing a vote. The or of neighboring places does not.
 
     Args:
+      model: the classifier.
       temperature: of the gates, in place of 1.
     """
     gates = []
@@ -473,6 +477,10 @@ def baselines(
     Of numbers R2 of linear regression and of a random forest.
 
     Args:
+      train: training part.
+      test: test part.
+      training: config of the training.
+      n_thresholds: thresholds per number.
       thresholds: of each number; by default those that the method of the training gives.
 
     Source: docs/logic.md, section 6.

@@ -123,10 +123,17 @@ class Classifier(Experiment):
         Sizes that are not among the fields are those of the recipe, or as the samples need them.
 
         Args:
-          path, target, test, exclude, encoding, regression, image_size: see `lutjax.training.datasets.load`.
+          fields: values for fields of the configs.
+          path: see `lutjax.training.datasets.load`.
+          target: see `lutjax.training.datasets.load`.
+          test: see `lutjax.training.datasets.load`.
           recipe: one of `lutjax.training.recipes.RECIPES`.
           stratified: whether a test part is split off so, where the fields do not say it.
           model: one of `MODELS`; by default that of the recipe, or gates.
+          exclude: see `lutjax.training.datasets.load`.
+          encoding: see `lutjax.training.datasets.load`.
+          regression: see `lutjax.training.datasets.load`.
+          image_size: see `lutjax.training.datasets.load`.
 
         Raises:
           ValueError: a field or the recipe is one of another model.

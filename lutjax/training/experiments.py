@@ -111,7 +111,8 @@ class Experiment(ABC):
 
         Args:
           fields: values for fields of `configs`; the others have their defaults.
-          source: where its data are from.
+          *args: data of the run, as the subclass takes them.
+          **source: where its data are from.
 
         Raises:
           ValueError: a value is impossible, or does not fit the data; `refuses`: the data cannot be used.
@@ -140,6 +141,7 @@ class Experiment(ABC):
         """Return the configs of those fields that they have, in the order of `configs`.
 
         Args:
+          fields: values by field.
           model: the class of the model's config, where there are several.
 
         Raises:
@@ -341,8 +343,10 @@ def resume(
     """Goes on with a run from its latest checkpoint that is whole, or finishes it, or says that it is finished.
 
     Args:
+      folder: folder of the run.
       kind: the class of the experiment.
       make: makes the experiment of a record, as its class's `of`; reads its data.
+      show: prints a line of progress.
       options: new values of the record's options.
       same: values of what decides the run, which must be those of the record.
       steps: a new number of steps in all.

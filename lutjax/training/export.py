@@ -246,6 +246,7 @@ def optimized(circuit: Circuit, goal: str) -> Circuit:
     """Return a circuit with the same outputs that is smaller.
 
     Args:
+      circuit: the circuit.
       goal: one of `OPTIMIZED`. ABC makes AND nodes and tables fewer; circuits of few inputs are then searched by `lutjax.circuits.resynthesize`, which
         also makes gates fewer.
 
@@ -286,6 +287,7 @@ def oracle(manifest: Mapping[str, Any], folder: Path | None = None) -> proofs.Or
     """Return the model of the run or of the bundle that a manifest names.
 
     Args:
+      manifest: the manifest of an export.
       folder: of the run or of the bundle, where it is elsewhere now.
 
     Raises:
@@ -345,8 +347,10 @@ def source_of(
 
     Args:
       folder: of the run, of which the latest checkpoint is read, or of the bundle.
-      inputs, outputs: see `lutjax.circuits.from_model`. Default of inputs: ``"rows"`` for table rows, with one port per column; ``"uint8"`` where samples are whole
-        numbers from 0 to 255; ``"bits"`` where samples are bits, or where there are none. For tables a format is that of the numeric columns.
+      inputs: see `lutjax.circuits.from_model`. Default: ``"rows"`` for table rows, with one port per column;
+        ``"uint8"`` where samples are whole numbers from 0 to 255; ``"bits"`` where samples are bits, or where
+        there are none. For tables a format is that of the numeric columns.
+      outputs: see `lutjax.circuits.from_model`.
       lut: inputs of the look-up tables that the circuit is for, 2 to 6; None for gates of up to three inputs.
       on_damage: see `lutjax.training.runs.read`.
 

@@ -137,6 +137,7 @@ class RowPrefetcher:
         """Move rows by the gradients of a step, when the device has them, and gather those of a later step.
 
         Args:
+          step: number of the step.
           gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
@@ -163,6 +164,7 @@ class RowPrefetcher:
         """Begin with a step.
 
         Args:
+          step: the step to begin with.
           rows: of the first steps, as `queued` returned them; those of the others are gathered now.
         """
         self.wait()
@@ -236,6 +238,7 @@ class RowPrefetcher:
         """Return gradients in the memory of the host, when the device has them.
 
         Args:
+          gradients: gradients on the device.
           batch: that of the step, which lives until the step has ended.
         """
         jax.block_until_ready(gradients)
@@ -460,6 +463,7 @@ def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None)
     """Make the tables of a structure, of what a checkpoint has of them.
 
     Args:
+      folder: folder of the checkpoint.
       structure: a `lutjax.training.models.Structure`.
       others: `State.others`, with the keys of the draws.
       rule: by which rows are moved further; None: no state is read.
@@ -482,7 +486,9 @@ def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]
     """Return the rows of steps to come that `save` wrote.
 
     Args:
+      folder: folder of the checkpoint.
       like: shapes and dtypes of a batch; see `RowPrefetcher.abstract`.
+      depth: number of queued steps.
 
     Raises:
       CheckpointError: they are of another run.

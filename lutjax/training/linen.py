@@ -88,6 +88,7 @@ class TrainState(struct.PyTreeNode):
 
         Args:
           grads: from `lutjax.training.tables.value_and_grad` of the parameters.
+          **more: attributes to replace, such as `others` with new statistics.
 
         Raises:
           ValueError, TypeError: as ``tx.apply``.

@@ -472,6 +472,8 @@ class Run(ModelRun[LanguageModel]):
         `context` inputs; windows follow each other through the whole part.
 
         Args:
+          state: state of the training.
+          part: part of a text.
           max_windows: takes only so many windows, spread evenly over the part.
         """
         return self._evaluation(state.params, state.others, part, max_windows=max_windows)
@@ -480,6 +482,8 @@ class Run(ModelRun[LanguageModel]):
         """Return how often windows of a part of a text read each row of each table, by the table's path in the model.
 
         Args:
+          state: state of the training.
+          part: part of a text.
           max_windows: see `evaluate`; the windows are whole batches, so the last batch may have some of them again.
         """
         # Nothing is differentiated, and reads inside of a jax.checkpoint cannot be counted.
@@ -514,6 +518,7 @@ class Run(ModelRun[LanguageModel]):
         """Return as `usage` how often a part of a text reads each row of the tables of a memory: known from its bytes alone, so no model runs.
 
         Args:
+          part: part of a text.
           max_windows: see `evaluate`.
         """
         found, config = dict[str, lutjax.Usage](), self.config
@@ -559,6 +564,7 @@ class Evaluation:
 
         Args:
           size: bytes of the part.
+          max_windows: see `Run.evaluate`.
         """
         n_data = 1 if self._mesh is None else self._mesh.shape[meshes.DATA]
         return _evaluation_windows(size, self._context, max_windows, n_data * -(-EVALUATION_BATCH // n_data))
@@ -575,6 +581,10 @@ class Evaluation:
         """Return the mean loss in nats per byte; see `Run.evaluate`.
 
         Args:
+          params: parameters of the model.
+          others: its other state.
+          part: part of a text.
+          max_windows: see `Run.evaluate`.
           progress: is told after every batch of windows which share of them is done; without it they are one call.
         """
         starts, skipped, n_counted = self.windows(part.size, max_windows)

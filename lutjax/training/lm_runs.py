@@ -66,6 +66,9 @@ def language_model(
     """Return the model of a checkpoint that `runs.read` has found whole, or the one that was selected until then.
 
     Args:
+      folder: folder of the run.
+      step: step of the checkpoint.
+      record: its record.
       mesh: numbers of devices by axis over which it is divided, see `lutjax.training.meshes.choose`; by default it is on one device.
 
     Raises:
@@ -285,7 +288,11 @@ def batch(
     """Return the bytes that a model adds to prompts of any lengths with seeds of their own, drawn together.
 
     Args:
+      model: the model.
       texts: prompts with the seeds of their draws.
+      n_bytes: number of bytes to add.
+      temperature: divides the logits.
+      top_k: sample from this many most likely bytes only; None samples from all.
     """
     keys = jnp.stack([jax.random.key(seed) for _, seed in texts])
     prompts = [_tokens(prompt) for prompt, _ in texts]

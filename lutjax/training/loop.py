@@ -108,6 +108,8 @@ class Repeated:
         """Runs steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
 
         Args:
+          state: the state; consumed.
+          first: the first step.
           ends: for each part, at most `MOST`, the number of steps from `first` to its end.
 
         Returns:
@@ -163,7 +165,10 @@ def run(
     Args:
       advance: runs some steps.
       state: consumed.
+      first: the first step.
+      steps: number of steps in all.
       log: is told of losses before hooks are called.
+      hooks: called between chunks of steps.
       stopped: asked after every chunk; true ends the run early.
       slowest: returns the largest of a number in all processes that train, which all have to call it.
 

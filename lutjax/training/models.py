@@ -159,6 +159,8 @@ class ModelRun(Generic[M]):
         """Return a step many times, on the run's mesh if it has one.
 
         Args:
+          step: one step.
+          data: data of all steps.
           of_data: where arrays of the data lie on the mesh; by default they are the same on all its devices.
         """
         if self.mesh is None:
@@ -268,6 +270,7 @@ class Loader(Generic[M, R]):
         """Return the model and the record of the latest checkpoint in the folder of a run.
 
         Args:
+          folder: folder of the run.
           on_damage: is told of a damaged checkpoint that was passed over for the one before it.
 
         Raises:

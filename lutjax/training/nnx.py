@@ -85,6 +85,7 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
     """Move the tables of a module in the memory of the host by one step, each by the rule that ``table.start(rule)`` gave it; outside of jit.
 
     Args:
+      model: the module.
       gradients: of these tables, from `value_and_grad` with ``host=True``.
       rate: the learning rate of the step.
 
@@ -158,6 +159,7 @@ class Optimizer(nnx.Module):
         """Moves the module's parameters by one step.
 
         Args:
+          model: the module.
           gradients: from `value_and_grad` with the same choice of tables, or nested dicts of arrays of the same
             structure.
 

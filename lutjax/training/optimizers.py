@@ -99,6 +99,8 @@ def optimizer(
     """An optimizer by name.
 
     Args:
+      name: one of `OPTIMIZERS`.
+      rate: learning rate, or a schedule.
       weight_decay: of `adamw`, on matrices alone: not on tables, scales, biases and scalars.
 
     Raises:

@@ -72,7 +72,8 @@ def decayed(params: Any, tables: Chosen) -> Any:
     """Return for each parameter whether weight decay is for it: for matrices, not for tables, scalars, biases and norms.
 
     Args:
-      params, tables: as for `kinds`.
+      params: as for `kinds`.
+      tables: as for `kinds`.
 
     Example:
       >>> import functools, jax.numpy as jnp, optax
@@ -92,7 +93,8 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     the tables whose gradient is in factors.
 
     Args:
-      params, tables: as for `kinds`. Blocks that are stacked for a scan count one by one.
+      params: as for `kinds`. Blocks that are stacked for a scan count one by one.
+      tables: as for `kinds`. Blocks that are stacked for a scan count one by one.
 
     Returns:
       ``[]``; 0 if there are no tables.

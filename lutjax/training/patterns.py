@@ -78,6 +78,7 @@ def read_image(path: Path, size: int | None = None, *, threshold: float | None =
     """An image as a pattern: of one channel where it is black and white, else of red, green and blue. See `lutjax.training.pixels.read`.
 
     Args:
+      path: the image file.
       size: height and width that it must have. By default it has any of at most `LARGEST`, and lies in the middle of a black square.
       threshold: what is above this share of full brightness is 1. By default every value must be 0 or full.
 

@@ -22,7 +22,10 @@ def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> No
     """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte.
 
     Args:
+      history: losses of the run.
+      bigram: loss of the bigram baseline.
       steps: how long a step is, in words.
+      path: the file to write.
     """
     figure, axes = _figure(8, 5)
     for points, style, label in (

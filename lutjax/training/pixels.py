@@ -129,6 +129,7 @@ def read(
     file. Nothing that is read is executed.
 
     Args:
+      path: the image file.
       mode: Pillow's mode of the result: ``"L"``, ``"RGB"`` or ``"RGBA"``. None: the first of these modes that holds all pixels, with shape
         ``[height, width]``, ``[height, width, 3]`` or ``[height, width, 4]``.
       size: required height and width; None for any size.

@@ -153,6 +153,7 @@ def _removed(
     """Return gates of which as many as trials find are constants, or one of their inputs.
 
     Args:
+      gates: the gates.
       live_of: which gates are read, of all gates.
       smaller: the automaton without the others.
     """

@@ -72,6 +72,9 @@ def evaluate(
     """Return the mean loss of the model of a record over a part of a text, in nats per byte.
 
     Args:
+      model: the model.
+      record: its record.
+      part: part of a text.
       progress: is told which share of the part is done.
     """
     structure = structure_of(record.model, quantized=record.quantized)
@@ -106,6 +109,7 @@ def save(folder: Path, step: int, model: LanguageModel, record: Record) -> None:
     Args:
       folder: which `lutjax.load` then takes as it takes that of a run.
       step: steps of the run at the checkpoint whose model it was.
+      model: the deployed model.
       record: of the deployed model.
 
     Raises:

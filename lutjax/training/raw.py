@@ -205,6 +205,7 @@ def read(
     Args:
       path: a table; a ``.npz`` file with an array ``x``, or with ``x_test``; an image, or a folder of images, also in subfolders, in the order
         of their names; or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one.
+      form: form of the samples, as the run needs them.
       target: the column of labels of a table, or the name of the array of labels. For folders any name: labels are the classes whose folders
         hold the images, or the labels of IDX files or CIFAR-10.
       encoding: of the text of a table; by default UTF-8.

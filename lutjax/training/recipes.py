@@ -97,6 +97,7 @@ class Recipe(Published):
     tau: float
 
     def sizes(self) -> dict[str, Any]:
+        """Return values for fields of the model's config."""
         return {name: getattr(self, name) for name in _MODEL}
 
     def _gates(self) -> str:
@@ -133,6 +134,7 @@ class TreeRecipe(Published):
         return getattr(LogicTreeNetConfig, self.network)(self.size)
 
     def sizes(self) -> dict[str, Any]:
+        """Return values for fields of the model's config."""
         config = self._config()
         names = (
             field.name

@@ -216,9 +216,12 @@ def report(
     """Return the report of a network.
 
     Args:
-      labels, hard, soft: labels of the test part, and the classes that the hard and the soft network give it; or numbers.
+      labels: labels of the test part, or numbers.
+      hard: predictions of the hard network.
+      soft: predictions of the soft network.
       classes: names of all classes; none of numbers.
-      truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
+      truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
+      wires: wires of each layer.
       bits: names of the bits that the first layer can read.
       trees: layers of trees before these.
     """
@@ -291,7 +294,8 @@ def live_gates(
     wherever a table that matters depends on that input, so that bits which cancel further up count as live.
 
     Args:
-      truth, wires: of each layer; see `lutjax.models.PackedClassifier`.
+      truth: truth tables of each layer; see `lutjax.models.PackedClassifier`.
+      wires: wires of each layer.
       n_bits: bits that the first layer can read.
     """
     alive = np.ones(len(truth[-1]), bool)
@@ -310,6 +314,7 @@ def live_nodes(
     """Return the nodes that the outputs which matter depend on at some place, and the inputs that they do.
 
     Args:
+      trees: the trees of a layer.
       alive: the outputs that matter, in the order channel, row, column, as the inputs.
     """
     spec, needed = trees.spec, needs(trees.truth)
@@ -345,7 +350,8 @@ def in_words(truth: Truth, wires: Wires, names: Sequence[str]) -> list[str]:
     """Return each gate of a layer in words. Those of a layer are the names for the next one.
 
     Args:
-      truth, wires: of the layer, whose gates have two inputs; see `lutjax.models.PackedClassifier`.
+      truth: truth tables of the layer, whose gates have two inputs; see `lutjax.models.PackedClassifier`.
+      wires: wires of the layer.
       names: of what it reads.
 
     Raises:

@@ -275,6 +275,7 @@ def others(folder: Path, names: Sequence[str]) -> Iterator[Path]:
     """Yield what a run would write over in a folder that holds none.
 
     Args:
+      folder: the folder.
       names: of the files that the run writes besides those of every run.
     """
     for name in (CURVES, _FINISHED, *names):
@@ -299,6 +300,7 @@ def check_space(folder: Path, n_bytes: int) -> None:
     """Refuses a disk without room for one checkpoint.
 
     Args:
+      folder: folder of the run.
       n_bytes: of the arrays of a checkpoint.
 
     Raises:
@@ -379,6 +381,9 @@ def save(
     """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
+      folder: folder of the run.
+      step: number of steps done.
+      trees: pytrees of arrays by name.
       record: a dataclass of what JSON can hold and of such dataclasses, whose `own_kind` is one of `COMMANDS`.
       beside: as for `checkpoints.save`.
     """
@@ -438,6 +443,8 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     """Return the kind of the run in a folder, which the command trains that trains runs of the kind `wanted`.
 
     Args:
+      folder: folder of the run.
+      wanted: kind of the runs that the command trains.
       trains: whether the run is to go on, or to be used: an error names the command for that.
 
     Raises:
@@ -462,6 +469,7 @@ def read(
     It takes at most 100 times the memory of the run.
 
     Args:
+      folder: folder of the run.
       record: the record's class. A field that is a dataclass is made by its ``from_dict``, if there is one, else of its
         fields.
       on_damage: is told of every damaged checkpoint that was passed over.

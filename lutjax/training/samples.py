@@ -110,6 +110,8 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
     """Return arrays of an ``.npz`` file by their names. It takes at most 300 times the memory, and a few times 4 MiB.
 
     Args:
+      path: the file.
+      names: names of the arrays.
       optional: names of arrays that may be missing.
 
     Raises:
@@ -197,6 +199,7 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
     Args:
       x: numbers ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
       y: integers ``[N]``, from 0.
+      name: name of the data, for messages.
 
     Raises:
       SamplesError: a wrong shape or dtype, a number that is not finite, a negative label, or too few samples.
@@ -250,6 +253,8 @@ def split_ids(
     """Return the numbers of the samples of a training and of a test part, a random fifth (rounded up).
 
     Args:
+      labels: label of each sample.
+      seed: seed of the split.
       stratified: whether each class has its share in both parts, by scikit-learn; else as `split`.
       name: of the samples, for messages.
       classes: names of the classes by label, for messages.

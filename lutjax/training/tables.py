@@ -204,7 +204,9 @@ class Optimizer:
         `specs` itself cannot say it, because names of parameters are lost there.
 
         Args:
-          params: shapes or arrays. mesh, axis: as for `lutjax.sharding.specs`.
+          params: shapes or arrays.
+          mesh: as for `lutjax.sharding.specs`.
+          axis: as for `lutjax.sharding.specs`.
           tables: names of the tables, also of those that `rest` moves; by default those of the optimizer.
           by_rows: names of the tables that are divided by blocks of rows.
 
@@ -269,6 +271,7 @@ class Optimizer:
           params: donated by the jit around it, if memory matters.
           gradients: from `value_and_grad` with the same choice of tables. A table's may also be an array, as
             `jax.grad` makes it; the rows in which it is not zero are then taken for those that were looked up.
+          state: state of the optimizer.
 
         Raises:
           ValueError, TypeError: the gradients or the state are those of another model or rule. Nothing has been
@@ -312,7 +315,8 @@ class Optimizer:
         arguments are donated. Called more often it changes nothing but the rounding.
 
         Args:
-          params, state: as `apply` returns them.
+          params: as `apply` returns them.
+          state: as `apply` returns them.
           rows: ids of rows by the names of tables, ``[..., T]``: these rows alone, at the cost of reading and writing them. Of a table whose
             reads are known before a step, as those of a memory of n-grams (``layer.row_ids(tokens)``), the loss then sees what it
             would see if every step decayed every row. Ids are those of whole tables, not of a block of rows.

@@ -154,7 +154,8 @@ def load(
         `lutjax.training.datasets.folders`. None: scikit-learn's digits.
       target: the column of labels of a table.
       test: a table that is the test part.
-      exclude, encoding: columns of a table that are left out, and the encoding of its text; see `columns.read`.
+      exclude: columns of a table to leave out.
+      encoding: encoding of the table's text; see `columns.read`.
       regression: whether the target of a table is numbers that are learned as they are.
       image_size: height and width to which the images of a folder are scaled.
 

@@ -304,6 +304,7 @@ def of_arrays(x: np.ndarray, y: np.ndarray, names: Sequence[str] | None, *, name
       x: strings ``[N, columns]``.
       y: labels ``[N]``.
       names: of the columns; by default their numbers.
+      name: name of the data, for messages.
 
     Raises:
       SamplesError: shapes do not fit, or as `checked`.
@@ -676,14 +677,14 @@ def numbered(n_columns: int) -> list[str]:
 
 
 def described(train: Table, encoding: Encoding) -> list[str]:
-    """Return lines that say how each column of a training part was read, and a warning for each that looks like something else.
+    r"""Return lines that say how each column of a training part was read, and a warning for each that looks like something else.
 
     Example:
       >>> import numpy as np
       >>> from lutjax.training.datasets.columns import Encoding, Table, described
       >>> cells = {"day": np.array(["2024-01-31", "2024-02-01"]), "pay": np.array(["1,5", "2,25"])}
       >>> table = Table(cells, np.array(["no", "yes"]), "example")
-      >>> print(*described(table, Encoding.fit(table, 8)), sep="\\n")
+      >>> print(*described(table, Encoding.fit(table, 8)), sep="\n")
       columns: day 2 categories; pay numbers with a decimal comma (1 bit)
       warning: column day has dates, which are read as categories: give numbers in their place, such as the days since one of them, or leave it out (--exclude day).
     """

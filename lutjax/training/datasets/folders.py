@@ -96,6 +96,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     holds all of them.
 
     Args:
+      folder: the folder.
       size: height and width to which images are scaled; None where all have the same size.
 
     Raises:
