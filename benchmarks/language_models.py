@@ -15,7 +15,7 @@ import jax
 import lutjax
 from lutjax.models import GPTConfig
 from lutjax.training import presets
-from lutjax.training.experiments import Intervals
+from lutjax.training.configs import Intervals
 from lutjax.training.lm import TrainingConfig
 from lutjax.training.text import Text, load_text, split_text
 

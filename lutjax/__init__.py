@@ -8,7 +8,7 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax import _jit_key as _jit_key
+from lutjax._jax_import import after_jax
 from lutjax._version import __version__
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ __all__ = [
     "weighted_lookup",
     "wiring",
 ]
+
+# Not when an op is first used: see the module.
+after_jax("lutjax._jit_key")
 
 # A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
 _HOMES = {

@@ -7,7 +7,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 _KINDS = (int, float, bool, str, tuple, collections.abc.Sequence, collections.abc.Callable)
@@ -38,6 +37,8 @@ def require_array(where: str, name: str, value: Any) -> None:
     """Raise TypeError if an argument is no array, or one of complex numbers."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
+    import jax
+
     if jax.numpy.issubdtype(value.dtype, np.complexfloating):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected real numbers or bits.")
 
@@ -52,6 +53,8 @@ def require_rngs(where: str, rngs: Any) -> None:
 
 def require_key(where: str, key: Any) -> None:
     """Raise TypeError or ValueError if an argument is not one key of `jax.random`."""
+    import jax
+
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and getattr(key, "dtype", None) != np.uint32:
         raise TypeError(f"{where}: key is {shown(key)}; expected a key, such as jax.random.key(0).")
@@ -68,6 +71,8 @@ def plain(value: Any) -> Any:
       >>> plain([3, [np.int64(4)]]), plain(np.arange(4).reshape(2, 2)), plain(np.float32(0.5))
       ((3, (4,)), ((0, 1), (2, 3)), 0.5)
     """
+    import jax
+
     if isinstance(value, jax.core.Tracer):
         return value
     if isinstance(value, jax.Array | np.ndarray | np.generic):
@@ -128,6 +133,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _fits_one(value: Any, hint: Any) -> bool:
+    import jax
+
     origin = typing.get_origin(hint) or hint
     if origin in (int, bool):
         return isinstance(value, int | jax.core.Tracer) or hasattr(value, "__index__")

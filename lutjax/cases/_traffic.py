@@ -9,13 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from lutjax._names import BENCHMARK_ROWS
 from lutjax.cases._case import Size, Sizes, Tag
 
-FORWARD = "forward"
-DENSE = "dense"
-IN_PLACE = "in-place"
-UPDATE = "update"
-ROWS = (FORWARD, DENSE, IN_PLACE, UPDATE)
+ROWS = FORWARD, DENSE, IN_PLACE, UPDATE = BENCHMARK_ROWS
 """Rows of a shape. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, that of the tables as an
 array; of gates those of their parameters. `IN_PLACE`: outputs, the other cotangents, and the tables after a step of SGD in their own memory. `UPDATE`: this
 step alone."""

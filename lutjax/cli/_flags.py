@@ -110,8 +110,8 @@ def by_options(text: str, fields: Iterable[str]) -> str:
 def _options_of(kind: "type[Experiment]") -> list[click.Option]:
     """Return an option for each field of the configs of a kind of runs."""
     found: dict[str, click.Option] = {}
-    models: Any = kind.models or {None: None}
-    for config in kind.configs:
+    models: Any = kind.configs.models or {None: None}
+    for config in (kind.configs.model, kind.configs.training, kind.configs.options):
         classes = typing.get_args(config) or (config,)
         of_model: dict[str | None, Any] = {
             model: own if own in classes else classes[0] for model, own in models.items()
@@ -147,7 +147,7 @@ def _option(kind: "type[Experiment]", configs: Mapping[str | None, Any], name: s
     for one in reversed(first.__mro__):  # a class need not say again what its base says
         text = _attributes(one.__doc__ or "").get(name, text)
     defaults = {
-        model: _shown(name, kind.preset(model).get(name, config.__dataclass_fields__[name].default))
+        model: _shown(name, kind.configs.preset(model).get(name, config.__dataclass_fields__[name].default))
         for model, config in configs.items()
     }
     usual, *_ = defaults.values()

@@ -45,7 +45,7 @@ def classifier(
     """Return the classifier of layers, the first of which reads bits of thresholds or, without any, of samples.
 
     Args:
-      kind: one of `lutjax.models.classifier.TABLES`.
+      kind: one of `lutjax.models._logic_configs.CLASSIFIER_TABLES`.
       n_inputs: inputs of the first layer; by default as many as it needs.
       sampling: what thresholds give in training: ``"fixed"``: bits; ``"soft"``: sigmoids; ``"hard"``: bits with the derivatives of those. All but fixed ones are learned.
       width: of those sigmoids.

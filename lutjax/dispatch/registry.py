@@ -21,6 +21,7 @@ import jax
 
 from lutjax import _compat, _extras, _jit_key
 from lutjax._arguments import shown
+from lutjax._names import Backend as Backend, Platform as Platform
 from lutjax.dispatch import _records
 from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
@@ -31,24 +32,6 @@ from lutjax.values._ids import trusted_ids
 T = TypeVar("T")
 K = TypeVar("K", bound=Callable[..., Any])
 E = TypeVar("E", bound=enum.StrEnum)
-
-
-class Platform(enum.StrEnum):
-    """Language in which an implementation is written."""
-
-    XLA = "xla"
-    PALLAS = "pallas"
-    TRITON = "triton"
-    NATIVE = "native"
-
-
-class Backend(enum.StrEnum):
-    """Hardware on which an implementation runs."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-    TPU = "tpu"
-    ANY = "any"
 
 
 @dataclasses.dataclass(frozen=True)

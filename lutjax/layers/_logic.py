@@ -16,6 +16,7 @@ from jaxtyping import Int, UInt32
 import lutjax
 from lutjax import _compat, wiring
 from lutjax._arguments import require_array
+from lutjax._names import ESTIMATORS, PARAMETERIZATIONS as PARAMETERIZATIONS
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
@@ -33,7 +34,6 @@ INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
 CHOSEN = ("top-k", "full")  # wirings of which a soft layer, too, reads one wire for each input of a gate
 _WITH_CANDIDATES = ("top-k", "learnable")
-PARAMETERIZATIONS = ("light", "walsh", "raw")
 GRADIENTS = ("straight_through", "soft")
 
 # Numbers of the gates that need no input, false and true, and of those that need one: a, b, not b, not a.
@@ -163,7 +163,7 @@ class _LogicSpec(_LogicArguments, Spec):
     given: ClassVar[tuple[str, ...]] = ("wires",)
     implied: ClassVar[tuple[str, ...]] = ("wires_fan_out",)
     sizes: ClassVar[tuple[str, ...]] = ()
-    estimators: ClassVar[tuple[str, ...]] = ("soft", "gumbel", "straight_through")
+    estimators: ClassVar[tuple[str, ...]] = ESTIMATORS
 
     def __post_init__(self) -> None:
         for name in self.sizes:

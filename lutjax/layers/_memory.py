@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _compat, sharding
 from lutjax._arguments import require_array, shown
+from lutjax._names import PLACEMENTS
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
 from lutjax.ops._checks import accumulation
-from lutjax.tables.host import PLACEMENTS, HostTable, Normal
+from lutjax.tables.host import HostTable, Normal
 from lutjax.tables.host_tables import KEY, HostTables
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ngrams import check_hashes, places, rows_at

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax._typing import Array
+from lutjax.models._logic_configs import N_NEIGHBORS
 
 NEIGHBORS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
-CENTER = len(NEIGHBORS)
+CENTER = N_NEIGHBORS
 """Number of neighbors of a cell, and of the cell itself behind them."""
 _CORNERS, _EDGES = (0, 2, 5, 7), (1, 3, 4, 6)
 _OPPOSITE = ((0, 7), (1, 6), (2, 5), (3, 4))

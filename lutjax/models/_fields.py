@@ -5,8 +5,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from lutjax._arguments import shown
 
 CHOICES = "choices"
@@ -21,7 +19,8 @@ def one_of(known: Iterable[str], default: str | None) -> Any:
 MOST_INT = 2**31 - 1
 """Largest size, number of steps and the like: JAX counts in int32."""
 
-LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Smallest normal number of float32, and its largest."""
 
 
 def check_floats(config: Any, where: str = "") -> None:

@@ -28,92 +28,14 @@ from lutjax.layers.initializers import residual_gates
 from lutjax.layers.nnx import Wires, _variables
 from lutjax.models._automaton_wires import CENTER, NEIGHBORS, draw, pairs
 from lutjax.models._automaton_words import packed, shifted, unpacked
-from lutjax.models._config import Config, require_arguments
+from lutjax.models._config import require_arguments
+from lutjax.models._logic_configs import LogicCAConfig as LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.values._ids import check_once
 from lutjax.values._wires import check_wires
 
 with needed_by("lutjax.models.automaton"):
     from flax import nnx
-
-
-@dataclasses.dataclass(frozen=True)
-class LogicCAConfig(Config):
-    """The sizes of a `LogicCA`.
-
-    Attributes:
-      channels: bits of a cell.
-      kernels: perception circuits; each sees every channel of the 3x3 neighborhood.
-      perception: gates in the layers of each; the first has 8, the cell with each of its neighbors.
-      update: gates in the layers of the update circuit; the last has one for each channel.
-      periodic: the grid is a torus; else cells beyond its edge are 0.
-      update_rate: probability with which a cell takes its new state in a step; 1 is the synchronous automaton.
-      residual: the logit with which a gate starts as its first input.
-
-    Raises:
-      ValueError: a size is impossible.
-
-    Source: docs/logic.md, section 5.
-
-    Example:
-      >>> from lutjax.models import LogicCAConfig
-      >>> config = LogicCAConfig(channels=4, kernels=2, update=(16, 4))
-      >>> config.n_gates
-      48
-      >>> LogicCAConfig.from_dict(config.to_dict()) == config
-      True
-    """
-
-    channels: int = 8
-    kernels: int = 16
-    perception: tuple[int, ...] = (8, 4, 2)
-    update: tuple[int, ...] = (*[256] * 10, 128, 64, 32, 16, 8, 8)
-    periodic: bool = False
-    update_rate: float | int = 1.0
-    residual: float | int = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = "LogicCAConfig"
-        for name in ("channels", "kernels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("perception", "update"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise ValueError(
-                    f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
-                )
-        if self.perception[0] != CENTER:
-            raise ValueError(
-                f"{where}: perception is {shown(self.perception)}; it must start with {CENTER}, a gate for each neighbor."
-            )
-        if self.update[-1] != self.channels:
-            raise ValueError(
-                f"{where}: update is {shown(self.update)}; it must end with {self.channels} gates, one for each channel."
-            )
-        if not 0 < self.update_rate <= 1:
-            raise ValueError(
-                f"{where}: update_rate is {self.update_rate}; it is a probability above 0, up to 1."
-            )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Gates of every layer, all kernels together."""
-        return (*(self.kernels * n for n in self.perception), *self.update)
-
-    @property
-    def n_gates(self) -> int:
-        """Gates in all; a perception circuit counts once, whatever the number of channels."""
-        return sum(self.sizes)
-
-    @property
-    def wired(self) -> tuple[tuple[int, int, int], ...]:
-        """Copies, inputs and gates of every layer but the first."""
-        perceived = self.channels * (1 + self.kernels * self.perception[-1])
-        return (
-            *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
-            *((1, *sizes) for sizes in zip((perceived, *self.update), self.update, strict=False)),
-        )
 
 
 class Wiring(NamedTuple):

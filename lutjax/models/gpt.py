@@ -1,214 +1,34 @@
 """A causal language model of softmax attention whose feed-forward layers are dense or made of tables."""
 
-import dataclasses
 import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from lutjax import reads
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._memory import History, NgramMemorySpec
-from lutjax.layers._projection import ProjectionLUTSpec
-from lutjax.layers._tables import LUTSpec
-from lutjax.layers.initializers import Normal
+from lutjax.layers._memory import History
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
 from lutjax.models._attention import attend
-from lutjax.models._config import MOST_LAYERS, Config, require_arguments
+from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
-from lutjax.models._fields import check_names, one_of
-from lutjax.tables.host import PLACEMENTS
-from lutjax.values._dtypes import FLOATS, accumulator
+from lutjax.models._gpt_parts import READS as READS, STANDARD_DEVIATION, MatrixNormal
+from lutjax.models._language_configs import (
+    FEED_FORWARD as FEED_FORWARD,
+    SCORED as SCORED,
+    GPTConfig as GPTConfig,
+)
+from lutjax.values._dtypes import accumulator
 
 with needed_by("lutjax.models.gpt"):
     from flax import nnx
 
-FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
-
-SCORED = ("projection_lut", "scored_lut")
-"""Those whose tables are read by scores."""
-
-READS: dict[str, reads.Read] = {
-    "hard": reads.Hard(),
-    "blend": reads.Blend(),
-    "soft_sign": reads.SoftSign(),
-    "confidence": reads.Confidence(),
-    "confidence_1": reads.Confidence(ways=1),
-    "powers_of_two": reads.PowersOfTwo(),
-    "powers_of_two_1": reads.PowersOfTwo(ways=1),
-}
-"""Reads of tables by name."""
-
-_STANDARD_DEVIATION = 0.02
 _ROTARY_BASE = 10000.0
-
-
-class _Normal(Normal):
-    """Initializer of normally distributed matrices, compiled once for each shape.
-
-    A model built outside of `jax.jit` has the bits of one built inside: XLA folds the standard deviation into a constant of the sampler in both.
-    """
-
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        sampled: jax.Array = _initialize(Normal(self.deviation), key, shape, jnp.dtype(dtype))
-        return sampled
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _initialize(init: Normal, key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    return init(key, shape, dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class GPTConfig(Config):
-    """The sizes of a `GPT`.
-
-    Attributes:
-      vocab_size: tokens; 256 for bytes.
-      features: size of a token's vector.
-      context: longest text that is attended as a whole; longer ones through a sliding window.
-      n_layers: layers of attention and feed-forward.
-      n_heads: heads of attention, each of ``features / n_heads`` features.
-      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`); ``"scored_lut"``, the
-        same without projections and heads: each table compares any features, and adds rows to all of them; ``"lut"``, such tables with
-        hard reads, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`); or ``"dense"``, two matrices with a GELU between them and 4 times as many features inside.
-      lut_heads: heads of tables in ``"projection_lut"``, which share its features out; ``"scored_lut"`` and ``"lut"`` have as many
-        tables in all, without heads.
-      lut_tables: tables of each head.
-      lut_bits: comparisons of each table, which has ``2 ** lut_bits`` rows.
-      read: how tables of ``"projection_lut"`` and ``"scored_lut"`` are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
-        of integers), and of the last two with one row in place of two ``"confidence_1"``, ``"powers_of_two_1"``.
-      table_dropout: share of the tables of ``"projection_lut"`` and ``"scored_lut"`` that an element does not read in training.
-      dropout: rate of dropout after the embedding, attention and feed-forward.
-      dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
-        Parameters, sums of layers, normalization and logits are float32 (or float64).
-      remat: whether the backward pass computes each layer again instead of keeping what its forward pass made.
-      memory: whether tables of n-grams are read beside attention (`lutjax.layers.nnx.NgramMemory`).
-      memory_orders: lengths of the n-grams whose rows are read.
-      memory_rows: rows of each table of the memory.
-      memory_heads: tables for each length.
-      memory_width: numbers of a row of the memory.
-      memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
-      memory_placement: ``"device"``, or ``"host"``: the tables of the memory lie in the memory of the host, of which a device sees the rows that it reads.
-
-    Raises:
-      ValueError: a size is impossible.
-
-    Example:
-      >>> from lutjax.models import GPTConfig
-      >>> config = GPTConfig(n_layers=2, features=64)
-      >>> GPTConfig.from_dict(config.to_dict()) == config
-      True
-    """
-
-    vocab_size: int = 256
-    features: int = 128
-    context: int = 64
-    n_layers: int = 3
-    n_heads: int = 4
-    feed_forward: str = one_of(FEED_FORWARD, "projection_lut")
-    lut_heads: int = 4
-    lut_tables: int = 16
-    lut_bits: int = 6
-    read: str = one_of(READS, "confidence")
-    table_dropout: float | int = 0.0
-    dropout: float | int = 0.0
-    dtype: str = one_of(FLOATS, "float32")
-    remat: bool = False
-    memory: bool = False
-    memory_orders: tuple[int, ...] = (2, 3, 4)
-    memory_rows: int = 1 << 14
-    memory_heads: int = 2
-    memory_width: int = 8
-    memory_layers: tuple[int, ...] = (0,)
-    memory_placement: str = one_of(PLACEMENTS, "device")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
-        self._check_most(n_layers=MOST_LAYERS)
-        self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)
-        if self.features % (2 * self.n_heads):
-            raise ValueError(
-                f"GPTConfig: features is {self.features} and n_heads {self.n_heads}; each head needs the same even "
-                f"number of features, so features must be a multiple of {2 * self.n_heads}."
-            )
-        check_names(self, "GPTConfig: ")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
-        # The specs check the rest, and know nothing of arrays.
-        scored = self.projection_lut_options()
-        self._check_spec(ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads")
-        self._check_spec(LUTSpec, self.lut_options(), n_anchors="lut_bits", n_detectors="lut_tables")
-        names = {name: f"memory_{name}" for name in ("orders", "rows", "heads", "width")}
-        self._check_spec(NgramMemorySpec, self.memory_options(0), **names)
-        places = self.memory_layers
-        if (self.memory and (not places or len(set(places)) != len(places))) or any(
-            not 0 <= place < self.n_layers for place in places
-        ):
-            raise ValueError(
-                f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; expected different numbers of layers, from 0 to "
-                f"{self.n_layers - 1}."
-            )
-
-    @property
-    def param_dtype(self) -> str:
-        """Dtype of the parameters."""
-        return "float64" if self.dtype == "float64" else "float32"
-
-    def projection_lut_options(self) -> dict[str, Any]:
-        """Options of each feed-forward layer of scored tables."""
-        projected = self.feed_forward == "projection_lut"
-        return {
-            "in_features": self.features,
-            "out_features": self.features,
-            "heads": self.lut_heads if projected else 1,
-            "tables": self.lut_tables if projected else self.lut_heads * self.lut_tables,
-            "compress": projected,
-            "compress_init": _Normal(_STANDARD_DEVIATION),
-            "decompress": projected,
-            "bits": self.lut_bits,
-            "read": READS[self.read],
-            "table_dropout": self.table_dropout,
-            "dtype": self.dtype,
-            "param_dtype": self.param_dtype,
-        }
-
-    @property
-    def memory_places(self) -> tuple[int, ...]:
-        """Numbers of the layers before which there is a memory."""
-        return self.memory_layers if self.memory else ()
-
-    def memory_options(self, place: int) -> dict[str, Any]:
-        """Options of the memory before a layer."""
-        return {
-            "features": self.features,
-            "orders": self.memory_orders,
-            "rows": self.memory_rows,
-            "heads": self.memory_heads,
-            "width": self.memory_width,
-            "seed": place,
-            "placement": self.memory_placement,
-            "dtype": self.dtype,
-            "param_dtype": self.param_dtype,
-        }
-
-    def lut_options(self) -> dict[str, Any]:
-        """Options of each feed-forward layer of tables alone."""
-        return {
-            "in_features": self.features,
-            "out_features": self.features,
-            "n_detectors": self.lut_heads * self.lut_tables,
-            "n_anchors": self.lut_bits,
-            "param_dtype": self.param_dtype,
-        }
 
 
 def feed_forward(config: GPTConfig, *, implementation: Any, rngs: nnx.Rngs) -> Any:
@@ -265,7 +85,7 @@ class GPT(Decoder):
         self.embedding = nnx.Embed(
             config.vocab_size,
             config.features,
-            embedding_init=_Normal(_STANDARD_DEVIATION),
+            embedding_init=MatrixNormal(STANDARD_DEVIATION),
             param_dtype=config.param_dtype,
             rngs=rngs,
         )
@@ -529,11 +349,11 @@ def _linear(
     config: GPTConfig, n_inputs: int, n_outputs: int, *, residual: bool = False, **options: Any
 ) -> Any:
     """Return a matrix in the model's dtypes; `residual` if its product is added to the sum of layers."""
-    deviation = _STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else _STANDARD_DEVIATION
+    deviation = STANDARD_DEVIATION / (2 * config.n_layers) ** 0.5 if residual else STANDARD_DEVIATION
     return nnx.Linear(
         n_inputs,
         n_outputs,
-        kernel_init=_Normal(deviation),
+        kernel_init=MatrixNormal(deviation),
         dtype=config.dtype,
         param_dtype=config.param_dtype,
         **options,

@@ -1,6 +1,5 @@
 """A causal language model made of look-up tables."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,164 +9,22 @@ import jax.numpy as jnp
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers import _tables
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
-from lutjax.models._config import MOST_LAYERS, Config, require_arguments
+from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
-from lutjax.models._fields import check_names, one_of
+from lutjax.models._language_configs import (
+    ATTENTION as ATTENTION,
+    LUTTransformerConfig as LUTTransformerConfig,
+)
 from lutjax.models._pages import n_entries
-from lutjax.values._dtypes import FLOATS, accumulator
+from lutjax.values._dtypes import accumulator
 
 with needed_by("lutjax.models.transformer"):
     from flax import nnx
 
-ATTENTION = ("concatenated", "pair", "pair_interleaved")
-MEMORY = ("window", "counts")
-
 
 class Embedding(nnx.Variable):
     """The vectors of the tokens. Kept with the tables, never trained."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LUTTransformerConfig(Config):
-    """The sizes of a `LUTTransformer`; the defaults are the published language model.
-
-    Attributes:
-      vocab_size: tokens; 256 for bytes.
-      features: size of a token's vector.
-      context: longest text that is attended as a whole; longer ones through a sliding window.
-      n_layers: layers of attention and tables.
-      n_heads: heads of attention: nothing but so many times more detectors.
-      n_detectors: detectors of each head.
-      n_anchors: anchor pairs of a detector in attention.
-      n_position_bits: positional bits in attention; 0 for none.
-      shared_positions: all detectors of a layer read the same positions, or each its own.
-      attention: ``"concatenated"``, ``"pair"`` or ``"pair_interleaved"`` (which needs
-        ``n_position_bits == features``).
-      memory: what attention remembers of earlier tokens: those of the ``"window"`` of ``context - 1`` positions; or, without positional bits and
-        where attention is ``"concatenated"``, ``"counts"``: how many tokens had each row, of the whole text before, in the same memory
-        whatever its length.
-      ffn: whether tables follow attention in each layer.
-      ffn_detectors: their detectors.
-      ffn_anchors: anchor pairs of each.
-      unembed_detectors: detectors of the last tables, which give the logits; `ffn_detectors` by default.
-      unembed_anchors: anchor pairs of each; `ffn_anchors` by default.
-      dropout: rate of dropout after each.
-      batch_norm: whether batch normalization follows each.
-      param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
-      table_dtype: dtype of the tables, where it is another one: bfloat16 halves their memory and the bytes a step
-        moves, and what runs between them keeps its precision. Default: the same.
-
-    Raises:
-      ValueError: a size is impossible.
-
-    Source: docs/semantics.md, section 9.
-
-    Example:
-      >>> from lutjax.models import LUTTransformerConfig
-      >>> config = LUTTransformerConfig(n_layers=2, ffn_anchors=6)
-      >>> LUTTransformerConfig.from_dict(config.to_dict()) == config
-      True
-    """
-
-    vocab_size: int = 256
-    features: int = 32
-    context: int = 32
-    n_layers: int = 6
-    n_heads: int = 4
-    n_detectors: int = 16
-    n_anchors: int = 6
-    n_position_bits: int = 4
-    shared_positions: bool = False
-    attention: str = one_of(ATTENTION, "concatenated")
-    memory: str = one_of(MEMORY, "window")
-    ffn: bool = True
-    ffn_detectors: int = 16
-    ffn_anchors: int = 10
-    unembed_detectors: int | None = None
-    unembed_anchors: int | None = None
-    dropout: float | int = 0.1
-    batch_norm: bool = False
-    param_dtype: str = one_of(FLOATS, "float32")
-    table_dtype: str | None = one_of(FLOATS, None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1, n_detectors=1)
-        self._check_most(n_layers=MOST_LAYERS)
-        self._check_sizes(ffn_detectors=1, ffn_anchors=0, unembed_detectors=1, unembed_anchors=0)
-        check_names(self, "LUTTransformerConfig: ")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(
-                f"LUTTransformerConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1."
-            )
-        if self.memory == "counts" and (self.n_position_bits or self.attention != "concatenated"):
-            raise ValueError(
-                f"LUTTransformerConfig: memory is 'counts', but n_position_bits is {self.n_position_bits} and attention {self.attention!r}; counts do not say "
-                "where a token was, so they need n_position_bits=0 and attention='concatenated'."
-            )
-        # The specs check the rest, and know nothing of arrays.
-        attention = (
-            _tables.LUTAttentionSpec if self.attention == "concatenated" else _tables.LUTPairAttentionSpec
-        )
-        attention(**self.attention_options())
-        for part, options in (("ffn", self.ffn_options()), ("unembed", self.unembed_options())):
-            names = {"n_anchors": f"{part}_anchors", "n_detectors": f"{part}_detectors"}
-            self._check_spec(_tables.LUTSpec, options, **names)
-
-    def attention_options(self) -> dict[str, Any]:
-        """Options of each attention layer."""
-        interleave = (
-            {} if self.attention == "concatenated" else {"interleave": self.attention == "pair_interleaved"}
-        )
-        return {
-            "in_features": self.features,
-            "out_features": self.features,
-            "n_detectors": self.n_heads * self.n_detectors,
-            "n_anchors": self.n_anchors,
-            "n_positions": self.context - 1,
-            "n_position_bits": self.n_position_bits,
-            "shared_positions": self.shared_positions,
-            "window": self.context - 1 if self.memory == "window" else None,
-            "param_dtype": self.param_dtype,
-            **interleave,
-        }
-
-    def ffn_options(self) -> dict[str, Any]:
-        """Options of the tables in each layer."""
-        return self._table_options(self.features, self.ffn_detectors, self.ffn_anchors)
-
-    def unembed_options(self) -> dict[str, Any]:
-        """Options of the last tables."""
-        detectors = self.ffn_detectors if self.unembed_detectors is None else self.unembed_detectors
-        anchors = self.ffn_anchors if self.unembed_anchors is None else self.unembed_anchors
-        return self._table_options(self.vocab_size, detectors, anchors)
-
-    def _table_options(self, out_features: int, n_detectors: int, n_anchors: int) -> dict[str, Any]:
-        return {
-            "in_features": self.features,
-            "out_features": out_features,
-            "n_detectors": n_detectors,
-            "n_anchors": n_anchors,
-            "param_dtype": self.param_dtype,
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
-        """The config that `to_dict` made these fields of.
-
-        Raises:
-          ValueError: a field is unknown or missing.
-        """
-        known = {f.name for f in dataclasses.fields(cls)}
-        fields = {"table_dtype": None, "memory": "window", **fields}  # older configs have none
-        for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
-            if names:
-                raise ValueError(
-                    f"LUTTransformerConfig: {what} fields {sorted(names)}; the fields are {sorted(known)}."
-                )
-        return super().from_dict(fields)
 
 
 class _Branch(nnx.Module):

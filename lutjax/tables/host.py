@@ -50,9 +50,6 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, is_concrete
 
-PLACEMENTS = ("device", "host")
-"""Where the tables of a memory may lie."""
-
 _BLOCK = 1 << 21  # numbers that are drawn or copied at a time, by one thread
 _LEAST = 1 << 12  # rows that are worth a thread of their own
 _SMALL = 1 << 17  # bytes of rows that are not

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 
 import lutjax
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import meshes, models, runs
-from lutjax.training.configs import Training
+from lutjax.training.automaton_config import N_BOARDS, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
 
 with needed_by(__name__):
@@ -26,93 +26,8 @@ with needed_by(__name__):
 
 T = TypeVar("T")
 
-STARTS = ("boards", "random", "seed", "zero")
-N_BOARDS = 512
-"""Periodic boards of 3x3 cells, and neighborhoods of a cell."""
 EVALUATION_BATCH = 16
 _SMOOTHING = 0.9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Training):
-    """Settings of a training run apart from the model.
-
-    Attributes:
-      experiment: its name, which decides the target.
-      start: the state at first: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
-      size: rows and columns of the grid.
-      n_steps: steps of the automaton until its state is compared with the target.
-      batch_size: grids of one step. In the Game of Life boards of 3x3 cells; 512 are all there are, as one torus that
-        holds every neighborhood once.
-      learning_rate: of AdamW.
-      weight_decay: of AdamW; pulls gates toward a mixture of all sixteen.
-      hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
-      last_hard_share: that of the last step; from `hard_growth` of the run on it grows from `hard_share` to this. None: it stays.
-      hard_growth: share of all steps after which it grows.
-      runs: automata that are trained one beside the other, each as a run of its own would be: the first with `seed`, the next with
-        ``seed + 1``, and so on. The best of them is kept.
-      clip: largest size of each number of a gradient; larger ones are cut to it.
-      keep_every: steps of the automaton after which its gradient keeps a state; see `lutjax.models.LogicCA.__call__`.
-      loss_channels: numbers of the target's channels that are compared. Default: all.
-    """
-
-    experiment: str
-    start: str
-    size: int = 3
-    n_steps: int = 1
-    batch_size: int = N_BOARDS
-    weight_decay: float | int = 0.01
-    hard_share: float | int = 0.0
-    last_hard_share: float | int | None = None
-    hard_growth: float | int = 0.3
-    runs: int = 1
-    clip: float | int = 100.0
-    keep_every: int = 1
-    loss_channels: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_least(size=3, n_steps=1, runs=1, keep_every=0)
-        if not 0 < self.clip < float("inf"):
-            raise ValueError(f"clip is {self.clip}; it must be above 0 and finite.")
-        if len(set(self.loss_channels)) < len(self.loss_channels) or min(self.loss_channels, default=0) < 0:
-            raise ValueError(
-                f"loss_channels is {self.loss_channels}; give different numbers of channels, from 0 on."
-            )
-        if self.start not in STARTS:
-            raise ValueError(f"start is {self.start!r}; the known ones are {', '.join(STARTS)}.")
-        if self.start == "boards" and (self.batch_size > N_BOARDS or self.size != 3 or self.n_steps != 1):
-            raise ValueError(
-                f"batch_size is {self.batch_size}, size is {self.size}, n_steps is {self.n_steps}; the Game of Life is "
-                f"learned from one step of at most {N_BOARDS} boards of size 3."
-            )
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must not be negative.")
-        if not 0 <= self.hard_share <= 1:
-            raise ValueError(f"hard_share is {self.hard_share}; it is a probability, 0 to 1.")
-        if self.last_hard_share is not None and not 0 <= self.last_hard_share <= 1:
-            raise ValueError(f"last_hard_share is {self.last_hard_share}; it is a probability, 0 to 1.")
-        if not 0 <= self.hard_growth < 1:
-            raise ValueError(f"hard_growth is {self.hard_growth}; it is a share of the run, 0 to below 1.")
-
-    @property
-    def hardens(self) -> bool:
-        """True if gates are the likeliest ones in any step."""
-        return bool(self.hard_share or self.last_hard_share)
-
-    scheduled_name = "rate or share of hard gates"
-
-    def scheduled_values(self, numbers: Int[np.ndarray, " steps"]) -> Float[np.ndarray, "steps values"]:
-        """Return the learning rate and the share of hard gates of steps."""
-        shares = np.broadcast_to(np.asarray(self.hard_share_at(jnp.asarray(numbers))), numbers.shape)
-        return np.concatenate([super().scheduled_values(numbers), shares[:, None]], 1, dtype=np.float32)
-
-    def hard_share_at(self, number: Array) -> Array | float:
-        """Return the share of hard gates in a step."""
-        if self.last_hard_share is None:
-            return float(self.hard_share)
-        grown = jnp.clip((number / self.steps - self.hard_growth) / (1 - self.hard_growth), 0, 1)
-        return self.hard_share + (self.last_hard_share - self.hard_share) * grown
 
 
 @dataclasses.dataclass

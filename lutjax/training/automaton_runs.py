@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from lutjax.circuits import netlist_json, page
-from lutjax.models import LogicCA, LogicCAConfig
+from lutjax.models import LogicCA
 from lutjax.training import circuits, patterns, pruning, runs
-from lutjax.training.automaton import N_BOARDS, Record, Run, TrainingConfig, grid, life, pattern
-from lutjax.training.experiments import Configs, Experiment, Intervals, Part
+from lutjax.training.automaton import Record, Run, grid, life, pattern
+from lutjax.training.automaton_config import CONFIGS, N_BOARDS
+from lutjax.training.experiments import Experiment, Part
 from lutjax.training.models import State
 from lutjax.training.presets import EXPERIMENTS
 
@@ -23,24 +24,10 @@ SOLVED_TESTS = 3
 """Tests one after the other without a wrong bit, after which an automaton has nothing to learn."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(Intervals):
-    """Options that may change while a run goes on.
-
-    Attributes:
-      stop_when_solved: whether a run ends before its last step where three tests, one after the other, have found no
-        wrong bit. Default: it does.
-      pictures: whether the automaton is drawn at the end; needs Pillow. Default: it is.
-    """
-
-    stop_when_solved: bool = True
-    pictures: bool = True
-
-
 class Automaton(Experiment):
     """An automaton that learns a rule or a pattern: an `Experiment`."""
 
-    configs = Configs(LogicCAConfig, TrainingConfig, Options)
+    configs = CONFIGS
     kept = Record
     refuses = patterns.PatternError
     files = ("gates.txt", "pruned.json", "automaton.html", "automaton.gif")
@@ -82,11 +69,6 @@ class Automaton(Experiment):
         if drawn is not None:
             rows = [["".join("01"[bit] for bit in row) for row in channel] for channel in drawn.tolist()]
         return cls(Record(model, training, rows, dataclasses.asdict(options), runs.History()))
-
-    @classmethod
-    def preset(cls, model: str | None) -> Mapping[str, Any]:
-        """Return the values of the experiment life."""
-        return EXPERIMENTS["life"]
 
     @classmethod
     def of(cls, record: Record) -> "Automaton":

@@ -5,26 +5,25 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from lutjax.models import LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
-from lutjax.models.tree_net import EDGES
+from lutjax.models._logic_configs import EDGES
 from lutjax.training import datasets, meshes, presets, reports, runs
 from lutjax.training.classifier import (
     Model,
     Record,
     Run,
-    TrainingConfig,
     baselines,
     expected_gates,
     image_shape,
 )
+from lutjax.training.classifier_config import CONFIGS, FOR_TABLES, MODELS, TREE_TAU, Options, TrainingConfig
 from lutjax.training.datasets.columns import Encoding, Table
 from lutjax.training.errors import CheckpointError
-from lutjax.training.experiments import Configs, Experiment, Intervals, Part, Show
+from lutjax.training.experiments import Experiment, Part, Show
 from lutjax.training.models import State
 from lutjax.training.raw import Form
 from lutjax.training.recipes import RECIPES, Published, recipe as recipe_of
@@ -36,60 +35,19 @@ MOST_BITS = 20_000_000
 MOST_GATES = 1_000_000
 """Gates, at all places of an image, whose circuit is simplified after the last step."""
 
-TREE_TAU = 8.0
-"""Temperature of the votes of trees without a recipe."""
-
-FOR_TABLES: Mapping[str, Any] = MappingProxyType(
-    {
-        "layers": (1280,),
-        "wiring": "learnable",
-        "estimator": "straight_through",
-        "tau": 10.0,
-        "steps": 1000,
-        "batch_size": 256,
-        "column_bits": 32,
-        "select_every": 50,
-    }
-)
-"""Values of fields for layers of gates on the rows of a table, where neither a recipe nor the user gives others."""
-
 LARGE_GAP = 0.02
 """Accuracy that the soft network has more than the hard one, from which on that is said."""
-
-MODELS = {"gates": LogicClassifierConfig, "tree": LogicTreeNetConfig}
-"""Configs of models by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(Intervals):
-    """Options that may change while a run goes on.
-
-    Attributes:
-      patience: stop after so many tests in which the hard network was not better than before. The test part then
-        decides when to stop, so its accuracy says a little too much. Default: all steps.
-      baselines: fit logistic regression and a random forest to the same bits after the last step. Default: where the
-        training part has at most 20 million bits; beyond, they take many minutes.
-    """
-
-    patience: int | None = None
-    baselines: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience is {self.patience}; it must be at least 1.")
 
 
 class Classifier(Experiment):
     """A classifier on samples: an `Experiment`."""
 
-    configs = Configs(LogicClassifierConfig | LogicTreeNetConfig, TrainingConfig, Options)
+    configs = CONFIGS
     kept = Record
     refuses = SamplesError
     files = ("report.json", "confusion.png", "accuracy.png", "columns.json")
     curves = ("training loss", "hard accuracy", "soft accuracy")
     ends_early = "--patience"
-    models = MappingProxyType(MODELS)
 
     record: Record
     run: Run
@@ -202,21 +160,6 @@ class Classifier(Experiment):
             ),
         )
         return cls(record, parts)
-
-    @classmethod
-    def preset(cls, model: str | None) -> Mapping[str, Any]:
-        """Return words for what follows from the samples, and the temperature of the votes of trees."""
-        words = {
-            name: f"{_shown(value)} for tables without a recipe, else {_shown(_usual(name))}"
-            for name, value in FOR_TABLES.items()
-        }
-        stratified = {"stratified": "--stratified where --data is given"}
-        if model == "tree":
-            of_images = dict.fromkeys(
-                ("kernels", "kernel", "padding", "pool"), "as images of this size allow"
-            )
-            return {**stratified, **of_images, "tau": TREE_TAU}
-        return {**words, **stratified, "image_shape": "that of the samples"}
 
     @classmethod
     def of(
@@ -548,16 +491,6 @@ def bit_names(
 def _is_regression(model: LogicClassifierConfig | LogicTreeNetConfig) -> bool:
     """Return whether a model learns numbers."""
     return isinstance(model, LogicClassifierConfig) and model.regression
-
-
-def _usual(name: str) -> Any:
-    """Return the default of a field of a classifier of gates."""
-    configs = (LogicClassifierConfig, TrainingConfig)
-    return next(c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__)
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _parts(data: datasets.Data, training: TrainingConfig) -> datasets.Parts:

@@ -1,18 +1,17 @@
 """Fields and checks that the training of every kind of model shares."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, UnionType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from lutjax._extras import needed_by
 from lutjax.models._fields import MOST_INT, check_floats
-from lutjax.training import optimizers
 
-with needed_by(__name__):
-    import optax
-
+Schedule = Callable[[Any], Any]
+"""An `optax.Schedule`: a value for every step, counted from 0."""
 
 MOST_SAMPLES = 2**53
 """Largest number of samples of a step, whose memory is told in float64."""
@@ -69,7 +68,7 @@ class Training:
             if not 0 <= getattr(self, name) < 2**32:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {2**32 - 1}.")
 
-    def rate(self) -> optax.Schedule:
+    def rate(self) -> Schedule:
         """Return the learning rate of every step, counted from 0."""
         return self.scheduled()
 
@@ -83,9 +82,11 @@ class Training:
 
     def scheduled(
         self, schedule: str = "constant", *, warmup: float = 0.0, cooldown: float = 0.0
-    ) -> optax.Schedule:
+    ) -> Schedule:
         """Return a schedule of these steps, batches and this rate; see `optimizers.learning_rate`."""
-        return optimizers.learning_rate(
+        from lutjax.training import optimizers
+
+        schedule_of: Schedule = optimizers.learning_rate(
             schedule,
             rate=self.learning_rate,
             steps=self.steps,
@@ -93,3 +94,43 @@ class Training:
             warmup=warmup,
             cooldown=cooldown,
         )
+        return schedule_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learned, so a resumed run may change them.
+
+    Attributes:
+      log_every: steps between two training losses.
+      eval_every: steps between two tests.
+      checkpoint_every: steps between two checkpoints.
+    """
+
+    log_every: int = 50
+    eval_every: int = 500
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+class Configs(NamedTuple):
+    """Classes of dataclasses that hold all that can be chosen of a run of one kind.
+
+    Attributes:
+      model: sizes of the model; a union of classes where a run is one of several models.
+      training: everything else that decides what is learned: a `lutjax.training.configs.Training`.
+      options: what may change while a run goes on; the record's `options` are its fields.
+      models: classes of the model's config by the names of models, the first by default; none where there is one class.
+      preset: returns the values of fields of a new run of one of `models` (None where there are none) whose default is another; words
+        for one that follows from data.
+    """
+
+    model: type | UnionType
+    training: type
+    options: type[Intervals]
+    models: Mapping[str, type] = MappingProxyType({})
+    preset: Callable[[str | None], Mapping[str, Any]] = lambda model: {}

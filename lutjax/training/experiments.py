@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import MappingProxyType, UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
@@ -22,30 +21,11 @@ import numpy as np
 from lutjax.dispatch.registry import devices_of, kernel_registry
 from lutjax.tables.host import free_memory
 from lutjax.training import checkpoints, hosts, kernels, loop, meshes, models, presets, runs
+from lutjax.training.configs import Configs
 from lutjax.training.errors import CheckpointError, HostError, InUseError, RunError
 from lutjax.training.models import ModelRun, State
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Intervals:
-    """Intervals between measurements and checkpoints, in steps. They change nothing in what is learned, so a resumed run may change them.
-
-    Attributes:
-      log_every: steps between two training losses.
-      eval_every: steps between two tests.
-      checkpoint_every: steps between two checkpoints.
-    """
-
-    log_every: int = 50
-    eval_every: int = 500
-    checkpoint_every: int = 500
-
-    def __post_init__(self) -> None:
-        for name in ("log_every", "eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
 
 class Part(NamedTuple):
@@ -62,20 +42,6 @@ class Part(NamedTuple):
     do: Callable[[State, Path], Sequence[str] | None]
 
 
-class Configs(NamedTuple):
-    """Classes of dataclasses that hold all that can be chosen of a run of one kind.
-
-    Attributes:
-      model: sizes of the model; a union of classes where a run is one of several models.
-      training: everything else that decides what is learned: a `lutjax.training.configs.Training`.
-      options: what may change while a run goes on; the record's `options` are its fields.
-    """
-
-    model: type | UnionType
-    training: type
-    options: type[Intervals]
-
-
 class Experiment(ABC):
     """A run of one kind: its data, its model and its record.
 
@@ -86,7 +52,6 @@ class Experiment(ABC):
       files: names of all files that its parts may write, whatever is chosen; a new run finds them free.
       curves: names of the training loss, of what a test measures, and of what a second one does, if there is one.
       ends_early: the option by which `solved` decides.
-      models: classes of the model's config by the names of models, the first by default; none where there is one class.
       record: see `lutjax.training.runs`.
       run: steps, and states.
       remarks: lines about the data and the sizes that are shown before the first step.
@@ -98,7 +63,6 @@ class Experiment(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     curves: tuple[str, ...]
     ends_early: ClassVar[str] = ""
-    models: ClassVar[Mapping[str, type]] = MappingProxyType({})
 
     record: Any
     run: ModelRun[Any]
@@ -117,15 +81,6 @@ class Experiment(ABC):
         Raises:
           ValueError: a value is impossible, or does not fit the data; `refuses`: the data cannot be used.
         """
-
-    @classmethod
-    def preset(cls, model: str | None) -> Mapping[str, Any]:
-        """Return the values of fields of a new run for which none is given, and whose default is another; words for one that follows from data.
-
-        Args:
-          model: one of `models`; None where there are none.
-        """
-        return {}
 
     @classmethod
     @abstractmethod

@@ -19,7 +19,8 @@ from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.models._decoder import fed
 from lutjax.training import checkpoints, lm_runs, model_folders, models, runs
 from lutjax.training.errors import CheckpointError, RunError
-from lutjax.training.lm import Evaluation, LanguageModel, ModelConfig, structure_of
+from lutjax.training.lm import Evaluation, LanguageModel, structure_of
+from lutjax.training.lm_config import ModelConfig
 from lutjax.training.model_folders import ModelFolder
 from lutjax.training.text import TextError
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -14,8 +13,9 @@ import numpy as np
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, meshes, models, presets, reports, runs
 from lutjax.training.errors import CheckpointError
-from lutjax.training.experiments import Configs, Experiment, Intervals, Part
-from lutjax.training.lm import CONFIGS, Run, TrainingConfig, structure_of
+from lutjax.training.experiments import Experiment, Part
+from lutjax.training.lm import Run, structure_of
+from lutjax.training.lm_config import CONFIGS, MODELS, Options, TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import Text, TextError, bigram_loss, load_text
 
@@ -24,17 +24,6 @@ EVALUATION_WINDOWS = 1024
 
 SAMPLE_BYTES = 300
 """Length of the text that is written at the end."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(Intervals):
-    """Options that may change while a run goes on.
-
-    Attributes:
-      usage: count at the end how often the test part reads each row of each table, in usage.json; rows of a memory are always counted.
-    """
-
-    usage: bool = False
 
 
 @dataclasses.dataclass
@@ -105,12 +94,11 @@ def _run(record: Record, text: Text) -> Run:
 class LanguageModel(Experiment):
     """A language model on a text: an `Experiment`."""
 
-    configs = Configs(LUTTransformerConfig | GPTConfig, TrainingConfig, Options)
+    configs = CONFIGS
     kept = Record
     refuses = TextError
     files = ("loss.png", "usage.json", "sample.txt")
     curves = ("training loss", "test loss")
-    models = MappingProxyType({name: CONFIGS[name] for name in (presets.MODEL, *CONFIGS)})
 
     record: Record
     run: Run
@@ -132,8 +120,8 @@ class LanguageModel(Experiment):
           ValueError: the model has no such preset, or a field is one of another model.
         """
         name = model or presets.MODEL
-        presets.refuse_others(f"the model {name}", (CONFIGS[name], TrainingConfig, Options), fields)
-        config, training, options = cls.made({**presets.preset(name, preset), **fields}, CONFIGS[name])
+        presets.refuse_others(f"the model {name}", (MODELS[name], TrainingConfig, Options), fields)
+        config, training, options = cls.made({**presets.preset(name, preset), **fields}, MODELS[name])
         text = load_text(path, context=config.context)
         record = Record(
             model=config,
@@ -146,15 +134,10 @@ class LanguageModel(Experiment):
         return cls(record, _run(record, text), text)
 
     @classmethod
-    def preset(cls, model: str | None) -> Mapping[str, Any]:
-        """Return the values of the preset demo of a model."""
-        return presets.preset(model or presets.MODEL, "demo")
-
-    @classmethod
     def of(cls, record: Record, path: Path | None = None, model: str | None = None) -> "LanguageModel":
         """Return the run of a record, with the text at `path` or where it was; of this model, if one is named."""
-        if model is not None and not isinstance(record.model, CONFIGS[model]):
-            found = next(name for name, config in CONFIGS.items() if isinstance(record.model, config))
+        if model is not None and not isinstance(record.model, MODELS[model]):
+            found = next(name for name, config in MODELS.items() if isinstance(record.model, config))
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         if record.quantized:
             raise CheckpointError(

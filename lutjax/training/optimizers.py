@@ -6,23 +6,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lutjax import _names
 from lutjax._extras import needed_by
+from lutjax._names import ANNEALINGS, OPTIMIZERS, SCHEDULES
 from lutjax.training import tables
 
 with needed_by(__name__):
     import optax
 
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad", "row_adagrad")
-SCHEDULES = ("constant", "published", "cosine")
-ANNEALINGS = ("linear", "exponential", "cosine")
-
-TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = {
-    "sgd": tables.SGD,
-    "row_adagrad": tables.RowAdagrad,
-    "row_momentum": tables.RowMomentum,
-    "row_adam": tables.RowAdam,
-}
+TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = dict(
+    zip(
+        _names.TABLE_OPTIMIZERS,
+        (tables.SGD, tables.RowAdagrad, tables.RowMomentum, tables.RowAdam),
+        strict=True,
+    )
+)
 """Rules by which table rows move, by name."""
 
 # The mean loss of a large batch has squared gradients around 1e-10: the usual 1e-7 would drown them.

@@ -13,7 +13,8 @@ from lutjax.circuits import Circuit, simplify
 from lutjax.circuits.circuit import alive_nodes
 from lutjax.layers._logic import truth_of
 from lutjax.models import LogicCA, automaton
-from lutjax.training.automaton import EVALUATION_BATCH, N_BOARDS, Run
+from lutjax.training.automaton import EVALUATION_BATCH, Run
+from lutjax.training.automaton_config import N_BOARDS
 from lutjax.training.circuits import INPUTS, live
 
 with needed_by("lutjax.training.pruning"):

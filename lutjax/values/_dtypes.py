@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-FLOATS = ("float32", "bfloat16", "float16", "float64")
+from lutjax._names import FLOATS as FLOATS
 
 
 def holds_all_of(dtype: DTypeLike, other: DTypeLike) -> bool:

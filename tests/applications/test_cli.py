@@ -610,8 +610,8 @@ def test_what_the_machine_refuses_is_one_line_and_leaves_checkpoints(
 def test_every_field_is_a_flag() -> None:
     train_lm = cli.commands["train"].commands["lm"]  # type: ignore[attr-defined]
     flags = {p.name for p in train_lm.get_params(click.Context(train_lm))}
-    models, *others = lm_runs.LanguageModel.configs
-    for config in (*typing.get_args(models), *others):
+    configs = lm_runs.LanguageModel.configs
+    for config in (*typing.get_args(configs.model), configs.training, configs.options):
         assert {field.name for field in dataclasses.fields(config)} <= flags
 
 

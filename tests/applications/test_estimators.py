@@ -21,7 +21,7 @@ import lutjax
 from lutjax import circuits
 from lutjax.layers.nnx import LogicGates, SoftLUT, Thermometer
 from lutjax.models import LogicClassifierConfig, LogicTreeNetConfig
-from lutjax.models.tree_net import EDGES
+from lutjax.models._logic_configs import EDGES
 from lutjax.training import classifier, models, optimizers, reports, runs
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets.columns import Encoding, Table

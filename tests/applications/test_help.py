@@ -76,7 +76,7 @@ def test_shown_defaults_are_those_of_a_new_run(kind: str, tmp_path: Path, withou
     one = cli.commands["train"].commands[kind]  # type: ignore[attr-defined]
     helps = {str(param.name): param.help for param in one.get_params(click.Context(one))}
     n_shown = 0
-    for model in KINDS[kind].models or (None,):
+    for model in KINDS[kind].configs.models or (None,):
         source = {"lm": {"path": path, "model": model}, "classify": {"model": model}, "ca": {}}[kind]
         record = KINDS[kind].new({}, **source).record
         for config in (record.model, record.training, KINDS[kind].configs.options(**record.options)):

@@ -55,7 +55,7 @@ class Record(runs.Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(experiments.Intervals):
+class Options(configs.Intervals):
     log_every: int = 2
     eval_every: int = 4
     checkpoint_every: int = 3
@@ -71,7 +71,7 @@ class Weights(nnx.Module):
 class Descent(experiments.Experiment):
     """Weights go to zero."""
 
-    configs = experiments.Configs(Size, Training, Options)
+    configs = configs.Configs(Size, Training, Options)
     kept = Record
     curves = ("training loss", "size")
     ends_early = "--stop-below"

@@ -15,8 +15,9 @@ import lutjax
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
 from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
-from lutjax.training.experiments import Intervals
-from lutjax.training.lm import CONFIGS, Run, TrainingConfig
+from lutjax.training.configs import Intervals
+from lutjax.training.lm import Run, TrainingConfig
+from lutjax.training.lm_config import MODELS
 from lutjax.training.models import State
 from lutjax.training.text import bigram_loss, split_text
 
@@ -92,7 +93,7 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
 @pytest.mark.parametrize("model", presets.PRESETS)
 def test_presets_are_complete(model: str) -> None:
     """Every value of a preset is a field, and the presets of the GPT fit every feed-forward layer."""
-    configs = (CONFIGS[model], TrainingConfig, Intervals)
+    configs = (MODELS[model], TrainingConfig, Intervals)
     for name in presets.PRESETS[model]:
         values = presets.preset(model, name)
         assert not set(values).difference(*(set(config.__dataclass_fields__) for config in configs))

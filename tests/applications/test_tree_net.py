@@ -11,7 +11,8 @@ from flax import nnx
 
 from lutjax import circuits
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
-from lutjax.models.tree_net import EDGES, with_edges
+from lutjax.models._logic_configs import EDGES
+from lutjax.models.tree_net import with_edges
 
 SIZES = {"kernels": (3, 4), "layers": (24, 12), "kernel": (3, 2), "padding": (1, 0), "pool": (2, 1)}
 

@@ -669,7 +669,7 @@ import jax, jax.numpy as jnp
 environment, config, modules = dict(os.environ), dict(jax.config.values), set(sys.modules)
 import lutjax
 new = set(sys.modules) - modules
-assert new == {"lutjax", "lutjax._jit_key", "lutjax._version"}, new
+assert new == {"lutjax", "lutjax._jax_import", "lutjax._jit_key", "lutjax._version"}, new
 
 @jax.jit
 def first_use(x):

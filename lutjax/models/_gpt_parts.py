@@ -1,0 +1,46 @@
+"""Reads and initializer of the layers of a `GPT`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from lutjax import _names, reads
+from lutjax._typing import Array
+from lutjax.layers.initializers import Normal
+
+READS: dict[str, reads.Read] = dict(
+    zip(
+        _names.READS,
+        (
+            reads.Hard(),
+            reads.Blend(),
+            reads.SoftSign(),
+            reads.Confidence(),
+            reads.Confidence(ways=1),
+            reads.PowersOfTwo(),
+            reads.PowersOfTwo(ways=1),
+        ),
+        strict=True,
+    )
+)
+"""Reads of tables by name."""
+
+STANDARD_DEVIATION = 0.02
+
+
+class MatrixNormal(Normal):
+    """Initializer of normally distributed matrices, compiled once for each shape.
+
+    A model built outside of `jax.jit` has the bits of one built inside: XLA folds the standard deviation into a constant of the sampler in both.
+    """
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        sampled: jax.Array = _initialize(Normal(self.deviation), key, shape, jnp.dtype(dtype))
+        return sampled
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _initialize(init: Normal, key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    return init(key, shape, dtype)

@@ -1,0 +1,500 @@
+"""Configs of the models of logic gates. Importing them needs no JAX, so `lutjax train classify --help` answers at once."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lutjax._arguments import shown
+from lutjax._names import ESTIMATORS, PARAMETERIZATIONS
+from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config
+from lutjax.models._fields import check_names, one_of
+
+N_NEIGHBORS = 8
+
+CLASSIFIER_TABLES = ("gates", "light", "walsh", "raw", "binary")
+TREE_TABLES = ("gates", *PARAMETERIZATIONS)
+EDGES = ("right - left", "below - above", "right - 2 middle + left", "below - 2 middle + above")
+"""Edges of each channel: first and second differences of neighbors."""
+
+PerLayer = int | tuple[int, ...]
+_PER_LAYER = ("depth", "kernel", "stride", "padding", "pool", "pool_padding", "channels_per_kernel")
+# Name: factor of all sizes, thresholds of a pixel, temperature of the votes, and a further factor of the layers of gates.
+_CIFAR10 = {
+    "S": (32, 3, 20.0, 1),
+    "M": (256, 3, 40.0, 1),
+    "B": (512, 31, 280.0, 2),
+    "L": (1024, 31, 340.0, 2),
+    "G": (2560, 31, 450.0, 1),
+}
+_MNIST = {"S": (16, 1, 6.5, 2), "M": (64, 1, 28.0, 2), "L": (1024, 1, 35.0, 1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicClassifierConfig(Config):
+    """The sizes of a `LogicClassifier`.
+
+    Attributes:
+      in_features: numbers of a sample, such as the pixels of an image.
+      n_classes: classes; 1 where a number is learned.
+      layers: gates (or tables) of each layer; those of the last vote for the classes and are a multiple of them.
+      n_thresholds: bits that each number is made into; 0 where samples are bits already.
+      n_inputs: inputs of a gate (2) or of a table (up to 8).
+      tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table, 4 for a gate;
+        walsh: their Walsh coefficients; raw: numbers from -1 to 1; binary: tables addressed by bits already while
+        training. Default: gates for 2 inputs, else light.
+      residual: what the first values have for passing on the first input: the logit of that gate, or of corners.
+        Deep networks need more of it. Default: 2 for gates, 0 for tables. Binary tables have first values of their
+        own.
+      noise: standard deviation of the first values.
+      wiring: which inputs gates read: balanced, unique, butterfly, random, top-k, full or learnable, see
+        `lutjax.layers.nnx.LogicGates`; or windows of an image, see `lutjax.wiring.Windows`. Several with commas are those of the first
+        layers, and the last of them is that of all further layers, such as windows,balanced.
+      candidates: for each input of a gate where wiring is top-k or learnable.
+      image_shape: height, width and perhaps channels of a sample that is an image, for windows and for pages of circuits.
+      window: height and width of windows.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
+      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+        `lutjax.layers.nnx.Thermometer`.
+      reduce: inputs of the tables that make fewer votes of those of each class before they are counted, layer by layer; they are trained, and start as
+        majorities. (3, 6) makes 12 of 200. Default: none, and all votes are counted.
+      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
+      tau: the votes for a class are divided by it.
+      regression: whether a number is learned in place of a class: how many of the last layer's bits are 1, times `scale`, plus `offset`.
+      scale, offset: of that number. Training takes them from the training part, so that no bits give its least number and all bits its largest.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/logic.md, sections 3 and 4.
+
+    Example:
+      >>> from lutjax.models import LogicClassifierConfig
+      >>> config = LogicClassifierConfig(in_features=64, n_classes=10, layers=(500, 500))
+      >>> LogicClassifierConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    in_features: int
+    n_classes: int
+    layers: tuple[int, ...] = (2000, 2000, 2000)
+    n_thresholds: int = 3
+    n_inputs: int = 2
+    tables: str | None = one_of(CLASSIFIER_TABLES, None)
+    residual: float | int | None = None
+    noise: float | int = 1.0
+    wiring: str = "balanced"
+    candidates: int = 8
+    image_shape: tuple[int, ...] = ()
+    window: int = 5
+    estimator: str = one_of(ESTIMATORS, "soft")
+    tau: float | int = 4.0
+    learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    regression: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    scale: float | int = dataclasses.field(default=1.0, metadata=FOLLOWS)
+    offset: float | int = dataclasses.field(default=0.0, metadata=FOLLOWS)
+    reduce: tuple[int, ...] = ()
+    threshold_gradient: str = dataclasses.field(default="straight_through", metadata=FOLLOWS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = "LogicClassifierConfig"
+        least = 1 if self.regression else 2
+        self._check_sizes(
+            in_features=1, n_classes=least, n_thresholds=0, candidates=1, image_shape=1, window=1
+        )
+        check_names(self, f"{where}: ")
+        self._check_most(n_thresholds=MOST_THRESHOLDS)
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"{where}: noise is {self.noise}; it must not be negative.")
+        if self.regression and self.n_classes != 1:
+            raise ValueError(
+                f"{where}: regression is True and n_classes is {self.n_classes}; a number has no classes: n_classes must be 1."
+            )
+        if not math.isfinite(self.scale) or not math.isfinite(self.offset) or not self.scale:
+            raise ValueError(
+                f"{where}: scale is {self.scale} and offset {self.offset}; they must be finite, and scale not 0."
+            )
+        if not self.layers or min(self.layers) < 1:
+            raise ValueError(
+                f"{where}: layers is {self.layers}; give at least one layer of at least one gate."
+            )
+        if self.layers[-1] % self.n_classes:
+            raise ValueError(
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} "
+                f"classes, such as {-(-self.layers[-1] // self.n_classes) * self.n_classes}."
+            )
+        if self.kind == "gates" and self.n_inputs != 2:
+            raise ValueError(
+                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+            )
+        self._check_reduce()
+        if self.learned_thresholds and not self.n_thresholds:
+            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        from lutjax.models._encoder import check_threshold_gradient
+
+        check_threshold_gradient(where, self.threshold_gradient)
+        if any(name == "windows" for name in self._wirings[1:]) or (len(self.layers) < len(self._wirings)):
+            raise ValueError(
+                f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are for the first layer, and each layer has one "
+                "wiring, such as windows,balanced."
+            )
+        if self._wirings[0] == "windows" and math.prod(self.image_shape or (0,)) != self.in_features:
+            raise ValueError(
+                f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; expected the height, width and perhaps channels "
+                f"of an image of in_features {self.in_features} values."
+            )
+        # The layers check the rest; abstract ones cost nothing.
+        from flax import nnx
+
+        from lutjax.models._classifier_layers import layers_of
+
+        nnx.eval_shape(lambda: layers_of(self, rngs=nnx.Rngs(0)))
+
+    def _check_reduce(self) -> None:
+        from lutjax.circuits.truth import MAX_INPUTS
+
+        where, size = "LogicClassifierConfig", self.layers[-1] // self.n_classes
+        if self.reduce and self.regression:
+            raise ValueError(
+                f"{where}: reduce is {self.reduce}, but regression is True, where all bits are counted; leave one of both out."
+            )
+        if self.reduce and self.kind == "binary":
+            raise ValueError(
+                f"{where}: reduce is {self.reduce}, but tables is 'binary', and tables that reduce votes are trained as logits; choose another kind."
+            )
+        for n_inputs in self.reduce:
+            if not 2 <= n_inputs <= min(size, MAX_INPUTS):
+                raise ValueError(
+                    f"{where}: reduce is {self.reduce}; a table reads 2 to {MAX_INPUTS} votes of its class, and at {n_inputs} a class has {size}."
+                )
+            size = -(-size // n_inputs)
+
+    @property
+    def _wirings(self) -> list[str]:
+        return self.wiring.split(",")
+
+    @property
+    def reducing(self) -> tuple[int, ...]:
+        """Tables of each layer that makes fewer votes of the votes of all classes."""
+        sizes, size = [], self.layers[-1] // self.n_classes
+        for n_inputs in self.reduce:
+            size = -(-size // n_inputs)
+            sizes.append(size * self.n_classes)
+        return tuple(sizes)
+
+    def wiring_of(self, layer: int) -> Any:
+        """Return the wiring of a layer of gates, counted from 0, as `lutjax.layers.nnx.LogicGates` takes it."""
+        name = self._wirings[min(layer, len(self._wirings) - 1)]
+        if name != "windows":
+            return name
+        height, width, channels = (*self.image_shape, 1)[:3]
+        from lutjax.wiring import Windows
+
+        return Windows((height, width, channels * max(self.n_thresholds, 1)), self.window)
+
+    @property
+    def kind(self) -> str:
+        """The trained form of each gate or table, one of `CLASSIFIER_TABLES`."""
+        return self.tables or ("gates" if self.n_inputs == 2 else "light")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicTreeNetConfig(Config):
+    """The sizes of a `LogicTreeNet`.
+
+    Depths of trees, sizes of windows, strides, paddings, pools and channels are numbers for all layers of trees, or tuples with one for each.
+
+    Attributes:
+      in_shape: height, width and channels of the images.
+      n_classes: classes.
+      kernels: trees of each layer of trees.
+      layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
+      n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
+      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighboring pixels in rows and
+        in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
+      depth: levels of gates of a tree.
+      kernel: height and width of the windows that trees read.
+      stride: from one window to the next.
+      padding: pixels that are put around an image first.
+      pool: height and width of the places that each output is the or of.
+      pool_padding: places that are put around these first.
+      channels_per_kernel: channels that a tree reads; 0 for all. Of all six see `lutjax.layers.nnx.LogicConv`.
+      leaves: which values of a window trees read, balanced or random; see `lutjax.layers.nnx.LogicConv`.
+      n_inputs: inputs of a gate (2) or of a table (up to 8).
+      tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
+        coefficients; raw: numbers from -1 to 1.
+      residual: probability with which a gate starts by passing on its first input.
+      wiring: which inputs the gates of `layers` read: balanced, unique, butterfly, random, top-k, full or learnable, see
+        `lutjax.layers.nnx.LogicGates`.
+      candidates: for each input of such a gate where wiring is top-k or learnable.
+      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
+      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+        `lutjax.layers.nnx.Thermometer`.
+      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
+      tau: the votes for a class are divided by it.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/logic.md, section 8.
+
+    Example:
+      >>> from lutjax.models import LogicTreeNetConfig
+      >>> config = LogicTreeNetConfig.cifar10("S")
+      >>> config.kernels, config.layers, config.n_gates
+      ((32, 128, 512, 1024), (40960, 20480, 10240), 83552)
+      >>> LogicTreeNetConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    in_shape: tuple[int, int, int]
+    n_classes: int
+    kernels: tuple[int, ...] = (32, 128)
+    layers: tuple[int, ...] = (2560, 1280)
+    n_thresholds: int = 1
+    depth: PerLayer = 3
+    kernel: PerLayer = 3
+    padding: PerLayer = 0
+    pool: PerLayer = 2
+    pool_padding: PerLayer = 0
+    channels_per_kernel: PerLayer = 0
+    tables: str = one_of(TREE_TABLES, "gates")
+    residual: float | int = 0.9
+    wiring: str = "balanced"
+    candidates: int = 8
+    estimator: str = one_of(ESTIMATORS, "soft")
+    tau: float | int = 1.0
+    edges: bool = False
+    learned_thresholds: bool = dataclasses.field(default=False, metadata=FOLLOWS)
+    threshold_gradient: str = dataclasses.field(default="straight_through", metadata=FOLLOWS)
+    stride: PerLayer = dataclasses.field(default=1, metadata=FOLLOWS)
+    leaves: str = dataclasses.field(default="balanced", metadata=FOLLOWS)
+    n_inputs: int = dataclasses.field(default=2, metadata=FOLLOWS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = type(self).__name__
+        self._check_sizes(n_classes=2, n_thresholds=0, kernels=1, layers=1, candidates=1)
+        self._check_most(n_thresholds=MOST_THRESHOLDS)
+        depths = self.depth if isinstance(self.depth, tuple) else (self.depth,)
+        if max(depths, default=0) > MOST_DEPTH:
+            raise ValueError(f"{where}: depth is {self.depth}; it must be at most {MOST_DEPTH}.")
+        if not 0 <= self.residual <= 1:
+            raise ValueError(f"{where}: residual is {self.residual}; it is a probability, 0 to 1.")
+        for name in ("kernels", "layers"):
+            if not getattr(self, name):
+                raise ValueError(f"{where}: {name} is empty; give at least one layer.")
+        for name in _PER_LAYER:
+            size = getattr(self, name)
+            if isinstance(size, Sequence) and len(size) != len(self.kernels):
+                raise ValueError(
+                    f"{where}: {name} is {size}; expected one number, or one for each of the {len(self.kernels)} layers of trees."
+                )
+        if self.layers[-1] % self.n_classes:
+            raise ValueError(
+                f"{where}: the last of layers is {self.layers[-1]}; it must be a multiple of the {self.n_classes} classes."
+            )
+        check_names(self, f"{where}: ")
+        if self.learned_thresholds and not self.n_thresholds:
+            raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
+        if self.edges and not self.n_thresholds:
+            raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
+        from lutjax.layers._logic import LogicGatesSpec, SoftLUTSpec
+        from lutjax.layers._logic_images import LEAVES
+        from lutjax.models._encoder import check_threshold_gradient
+
+        check_threshold_gradient(where, self.threshold_gradient)
+        if self.leaves not in LEAVES:
+            raise ValueError(f"{where}: leaves is {shown(self.leaves)}; expected one of {', '.join(LEAVES)}.")
+        if self.tables == "gates" and self.n_inputs != 2:
+            raise ValueError(
+                f"{where}: tables is 'gates', whose gates have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+            )
+        for arguments in self.gate_arguments():  # the layers check the rest
+            (LogicGatesSpec if self.tables == "gates" else SoftLUTSpec)(**arguments)
+
+    @classmethod
+    def cifar10(cls, size: str = "S") -> "LogicTreeNetConfig":
+        """Return the published network for CIFAR-10 of a size: ``"S"``, ``"M"``, ``"B"``, ``"L"`` or ``"G"``.
+
+        B, L and G read bits of edges and of curvature, too. How these are made is a choice of this package; see `edges`.
+
+        Raises:
+          ValueError: there is no such size.
+        """
+        k, n_thresholds, tau, n = _published("cifar10", size, _CIFAR10)
+        return cls(
+            (32, 32, 3),
+            10,
+            kernels=(k, 4 * k, 16 * k, 32 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
+            n_thresholds=n_thresholds,
+            padding=1,
+            channels_per_kernel=2,
+            tau=tau,
+            edges=n_thresholds > 3,
+        )
+
+    @classmethod
+    def mnist(cls, size: str = "S") -> "LogicTreeNetConfig":
+        """Return the published network for MNIST of a size: ``"S"``, ``"M"`` or ``"L"``.
+
+        Raises:
+          ValueError: there is no such size.
+        """
+        k, n_thresholds, tau, n = _published("mnist", size, _MNIST)
+        return cls(
+            (28, 28, 1),
+            10,
+            kernels=(k, 3 * k, 9 * k),
+            layers=(1280 * k * n, 640 * k * n, 320 * k * n),
+            n_thresholds=n_thresholds,
+            kernel=(5, 3, 3),
+            pool_padding=(0, 1, 1),
+            tau=tau,
+        )
+
+    def tree_specs(self) -> list[Any]:
+        """Return the specs of the layers of trees."""
+        from lutjax.layers._logic_images import LogicConvSpec
+
+        return [LogicConvSpec(**arguments) for arguments in self.tree_arguments()]
+
+    def tree_arguments(self) -> list[dict[str, Any]]:
+        """Return the arguments of each layer of trees."""
+        from lutjax.layers._logic_images import LogicConvSpec
+
+        height, width, _ = self.in_shape
+        shape, every = (height, width, self.n_maps * max(self.n_thresholds, 1)), []
+        for i, n_kernels in enumerate(self.kernels):
+            sizes: dict[str, Any] = {}
+            for name in _PER_LAYER:
+                size = getattr(self, name)
+                sizes[name] = size if isinstance(size, int) else size[i]
+            sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
+            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs, "parameterization": self.tables}
+            every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
+            shape = LogicConvSpec(**every[-1]).out_shape
+        return every
+
+    def gate_arguments(self) -> list[dict[str, Any]]:
+        """Return the arguments of each layer of gates: of `LogicGates`, or of `SoftLUT` where gates are tables."""
+        kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
+        kind |= {} if self.tables == "gates" else {"n_inputs": self.n_inputs, "parameterization": self.tables}
+        sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
+        return [
+            {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
+            for n_in, n_out in itertools.pairwise(sizes)
+        ]
+
+    def _options(self) -> dict[str, Any]:
+        from lutjax.layers.initializers import residual_gates, residual_table
+
+        options = {"estimator": self.estimator, "feature_axis": 0}
+        if self.tables == "gates":
+            return {**options, "logits_init": residual_gates(self.residual)}
+        return {**options, "table_init": residual_table(self.residual, self.tables)}
+
+    @property
+    def n_maps(self) -> int:
+        """Number of maps that become bits: channels, and the edges of each."""
+        return self.in_shape[2] * (1 + len(EDGES) if self.edges else 1)
+
+    @property
+    def n_gates(self) -> int:
+        """Number of gates that are trained. A tree is at many places of the image."""
+        return sum(sum(spec.levels) for spec in self.tree_specs()) + sum(self.layers)
+
+    @property
+    def n_gates_at_places(self) -> int:
+        """Number of gates of the circuit before it is simplified, those of trees at all places of the image."""
+        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(self.layers)
+
+
+def _published(
+    name: str, size: str, sizes: dict[str, tuple[int, int, float, int]]
+) -> tuple[int, int, float, int]:
+    if size not in sizes:
+        raise ValueError(f"LogicTreeNetConfig.{name}: size is {size!r}; expected one of {tuple(sizes)}.")
+    return sizes[size]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicCAConfig(Config):
+    """The sizes of a `LogicCA`.
+
+    Attributes:
+      channels: bits of a cell.
+      kernels: perception circuits; each sees every channel of the 3x3 neighborhood.
+      perception: gates in the layers of each; the first has 8, the cell with each of its neighbors.
+      update: gates in the layers of the update circuit; the last has one for each channel.
+      periodic: the grid is a torus; else cells beyond its edge are 0.
+      update_rate: probability with which a cell takes its new state in a step; 1 is the synchronous automaton.
+      residual: the logit with which a gate starts as its first input.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/logic.md, section 5.
+
+    Example:
+      >>> from lutjax.models import LogicCAConfig
+      >>> config = LogicCAConfig(channels=4, kernels=2, update=(16, 4))
+      >>> config.n_gates
+      48
+      >>> LogicCAConfig.from_dict(config.to_dict()) == config
+      True
+    """
+
+    channels: int = 8
+    kernels: int = 16
+    perception: tuple[int, ...] = (8, 4, 2)
+    update: tuple[int, ...] = (*[256] * 10, 128, 64, 32, 16, 8, 8)
+    periodic: bool = False
+    update_rate: float | int = 1.0
+    residual: float | int = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = "LogicCAConfig"
+        for name in ("channels", "kernels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{where}: {name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("perception", "update"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(
+                    f"{where}: {name} is {getattr(self, name)}; give layers of at least one gate."
+                )
+        if self.perception[0] != N_NEIGHBORS:
+            raise ValueError(
+                f"{where}: perception is {shown(self.perception)}; it must start with {N_NEIGHBORS}, a gate for each neighbor."
+            )
+        if self.update[-1] != self.channels:
+            raise ValueError(
+                f"{where}: update is {shown(self.update)}; it must end with {self.channels} gates, one for each channel."
+            )
+        if not 0 < self.update_rate <= 1:
+            raise ValueError(
+                f"{where}: update_rate is {self.update_rate}; it is a probability above 0, up to 1."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Gates of every layer, all kernels together."""
+        return (*(self.kernels * n for n in self.perception), *self.update)
+
+    @property
+    def n_gates(self) -> int:
+        """Gates in all; a perception circuit counts once, whatever the number of channels."""
+        return sum(self.sizes)
+
+    @property
+    def wired(self) -> tuple[tuple[int, int, int], ...]:
+        """Copies, inputs and gates of every layer but the first."""
+        perceived = self.channels * (1 + self.kernels * self.perception[-1])
+        return (
+            *((self.kernels, *sizes) for sizes in zip(self.perception, self.perception[1:], strict=False)),
+            *((1, *sizes) for sizes in zip((perceived, *self.update), self.update, strict=False)),
+        )
