@@ -19,10 +19,8 @@ def main() -> None:
     # Where a home cannot be written matplotlib warns of its caches, which nobody asked for.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
-        from lutjax.cli._compiled import keep_compiled
         from lutjax.cli._main import cli
 
-        keep_compiled()
         cli(prog_name="lutjax")
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)

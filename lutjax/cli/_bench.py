@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.benchmark import shapes
-from lutjax.cases import Tag
-from lutjax.cli._flags import Finite
-from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_file, file_option, make_console
+from lutjax._names import BENCHMARK_ROWS
+from lutjax.cli._flags import Command, Finite, Integer
+from lutjax.cli._huge_pages import huge_pages_option, restart_with_huge_pages
+from lutjax.cli._measuring import Progress, check_file, dtype_option, file_option, make_console, shape_option
 from lutjax.models._fields import MOST_INT
 
 if TYPE_CHECKING:
@@ -24,66 +24,43 @@ MARKS = {
 """For each option what stands near the beginning of the files that it writes."""
 
 
-@click.command(epilog=SHAPES)
-@click.option(
-    "--shape",
-    "asked",
-    type=ShapeType(),
-    multiple=True,
-    help="A name, or sizes such as fc:4096,32,32,16,10; can be given several times. Default: on an accelerator all "
-    f"names; on a CPU {', '.join(shapes.named(Tag.CPU))}.",
+@click.command(
+    cls=Command,
+    sections={
+        "What to measure": "asked rows implementations dtypes scale lm_batch",
+        "Measurement": "repeats huge_pages",
+        "Output": "csv png markdown",
+    },
 )
+@shape_option("all; a few on a CPU")
 @click.option(
     "--row",
     "rows",
-    type=click.Choice(shapes.ROWS),
+    type=click.Choice(BENCHMARK_ROWS),
     multiple=True,
-    help="What to measure. Default: all; of lm in-place.",
+    help="Direction to measure; repeatable.  [default: all]",
 )
 @click.option(
     "--implementation",
     "implementations",
     type=click.Choice(["native", "triton", "pallas", "xla"]),
     multiple=True,
-    help="Default: each that runs here.",
+    help="Implementation to measure; repeatable.  [default: all available]",
 )
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=click.Choice(["float32", "bfloat16"]),
-    multiple=True,
-    help="Of the tables. Default: float32.",
-)
+@dtype_option()
 @click.option(
     "--accumulate",
     "scale",
     type=Finite(0, 2.0**31, min_open=True),
     metavar="SCALE",
-    help="Sums of integers, of addends times this number, as accumulate=lutjax.FixedPoint(SCALE) makes them. Default: "
-    "floating-point sums.",
+    help="Scale of fixed-point sums, as lutjax.FixedPoint(SCALE).  [default: floating-point sums]",
 )
-@click.option(
-    "--lm-batch",
-    type=click.IntRange(1, MOST_INT),
-    default=128,
-    show_default=True,
-    help="Windows in a step of --shape lm.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(3, MOST_INT),
-    default=20,
-    show_default=True,
-    help="Loops that are timed for a row.",
-)
-@file_option("--csv", "Write every row to this file as soon as it is measured.")
-@file_option("--png", "Draw the times to this file.")
-@file_option("--markdown", "Write the table to this file.")
-@click.option(
-    "--huge-pages",
-    is_flag=True,
-    help="Start again with large memory pages (a setting of glibc): faster for large tables on a CPU.",
-)
+@click.option("--lm-batch", type=Integer(1, MOST_INT), default=128, help="Windows per step of --shape lm.")
+@click.option("--repeats", type=Integer(3, MOST_INT), default=20, help="Timed loops per row.")
+@file_option("--csv", "CSV file to write, row by row.")
+@file_option("--png", "Plot to write.")
+@file_option("--markdown", "Markdown table to write.")
+@huge_pages_option
 def bench(
     asked: tuple[Any, ...],
     rows: tuple[str, ...],
@@ -97,14 +74,11 @@ def bench(
     markdown: Path | None,
     huge_pages: bool,
 ) -> None:
-    """Measure the ops on this machine, forward, backward and update.
+    """Benchmark the ops on this machine, forward, backward and update.
 
-    Times are device times of a call, from many calls inside one compiled loop; beside them is the bandwidth of a copy
-    in the same run, and the time that the bytes which have to move would take with it. Ctrl-C ends the run with
-    the rows so far.
+    Times are device times per call in one compiled loop, next to the time a copy of the same bytes
+    takes. Ctrl-C shows finished rows.
     """
-    from lutjax.cli._huge_pages import restart_with_huge_pages
-
     for name, path in (("--csv", csv), ("--png", png), ("--markdown", markdown)):
         if path is not None:
             check_file(name, path, MARKS[name])
@@ -114,9 +88,10 @@ def bench(
     import jax
 
     import lutjax
-    from lutjax.benchmark import report
+    from lutjax.benchmark import report, shapes
     from lutjax.benchmark.measurements import IMPLEMENTATIONS, accumulates, measurements
     from lutjax.benchmark.results import Machine, measured
+    from lutjax.cases import Tag
 
     tag = Tag.CPU if jax.default_backend() == "cpu" else Tag.BENCH
     chosen = asked or tuple(shapes.named(tag).values())

@@ -2,21 +2,20 @@
 
 import click
 
-from lutjax.dispatch.registry import Backend, Platform
-from lutjax.values._dtypes import FLOATS
+from lutjax._names import FLOATS, Backend, Platform
+from lutjax.cli._flags import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("ops", metavar="[OP]...", nargs=-1)
 @click.option(
     "--size",
-    help="A named size of the ops, as the message about an unknown one lists them. Default: the size that `status` checks; of a function that calls ops the "
-    "first one that `bench` measures.",
+    help="Named size of the ops; an unknown name lists them.  [default: first size of `status` or `bench`]",
 )
 @click.option(
     "--dtype",
     type=click.Choice([*FLOATS, "uint32"]),
-    help="Of the numbers. Default: the first of the op, mostly float32.",
+    help="Dtype of the inputs.  [default: first dtype of the op]",
 )
 @click.option(
     "--implementation",
@@ -24,13 +23,13 @@ from lutjax.values._dtypes import FLOATS
         [*map(str, Platform), *(f"{platform}/{backend}" for platform in Platform for backend in Backend)]
     ),
     metavar=f"[{'|'.join(Platform)}][/{'|'.join(Backend)}]",
-    help="What is asked for. Default: none, as in a call without implementation=.",
+    help="Implementation to explain.  [default: automatic]",
 )
 def explain(ops: tuple[str, ...], size: str | None, dtype: str | None, implementation: str | None) -> None:
-    """Print which implementation runs the ops OP on this machine, in each direction, and the reason against each other one.
+    """Explain which implementation runs each op here, and why.
 
-    OP is an op, or a function that calls ops, such as lut. Without OP all ops are explained. Nothing is computed. lutjax.explain does the same for
-    your own arguments.
+    OP is an op or a function of ops, such as lut. The default is all ops. Nothing is computed.
+    In Python, lutjax.explain explains a call with your own arguments.
     """
     import lutjax
     from lutjax import cases, kernel_registry

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import by_options
+from lutjax.cli._flags import Command, Integer, by_options
 
 PROGRAMS = "jax"
 """Format of programs of JAX, which is none of a circuit."""
@@ -34,7 +34,14 @@ class Formats(click.ParamType):
         return words
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    sections={
+        "Output": "formats folder name target",
+        "Interface": "inputs outputs",
+        "Circuit": "registers lut optimize integers",
+    },
+)
 @_run.run_argument("run", "--run")
 @click.option(
     "--format",
@@ -42,59 +49,44 @@ class Formats(click.ParamType):
     type=Formats(),
     metavar="FORMAT,...",
     default="all",
-    show_default=True,
-    help="verilog, blif, aiger, alkaid, json, c, html, dot, or several with commas between them; or jax: programs of JAX.",
+    help="verilog, blif, aiger, alkaid, json, c, html, dot (with commas) or jax.",
 )
 @click.option(
     "--out",
     "folder",
     type=click.Path(path_type=Path),
-    help="Folder to write. Default: RUN/circuit, RUN/jax, or RUN and the name of the target.",
+    help="Output folder.  [default: RUN/circuit, RUN/jax or RUN/TARGET]",
 )
 @click.option(
     "--inputs",
-    help="Format of a sample's numbers: uint8 and the like, fixed12.4 for 12 bits of which 4 are after the point; rows for one port per table column, "
-    "in units that suit the numbers; or bits to leave the comparison with thresholds outside. Default: rows for tables, uint8 where all samples are such "
-    "numbers, and bits for other bundles without samples.",
+    help="Input format: uint8, fixed12.4, ..., rows or bits.  [default: from the data]",
 )
 @click.option(
     "--outputs",
     type=click.Choice(["class", "votes", "bits"]),
-    help="What a classifier answers. Default: the class.",
+    help="Outputs of a classifier.  [default: class]",
+)
+@click.option("--name", help="Name of the Verilog module, C functions and files.  [default: from RUN]")
+@click.option(
+    "--registers", type=Integer(0), default=0, help="Gate levels between Verilog registers; 0 for none."
 )
 @click.option(
-    "--name",
-    help="Of the Verilog module, the C functions and the files. Default: that of the folder RUN of a classifier (of runs/adult adult; of runs/classify that of its data), automaton or lm.",
-)
-@click.option(
-    "--registers",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Levels of gates between two registers of the Verilog module; 0 for none.",
-)
-@click.option(
-    "--lut",
-    type=click.IntRange(2, 6),
-    help="Inputs of the look-up tables of an FPGA that the circuit is for: larger gates, and fewer of them. Default: gates of up "
-    "to three inputs.",
+    "--lut", type=Integer(2, 6), help="Inputs per FPGA lookup table.  [default: gates of up to 3 inputs]"
 )
 @click.option(
     "--optimize",
     type=click.Choice(["ands", "gates", "lut6"]),
-    help="What is made fewer of before the circuit is written: AND nodes, gates of two inputs of any kind (for at most 12 inputs), or look-up tables of 6 "
-    "inputs. ands and lut6 need pyosys. Default: nothing.",
+    help="Minimize AND nodes, gates or 6-input tables (pyosys).  [default: nothing]",
 )
 @click.option(
     "--integers",
     type=click.Choice(["int16", "int8"]),
-    help="Numbers in the tables of a language model. Default: int16; int8 takes half the bytes.",
+    help="Table dtype of a language model.  [default: int16]",
 )
 @click.option(
     "--target",
     type=click.Choice(["cortex-m4", "avr", "riscv32"]),
-    help="Microcontroller that C is for: a library for Arduino and PlatformIO that answers one sample at a time, and a report of flash, RAM and "
-    "instructions. Needs --format c. Default: none.",
+    help="Microcontroller of a C library (--format c).  [default: none]",
 )
 def export(
     run: Path,
@@ -109,15 +101,11 @@ def export(
     integers: str | None,
     target: str | None,
 ) -> None:
-    """Export the circuit of RUN: Verilog, BLIF, AIGER, ALIR, C, JSON, Graphviz text, a web page.
+    """Export a model as Verilog, C, netlists, HTML or StableHLO.
 
-    RUN is a run of `train classify`, `train ca` or `train lm`, the folder of its --out, or a bundle (`lutjax save`, `lutjax import`).
-
-    The folder also gets samples with their answers, programs that test the C code and the Verilog on them, a Makefile, and a
-    manifest. A bundle has no samples: random inputs take their place. `lutjax verify` then proves that every file computes what the trained model computes. A language model is exported
-    as a C program.
-
-    With --format jax the model is written as programs that JAX runs without lutjax, for CPUs, NVIDIA GPUs and TPUs and batches of any size, beside its bundle (`lutjax save`).
+    RUN is the output folder of `train classify`, `train ca` or `train lm`, or a bundle. The export
+    includes samples with answers, test programs and a Makefile; `lutjax verify` proves it. A language
+    model is exported as a C program. `--format jax` writes StableHLO programs that run without lutjax.
     """
     if formats == (PROGRAMS,):
         others = {

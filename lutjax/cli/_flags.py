@@ -1,4 +1,4 @@
-"""Options of a command made from the fields of dataclasses, so that no field is forgotten."""
+"""Commands with options under headings, options made from the fields of configs, and types of their values."""
 
 import dataclasses
 import math
@@ -10,11 +10,142 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lutjax.cli._compiled import keep_compiled
 from lutjax.models._fields import CHOICES
 from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
-    from lutjax.training.experiments import Experiment
+    from lutjax.training.configs import Configs
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+_NAME_WIDTH = 24  # of the first column; longer names have their help below
+
+
+class Command(click.Command):
+    """A command with options under headings.
+
+    Args:
+      sections: names of options by heading. Other options follow in `remaining`.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, str] = types.MappingProxyType({}), **kwargs: Any):
+        super().__init__(*args, **{"context_settings": SETTINGS, **kwargs})
+        self._headings = {name: heading for heading, names in sections.items() for name in names.split()}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; JAX, which it may need, keeps compiled programs."""
+        keep_compiled()
+        return super().invoke(ctx)
+
+    def sections(self, ctx: click.Context, everything: bool = True) -> dict[str, list[click.Option]]:
+        """Return the visible options by heading; `everything` includes the headings that only `--help-all` shows."""
+        found: dict[str, list[click.Option]] = {heading: [] for heading in self._headings.values()}
+        order = {name: place for place, name in enumerate(self._headings)}
+        for option in sorted(self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))):
+            if isinstance(option, click.Option) and not option.hidden:
+                heading = self._headings.get(str(option.name)) or self.remaining(option, everything)
+                if heading:
+                    found.setdefault(heading, []).append(option)
+        return {heading: options for heading, options in found.items() if options}
+
+    def remaining(self, option: click.Option, everything: bool) -> str | None:
+        """Return the heading of an option that `sections` does not name; None hides it."""
+        return "Help" if self._headings else "Options"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, with one column of names for all headings."""
+        sections = {
+            heading: [_record(option, ctx) for option in options]
+            for heading, options in self.sections(ctx, ctx.meta.get(_ALL, False)).items()
+        }
+        lengths = [len(name) for records in sections.values() for name, _ in records]
+        width = max((length for length in lengths if length <= _NAME_WIDTH), default=0)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in records], width)
+
+
+def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
+    """Return the names of an option and its help, for the two columns."""
+    names, text = option.get_help_record(ctx) or ("", "")
+    return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix("[default: none]").rstrip()
+
+
+_ALL = f"{__name__}.all"
+"""Key of `click.Context.meta`: whether help shows all options."""
+
+
+def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+class FieldOption(click.Option):
+    """Option of a field of a config.
+
+    Attributes:
+      details: its whole documentation; help has the first sentence.
+      models: names of the models that have it; none for options of all models.
+      heading: heading of the options of its config.
+    """
+
+    details: str
+    models: tuple[str, ...]
+    heading: str
+
+
+class FieldsCommand(Command):
+    """A command with one option for every field of the dataclasses that are the configs of a kind of runs.
+
+    The command receives only the fields that were given, as ``fields``. A field without a default is no option:
+    it follows from something else, and so does one whose metadata says that it is none. Errors name options in place of fields.
+    ``--help`` shows the options that `sections` names, and ``--help-all`` all of them.
+    """
+
+    def __init__(self, *args: Any, configs: "Callable[[], Configs]", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._configs = configs
+        self._fields: list[FieldOption] | None = None
+        self._all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options.",
+        )
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own parameters and those of the fields."""
+        if self._fields is None:
+            self._fields = _options_of(self._configs())
+            for option in self._fields:
+                if option.models and option.name in self._headings:
+                    option.help = (option.help or "").replace(".  [", f" ({option.models[0]} only).  [")
+        *own, shows_help = super().get_params(ctx)
+        return [*own, *self._fields, shows_help, self._all]
+
+    def remaining(self, option: click.Option, everything: bool) -> str | None:
+        """Return the heading of the config of a field."""
+        if isinstance(option, FieldOption):
+            return option.heading if everything else None
+        return super().remaining(option, everything)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Gather the fields that were given, and run the command."""
+        values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
+        ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
+        names = [str(param.name) for param in self.get_params(ctx)]
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            error.message = by_options(error.message, names)  # type: ignore[misc]
+            raise
+        except RunError as error:
+            error.args = (by_options(str(error), names),)
+            raise
 
 
 class MeshType(click.ParamType):
@@ -45,40 +176,6 @@ class Renamed(click.Option):
             self.opts = names
 
 
-class FieldsCommand(click.Command):
-    """A command with one option for every field of the dataclasses, or unions of dataclasses, that are the configs of a kind of runs.
-
-    The kind, an `Experiment` class, is asked for when options are needed, not when the command is defined: its module imports
-    JAX. The command receives only the fields that were given, as ``fields``. A field without a default is no option:
-    it follows from something else, and so does one whose metadata says that it is none. Errors name options in place of fields.
-    """
-
-    def __init__(self, *args: Any, kind: Callable[[], "type[Experiment]"], **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._kind = kind
-        self._fields: list[click.Option] | None = None
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own parameters and those of the fields."""
-        if self._fields is None:
-            self._fields = _options_of(self._kind())
-        return [*super().get_params(ctx), *self._fields]
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Gathers the fields that were given."""
-        values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
-        ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
-        names = [str(param.name) for param in self.get_params(ctx)]
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            error.message = by_options(error.message, names)  # type: ignore[misc]
-            raise
-        except RunError as error:
-            error.args = (by_options(str(error), names),)
-            raise
-
-
 def flag_of(field: str) -> str:
     """Return the option of a field."""
     return f"--{field.replace('_', '-')}"
@@ -107,39 +204,38 @@ def by_options(text: str, fields: Iterable[str]) -> str:
     return text
 
 
-def _options_of(kind: "type[Experiment]") -> list[click.Option]:
+def _options_of(configs: "Configs") -> list[FieldOption]:
     """Return an option for each field of the configs of a kind of runs."""
-    found: dict[str, click.Option] = {}
-    models: Any = kind.configs.models or {None: None}
-    for config in (kind.configs.model, kind.configs.training, kind.configs.options):
+    found: dict[str, FieldOption] = {}
+    models: Any = configs.models or {None: None}
+    headings = ("Model", "Optimization", "Checkpoints and reports")
+    for config, heading in zip((configs.model, configs.training, configs.options), headings, strict=True):
         classes = typing.get_args(config) or (config,)
-        of_model: dict[str | None, Any] = {
-            model: own if own in classes else classes[0] for model, own in models.items()
-        }
-        for one in classes:
-            for field in dataclasses.fields(one):
-                if field.default is dataclasses.MISSING or not field.metadata.get("option", True):
-                    continue
-                having = [model for model, own in of_model.items() if field.name in own.__dataclass_fields__]
-                if field.name not in found:
-                    found[field.name] = _option(
-                        kind, {model: of_model[model] for model in having}, field.name
-                    )
-                    if len(having) < len(of_model):
-                        found[field.name].help = f"--model {having[0]}: {found[field.name].help}"
+        of_model = {model: own if own in classes else classes[0] for model, own in models.items()}
+        for field in (field for one in classes for field in dataclasses.fields(one)):
+            if field.default is dataclasses.MISSING or not field.metadata.get("option", True):
+                continue
+            having = {m: own for m, own in of_model.items() if field.name in own.__dataclass_fields__}
+            if field.name not in found:
+                option = found[field.name] = _option(configs, having, field.name)
+                option.models = () if len(having) == len(of_model) else tuple(having)
+                option.heading = (
+                    f"{heading}, {option.models[0]} only" if option.models else f"{heading}, advanced"
+                )
     of_several_words = [name for name in found if "_" in name]
     for option in found.values():
         option.help = by_options(option.help or "", of_several_words)
+        option.details = by_options(option.details, of_several_words)
     return list(found.values())
 
 
-def _option(kind: "type[Experiment]", configs: Mapping[str | None, Any], name: str) -> click.Option:
+def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOption:
     """Return the option of a field.
 
     Args:
-      configs: the classes that have it, by model.
+      having: the classes that have it, by model.
     """
-    first = next(iter(configs.values()))
+    first = next(iter(having.values()))
     field, hint = first.__dataclass_fields__[name], typing.get_type_hints(first)[name]
     kind_of = click.Choice(field.metadata[CHOICES]) if CHOICES in field.metadata else _type(hint)
     names = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind_of is bool else flag_of(name)
@@ -147,56 +243,99 @@ def _option(kind: "type[Experiment]", configs: Mapping[str | None, Any], name: s
     for one in reversed(first.__mro__):  # a class need not say again what its base says
         text = _attributes(one.__doc__ or "").get(name, text)
     defaults = {
-        model: _shown(name, kind.configs.preset(model).get(name, config.__dataclass_fields__[name].default))
-        for model, config in configs.items()
+        model: _shown(name, configs.preset(model).get(name, config.__dataclass_fields__[name].default))
+        for model, config in having.items()
     }
     usual, *_ = defaults.values()
-    others = [
-        f"{value or 'none'} with --model {model}" for model, value in defaults.items() if value != usual
-    ]
-    if usual:
-        text += f"  [default: {'; '.join([usual, *others])}]"
-    return click.Option([names, name], type=kind_of, default=None, help=text)
+    others = [f"{model}: {value or 'none'}" for model, value in defaults.items() if value != usual]
+    summary = text.split(". ")[0].rstrip(".")
+    in_words = re.search(r"Default: ([^.]*)", text)
+    default = "; ".join([usual, *others]) if usual else in_words[1] if in_words else "none"
+    option = FieldOption(
+        [names, name],
+        type=kind_of,
+        default=None,
+        help=f"{summary[:1].upper()}{summary[1:]}.  [default: {default}]",
+    )
+    option.details = text
+    return option
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a default as it would be given, or in words; nothing for None, of which the description says what it is."""
+    """Return a default as it would be given, long ones abridged, or in words; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
-        return flag_of(name if value else f"no_{name}")
+        return "on" if value else "off"
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"{','.join(map(str, value[:2]))},...,{value[-1]}"
     return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
 def _type(hint: Any) -> Any:
-    """The click type of an annotation: that of ``int | None`` is int, of ``float | int`` a finite number."""
+    """Return the click type of an annotation: that of ``int | None`` is an integer, of ``float | int`` a finite number."""
     if hint == tuple[int, ...]:
         return Integers()
     if hint == int | tuple[int, ...]:
         return IntegerOrIntegers()
     if isinstance(hint, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
-    return Finite() if hint is float else hint
+    return {float: Finite(), int: Integer()}.get(hint, hint)
+
+
+class Integer(click.IntRange):
+    """Type of a whole number, perhaps of a range."""
+
+    name = "integer"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _in_range(self, click.INT.convert(value, param, ctx), param, ctx)
+
+    def _describe_range(self) -> str:
+        return ""  # errors name it
 
 
 class Finite(click.FloatRange):
     """Type of a number that is neither infinite nor NaN, perhaps of a range."""
 
-    name = "float"
+    name = "number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "X"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not math.isfinite(number := float(super().convert(value, param, ctx))):
+        if not math.isfinite(number := float(click.FLOAT.convert(value, param, ctx))):
             self.fail(f"{value!r} is not finite.", param, ctx)
-        return number
+        return _in_range(self, number, param, ctx)
 
     def _describe_range(self) -> str:
-        return "" if self.min is self.max is None else super()._describe_range()
+        return ""
+
+
+def _in_range(kind: Any, number: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    """Return a number if it is in the range of its type; else fail."""
+    below = kind.min is not None and (number <= kind.min if kind.min_open else number < kind.min)
+    if below or (kind.max is not None and number > kind.max):
+        least, most = (
+            f"{bound:g}" if isinstance(bound, float) else f"{bound}" for bound in (kind.min, kind.max)
+        )
+        rule = f"above {least}" if kind.min_open else f"at least {least}"
+        kind.fail(
+            f"{number}; it must be {rule}{'' if kind.max is None else f' and at most {most}'}.", param, ctx
+        )
+    return number
 
 
 class Integers(click.ParamType):
     """Numbers with commas between them."""
 
     name = "integers"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

@@ -7,55 +7,47 @@ from typing import Any, NamedTuple
 import click
 
 from lutjax.cli._export import progress
-from lutjax.cli._flags import Finite
+from lutjax.cli._flags import Command, Finite, Integer
 from lutjax.files.errors import FolderError
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    sections={
+        "Result (choose one)": "family board",
+        "Output": "out layout",
+        "Tools": "clock registers place seconds",
+    },
+)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--family",
     type=click.Choice(["ice40", "ecp5", "xc7"]),
-    help="Report for FPGAs of a family: Lattice iCE40, Lattice ECP5, or the 7 series of AMD (Xilinx). Default: none, and --board.",
+    help="Report for Lattice iCE40, ECP5 or AMD 7 series.  [default: none]",
 )
 @click.option(
-    "--board",
-    type=click.Choice(["icebreaker", "ulx3s"]),
-    help="Write a project for this board in place of a report. Default: none, and --family.",
+    "--board", type=click.Choice(["icebreaker", "ulx3s"]), help="Project for a board.  [default: none]"
 )
 @click.option(
-    "--clock",
-    metavar="MHZ",
-    type=Finite(0, min_open=True),
-    help="Clock that the circuit is placed for, in MHz. Default: the fastest.",
+    "--clock", metavar="MHZ", type=Finite(0, min_open=True), help="Target clock in MHz.  [default: fastest]"
 )
 @click.option(
     "--registers",
-    type=click.IntRange(0),
-    help="Levels of gates between two registers; 0 for none. Default: as DIR was exported, and 0 for a run or a bundle.",
+    type=Integer(0),
+    help="Gate levels between registers; 0 for none.  [default: as exported, else 0]",
 )
-@click.option(
-    "--place/--no-place",
-    default=True,
-    help="Place and route by nextpnr where it is found, or only count cells. Default: place.",
-)
+@click.option("--place/--no-place", default=True, help="Place and route with nextpnr if installed.")
 @click.option(
     "--layout",
     metavar="FILE.svg",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Picture to write: the device with the cells of the circuit, where it is placed. Default: none.",
+    help="Picture of the placed circuit to write.  [default: none]",
 )
-@click.option(
-    "--seconds",
-    type=Finite(1),
-    default=1800,
-    show_default=True,
-    help="After which a tool is ended.",
-)
+@click.option("--seconds", type=Finite(1), default=1800, help="Timeout of each tool.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File of JSON to write, or folder of a project. Default: beside DIR, of its name and the family or the board, such as digits_ice40.json or digits_icebreaker.",
+    help="JSON report or project folder.  [default: DIR_FAMILY.json or DIR_BOARD]",
 )
 def fpga(
     folder: Path,
@@ -68,13 +60,11 @@ def fpga(
     seconds: float,
     out: Path | None,
 ) -> None:
-    """Report what the circuit of DIR takes on an FPGA: look-up tables, flip-flops, carry cells, levels.
+    """Report FPGA resources of a circuit, or write a board project.
 
-    DIR is an export of `lutjax export`, a run of `train classify` or `train ca`, or a bundle of such a model (`lutjax save`, `lutjax import`). Its encoder, layers, votes and argmax are counted apart, and
-    all together. It needs Yosys (`pip install pyosys`). Where nextpnr is found (iCE40, ECP5), clock, latency and throughput are reported, too.
-
-    With --board DIR becomes a project for a board: Verilog with a serial port, pins, a Makefile that makes and loads the bitstream, and a program that sends samples to
-    the board and compares its answers.
+    DIR is an export, or a run or bundle of `train classify` or `train ca`. Reports require Yosys
+    (`pip install pyosys`); with nextpnr (iCE40, ECP5) they include clock, latency and throughput. A
+    project has Verilog with a serial port, pins, a Makefile and a test program.
     """
     if board is not None and family is None:
         _write_project(folder, board, registers, out)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Finite, IntegerOrIntegers, Integers, flag_of
+from lutjax.cli._flags import Command, Finite, Integer, IntegerOrIntegers, Integers, flag_of
 from lutjax.models._fields import MOST, MOST_INT
 
 _CLASSIFIERS = ("torchlogix", "difflogic", "torch-dwn")
@@ -25,7 +25,16 @@ _IS_FOR = {
 """Packages that options are for."""
 
 
-@click.command("import")
+@click.command(
+    "import",
+    cls=Command,
+    sections={
+        "Source": "package",
+        "Classifiers": "classes tau bits",
+        "Torchlogix": "parameterization temperature binarization binarization_temperature image padding pool pool_padding",
+        "Spiky": "context attention shared_positions",
+    },
+)
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
@@ -33,63 +42,58 @@ _IS_FOR = {
     "package",
     type=click.Choice([*_CLASSIFIERS, "spiky"]),
     required=True,
-    help="Package that the network was trained with.",
+    help="Package of the network.",
 )
 @click.option(
-    "--classes",
-    type=click.IntRange(2, MOST_INT),
-    help="Classes of a classifier: the first argument of its GroupSum. There is no default.",
+    "--classes", type=Integer(2, MOST_INT), help="Number of classes (GroupSum).  [required; no default]"
 )
-@click.option("--tau", type=Finite(0, MOST), help="The second argument of its GroupSum. Default: 1.")
+@click.option("--tau", type=Finite(0, MOST), help="Temperature of the votes (GroupSum).  [default: 1]")
 @click.option(
     "--bits",
-    type=click.IntRange(1, MOST_INT),
-    help="Bits of a sample, where the file has no thresholds. Default: as many as the first layer reads.",
+    type=Integer(1, MOST_INT),
+    help="Bits per sample, without thresholds.  [default: from the first layer]",
 )
 @click.option(
     "--parameterization",
     type=click.Choice(["light", "warp"]),
-    help="Of tables of torchlogix that are no gates with 16 logits. Default: light.",
+    help="Parameterization of tables.  [default: light]",
 )
 @click.option(
-    "--temperature", type=Finite(0, MOST), help="Of the parameterization of torchlogix. Default: 1."
+    "--temperature", type=Finite(0, MOST), help="Temperature of the parameterization.  [default: 1]"
 )
 @click.option(
     "--binarization",
     type=click.Choice(["fixed", "hard", "soft"]),
-    help="What a binarization of torchlogix gives in training. Default: soft where thresholds are learned, else fixed.",
+    help="Binarization in training.  [default: soft if learned, else fixed]",
 )
 @click.option(
-    "--binarization-temperature", type=Finite(0, MOST), help="Its temperature_sampling. Default: 0.1."
+    "--binarization-temperature", type=Finite(0, MOST), help="temperature_sampling.  [default: 0.1]"
 )
 @click.option(
-    "--image",
-    type=Integers(),
-    help="Height, width and channels of images, for convolutions. Default: no images.",
+    "--image", type=Integers(), help="Height, width and channels, for convolutions.  [default: none]"
 )
 @click.option(
-    "--padding", type=IntegerOrIntegers(), help="Of convolutions: a number, or one for each. Default: 0."
+    "--padding", type=IntegerOrIntegers(), help="Padding of convolutions, for all or each.  [default: 0]"
 )
-@click.option("--pool", type=IntegerOrIntegers(), help="Size of the or after convolutions. Default: 1, none.")
-@click.option("--pool-padding", type=IntegerOrIntegers(), help="Its padding. Default: 0.")
+@click.option("--pool", type=IntegerOrIntegers(), help="Size of OR pooling after convolutions.  [default: 1]")
+@click.option("--pool-padding", type=IntegerOrIntegers(), help="Padding of the pooling.  [default: 0]")
 @click.option(
-    "--context",
-    type=click.IntRange(2, MOST_INT),
-    help="context_size of a language model of spiky. There is no default.",
+    "--context", type=Integer(2, MOST_INT), help="context_size of the model.  [required; no default]"
 )
 @click.option(
     "--attention",
     type=click.Choice(["concatenated", "pair", "pair_interleaved"]),
-    help="Its attention. Default: what the sizes of its tables say, of the first two.",
+    help="Type of attention.  [default: from table sizes]",
 )
 @click.option(
-    "--shared-positions", is_flag=True, default=None, help="It has unified_pe. Default: it has not."
+    "--shared-positions", is_flag=True, default=None, help="The model has unified_pe.  [default: it has not]"
 )
 def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
-    """Convert the network in FILE, which another package trained, to a bundle in DIR.
+    """Convert a network of another package to a bundle.
 
-    FILE is a .safetensors file of a state dict, or a .pt or .pth file of one, which PyTorch's loader of weights alone reads. `export`, `verify`, `fpga`, `info`, `serve`, `save`, and `predict` or
-    `generate` take DIR as the folder of a run, and lutjax.load reads it. lutjax.convert does the same in Python.
+    FILE is a .safetensors, .pt or .pth file with a state dict; .pt files are read with PyTorch's
+    weights-only loader. Other commands and lutjax.load take DIR like a run. In Python, use
+    lutjax.convert.
     """
     import lutjax
     from lutjax.convert._packages import PACKAGES

@@ -6,20 +6,16 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @_run.run_argument("run", "--run")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print an object of JSON, with every loss and every test, for programs.",
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with all losses and tests.")
 def info(run: Path, as_json: bool) -> None:
-    """Show a run or a bundle: its model, sizes, options, data, losses, tests and versions.
+    """Show the model, options, data, losses and versions of a run.
 
-    RUN is a run of any `train` command, the folder of its --out, or a bundle (`lutjax save`, `lutjax import`), which may have no run. Nothing is trained, and the data are not read.
+    RUN is the output folder of any `train` command, or a bundle.
     """
     from lutjax.training import about
 

@@ -7,6 +7,7 @@ from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
 from lutjax.cli._explain import explain
 from lutjax.cli._export import export
+from lutjax.cli._flags import SETTINGS
 from lutjax.cli._fpga import fpga
 from lutjax.cli._generate import generate
 from lutjax.cli._import import import_
@@ -23,18 +24,15 @@ from lutjax.cli._tune import tune
 from lutjax.cli._verify import verify
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
-    """Look-up-table networks and differentiable logic for JAX.
-
-    What a command compiles is kept for later ones in the cache folder of the user's system. LUTJAX_COMPILATION_CACHE is another folder, or off.
-    """
+    """Lookup-table networks and differentiable logic for JAX."""
 
 
 @cli.group()
 def train() -> None:
-    """Train a model."""
+    """Train a language model, a classifier or an automaton."""
 
 
 train.add_command(ca)

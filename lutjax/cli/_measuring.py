@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.benchmark import shapes
-
 if TYPE_CHECKING:
     from rich.console import Console
 
-_USAGES = "; ".join(kind.usage for _, kind in shapes.kinds().values())
-SHAPES = f"Sizes are written as {_USAGES}. Names: {', '.join(shapes.named())}."
 _HEAD = 4096  # bytes of a file in which it is said what it is
 _WIDTH = 150  # of a table in a file or a pipe
 
@@ -25,6 +21,12 @@ class ShapeType(click.ParamType):
     name = "shape"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from lutjax.benchmark import shapes
+
+        if value == "list" and ctx is not None:
+            click.echo("Names:\n  " + "\n  ".join(shapes.named()))
+            click.echo("Sizes:\n  " + "\n  ".join(kind.usage for _, kind in shapes.kinds().values()))
+            ctx.exit()
         try:
             return shapes.parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -67,9 +69,31 @@ def make_console(stderr: bool = False) -> "Console":
 
 
 def file_option(name: str, what: str) -> Callable[..., Any]:
-    """An option that names a file to write."""
+    """Return an option that names a file to write."""
     return click.option(
-        name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what} Default: none."
+        name, type=click.Path(path_type=Path, dir_okay=False, writable=True), help=f"{what}  [default: none]"
+    )
+
+
+def shape_option(default: str) -> Callable[..., Any]:
+    """Return the option of shapes."""
+    return click.option(
+        "--shape",
+        "asked",
+        type=ShapeType(),
+        multiple=True,
+        help=f"Name, or sizes such as fc:4096,32,32,16,10; repeatable; 'list' lists all.  [default: {default}]",
+    )
+
+
+def dtype_option() -> Callable[..., Any]:
+    """Return the option of table dtypes."""
+    return click.option(
+        "--dtype",
+        "dtypes",
+        type=click.Choice(["float32", "bfloat16"]),
+        multiple=True,
+        help="Table dtype; repeatable.  [default: float32]",
     )
 
 

@@ -7,43 +7,38 @@ import click
 
 from lutjax.cli import _run
 from lutjax.cli._export import progress
+from lutjax.cli._flags import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @_run.run_argument("run", "--run")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The CSV file to write; one that is there is replaced. Default: standard output.",
+    help="CSV file to write or replace.  [default: standard output]",
 )
 @click.option(
     "--target",
-    help="The column of FILE that holds labels, or the array of a .npz file, or any name for a folder of images in folders of their classes: the "
-    "share of rows that are right is also printed, to standard error where the table goes to standard output. Default: none, and labels that "
-    "FILE has are not read.",
+    help="Column, or array of a .npz file, with labels: print the accuracy.  [default: ignore labels]",
 )
 @click.option(
     "--id",
     "ids",
     metavar="COLUMN",
     multiple=True,
-    help="A column of FILE that identifies its rows, or an array of a .npz file: the output begins with it; may be given several times. "
-    "Default: none. Images have a column with the names of their files.",
+    help="Column that identifies rows, copied to the output; repeatable.  [default: none]",
 )
-@click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
+@click.option("--encoding", help="Text encoding of a CSV file, such as latin-1.  [default: UTF-8]")
 def predict(
     run: Path, file: Path, out: Path | None, target: str | None, ids: tuple[str, ...], encoding: str | None
 ) -> None:
-    """Predict the classes of the rows or images in FILE with the classifier of RUN.
+    """Predict the classes of rows or images with a classifier.
 
-    RUN is a run of `train classify`, the folder of its --out, or a bundle of a classifier (`lutjax save`, `lutjax import`). FILE is a table, .csv, .tsv or .parquet, whose
-    columns have the names of those of training; a .npz file with an array x, or x_test; an image, or a folder of images, also in subfolders;
-    or a folder of IDX files or of CIFAR-10. The test part is taken of a folder that has one. Labels are not needed.
-
-    The CSV table has a line for each row, in order: the name of its class in a column with the name of the target, and the votes for each class. For a run of
-    --regression it has the number, and how many bits that is made of. A line for an image begins with the name of its file. An imported network takes arrays and images, and its
-    classes are numbers.
+    RUN is the output folder of `train classify`, or a bundle of a classifier. FILE is a .csv, .tsv or
+    .parquet table with the training columns, a .npz file with an array x or x_test, an image, a folder
+    of images, or a folder of IDX or CIFAR-10 files. The output is a CSV table with the class and the
+    votes of each row.
     """
     from lutjax.files._files import atomically
     from lutjax.training import predictions, raw

@@ -7,23 +7,23 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Command
 from lutjax.training.errors import RunError
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
     "--text",
     "text_path",
     type=click.Path(path_type=Path),
-    help="The text of the run. Default: where it was when the run was started.",
+    help="Text of the run.  [default: its path in training]",
 )
 def quantize(folder: Path, text_path: Path | None) -> None:
-    """Deploy the language model of RUN with tables of int8, a quarter of their bytes.
+    """Quantize the tables of a language model to int8.
 
-    RUN is the folder of a run of `train lm --model gpt` with tables: what it got as --out. Its best state is tested before and after, and
-    the deployed model is written to RUN/quantized, for `generate` and lutjax.load. A model that was trained with
-    --read powers_of_two keeps its loss; one trained with --read confidence is rounded only now and loses a little.
+    RUN is the output folder of `train lm --model gpt` with tables. The best state is tested before and
+    after, and written to RUN/quantized for `generate` and lutjax.load.
     """
     from lutjax.training import lm_runs, quantize as deployment, runs
 

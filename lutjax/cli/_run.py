@@ -23,7 +23,7 @@ import click
 
 from lutjax import _extras
 from lutjax.cli._errors import OUT_OF_MEMORY, explain
-from lutjax.cli._flags import FieldsCommand, MeshType, flag_of
+from lutjax.cli._flags import FieldsCommand, Integer, MeshType, flag_of
 from lutjax.files.errors import FolderError
 from lutjax.training.errors import InUseError, RunError
 
@@ -31,53 +31,63 @@ if TYPE_CHECKING:
     from lutjax.training.experiments import Experiment
 
 
-def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], click.Command]:
+def training_command(
+    kind: str, configs: str, out: str, *, data: str, model: str, optimization: str
+) -> Callable[[Callable[..., None]], click.Command]:
     """Return a decorator that makes a command which trains.
 
-    It has an option for every field of the kind's configs, and those that all such commands share. The function gets the
+    It has an option for every field of the configs, and the options that all such commands share. The function gets the
     kind first, an `Experiment` class.
 
     Args:
-      kind: module and name of the class, ``module:Name``: it is imported when options are needed, with JAX.
+      kind: module and name of the class, ``module:Name``: it is imported when the command runs, with JAX.
+      configs: likewise of the `Configs` of the class, which are imported when options are needed.
       out: the folder that ``--out`` names by default.
+      data, model, optimization: names of options that help shows under these headings.
     """
+    sections = {
+        "Data": data,
+        "Run": "out steps resume dry_run",
+        "Model": model,
+        "Optimization": optimization,
+        "Checkpoints and reports": "log_every eval_every checkpoint_every select_every tensorboard",
+        "Devices": "mesh coordinator n_processes process huge_pages",
+    }
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
         def call(**given: Any) -> None:
             function(pkgutil.resolve_name(kind), **given)
 
-        command = click.command(cls=FieldsCommand, kind=lambda: pkgutil.resolve_name(kind))(call)
+        make = click.command(
+            cls=FieldsCommand, configs=lambda: pkgutil.resolve_name(configs), sections=sections
+        )
+        command = make(call)
         command.params += [
             click.Option(
                 ["--out"],
                 type=click.Path(path_type=Path, file_okay=False),
                 default=Path(out),
-                show_default=True,
-                help="Folder for checkpoints and pictures.",
+                help="Output folder for checkpoints and reports.",
             ),
             click.Option(
                 ["--resume"],
                 is_flag=True,
-                help="Go on from the latest checkpoint in --out, which knows its own options, or finish what is missing "
-                "at the end. --steps makes the run longer.",
+                help="Continue the run in --out; a larger --steps extends it.",
             ),
             click.Option(
                 ["--dry-run"],
                 is_flag=True,
-                help="Only show parameters, memory, and time as measured in a few steps on this machine; write nothing.",
+                help="Print parameters, memory and estimated time; write nothing.",
             ),
             click.Option(
                 ["--mesh"],
                 type=MeshType(),
-                help="Devices, such as data=2,detectors=4: samples are divided over data, tables over detectors. They may be others with --resume; "
-                "what is learned is the same. Default: all GPUs; detectors=1 takes one device.",
+                help="Device mesh, such as data=2,detectors=4.  [default: all GPUs]",
             ),
-            *process_options("Train with other processes"),
+            *process_options(),
             click.Option(
-                ["--tensorboard"],
-                is_flag=True,
-                help="Write losses and tests for TensorBoard, too, into --out/tensorboard.",
+                ["--tensorboard"], is_flag=True, help="Write TensorBoard events to OUT/tensorboard."
             ),
         ]
         return command
@@ -85,10 +95,10 @@ def training_command(kind: str, out: str) -> Callable[[Callable[..., None]], cli
     return decorate
 
 
-def alias(command: click.Command, name: str, out: str) -> click.Command:
+def alias(command: click.Command, name: str, out: str, summary: str) -> click.Command:
     """Return a command that trains under another name, and into another folder by default."""
     found = copy.copy(command)
-    found.name, found.params = name, list(command.params)
+    found.name, found.params, found.short_help = name, list(command.params), summary
     place = next(k for k, option in enumerate(found.params) if option.name == "out")
     found.params[place] = copy.copy(found.params[place])
     found.params[place].default = Path(out)
@@ -128,31 +138,26 @@ def model(run: Path) -> Any:
     return model_folders.read(run, on_damage=lambda text: click.echo(text, err=True)).model
 
 
-def process_options(does: str) -> list[click.Option]:
-    """Return the options of a command that several processes run together; they are arguments of `processes`.
-
-    Args:
-      does: the beginning of what is said of them.
-    """
+def process_options() -> list[click.Option]:
+    """Return the options of a command that several processes run together; they are arguments of `processes`."""
     return [
         click.Option(
             ["--coordinator"],
             metavar="HOST:PORT",
             envvar="JAX_COORDINATOR_ADDRESS",
-            help=f"{does}, which are started with the same command: where the first one is, at a free port. Each "
-            "uses the devices of its host; all of them see the folder of the run. Default: what SLURM and other clusters say.",
+            help="Address of the first of several processes.  [default: from the cluster]",
         ),
         click.Option(
             ["--processes", "n_processes"],
-            type=click.IntRange(1),
+            type=Integer(1),
             envvar="JAX_NUM_PROCESSES",
-            help="Their number. Default: as the cluster says.",
+            help="Number of processes.  [default: from the cluster]",
         ),
         click.Option(
             ["--process"],
-            type=click.IntRange(0),
+            type=Integer(0),
             envvar="JAX_PROCESS_ID",
-            help="The number of this one, from 0, which prints. Default: as the cluster says.",
+            help="Index of this process, from 0.  [default: from the cluster]",
         ),
     ]
 

@@ -5,21 +5,22 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--table-dtype",
     type=click.Choice(["float32", "bfloat16", "int8"]),
-    help="Dtype in which tables of numbers are stored; int8 has a power of two as scale of each table and output. Default: that of the model.",
+    help="Dtype of the stored tables.  [default: dtype of the model]",
 )
 def save(run: Path, folder: Path, table_dtype: str | None) -> None:
-    """Save the model of RUN as a bundle in DIR: config.json, model.safetensors and README.md.
+    """Save the model of a run as a bundle for model hubs.
 
-    RUN is a run of any `train` command, the folder of its --out, or another bundle. DIR can be uploaded to a hub of models as it is; lutjax.load, `generate` and `predict`
-    read it, and so does whoever has no lutjax. README.md has the sizes, the losses that were measured and the digest of the data.
+    RUN is the output folder of any `train` command, or another bundle. DIR receives config.json,
+    model.safetensors and README.md. Load it with lutjax.load, `generate` or `predict`.
     """
     import lutjax
     from lutjax.bundles.errors import BundleError

@@ -5,69 +5,35 @@ from pathlib import Path
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._flags import Command, Integer
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    sections={
+        "Server": "host port model_name grace",
+        "Batching": "slots queue block_size",
+        "Request limits": "max_prompt max_tokens max_rows max_body",
+    },
+)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--host", type=str, default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--host", type=str, default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=Integer(0, 65535), default=8000, help="Port; 0 selects a free port.")
+@click.option("--model-name", help="Model name in requests.  [default: folder name]")
+@click.option("--slots", type=Integer(1, 4096), default=16, help="Texts generated concurrently.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+    "--queue", type=Integer(1), default=256, help="Waiting requests; more are rejected with status 429."
 )
-@click.option("--model-name", help="Name by which requests call the model. Default: that of the folder.")
-@click.option(
-    "--slots",
-    type=click.IntRange(1, 4096),
-    default=16,
-    show_default=True,
-    help="Texts that are continued at the same time.",
-)
-@click.option(
-    "--queue",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Requests that may wait; beyond, the answer is 429.",
-)
-@click.option(
-    "--max-prompt",
-    type=click.IntRange(1),
-    default=16384,
-    show_default=True,
-    help="Bytes of the longest prompt.",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(1),
-    default=4096,
-    show_default=True,
-    help="Bytes of the longest answer.",
-)
-@click.option(
-    "--max-rows",
-    type=click.IntRange(1),
-    default=1024,
-    show_default=True,
-    help="Samples of a call of a classifier.",
-)
-@click.option(
-    "--max-body",
-    type=click.IntRange(1),
-    default=1 << 20,
-    show_default=True,
-    help="Bytes of the longest body of a request.",
-)
+@click.option("--max-prompt", type=Integer(1), default=16384, help="Maximum prompt length in bytes.")
+@click.option("--max-tokens", type=Integer(1), default=4096, help="Maximum answer length in bytes.")
+@click.option("--max-rows", type=Integer(1), default=1024, help="Maximum samples per classification request.")
+@click.option("--max-body", type=Integer(1), default=1 << 20, help="Maximum request body in bytes.")
 @click.option(
     "--block-size",
-    type=click.IntRange(1),
-    help="Keep the cached bytes of all texts in blocks of so many, of which prompts that begin alike share the first: they are read and stored once. Of models of --model lut. Default: caches of each text.",
+    type=Integer(1),
+    help="Bytes per cache block; prompts share prefixes (--model lut).  [default: one cache per text]",
 )
-@click.option(
-    "--grace",
-    type=click.IntRange(0),
-    default=30,
-    show_default=True,
-    help="Seconds that requests have to end after a signal to stop.",
-)
+@click.option("--grace", type=Integer(0), default=30, help="Seconds for open requests after a stop signal.")
 def serve(
     folder: Path,
     host: str,
@@ -82,10 +48,11 @@ def serve(
     block_size: int | None,
     grace: int,
 ) -> None:
-    """Serve the model in DIR over HTTP: a text model by POST /v1/completions, a classifier by POST /v1/classify.
+    """Serve a model over HTTP.
 
-    DIR is a run of `train lm` or `train classify`, or a bundle (`lutjax save`, `lutjax import`). GET /health, /metrics and /v1/models say how it is. There is no encryption and nobody is asked who they
-    are: put a proxy in front of it. SIGTERM and Ctrl-C stop it, after the requests that are there.
+    DIR is a run of `train lm` or `train classify`, or a bundle. Text models answer
+    POST /v1/completions, classifiers POST /v1/classify; GET /health, /metrics and /v1/models report the
+    state. The server has no encryption or authentication: put a proxy in front of it.
     """
     from lutjax._extras import needed_by
     from lutjax.files.errors import FolderError

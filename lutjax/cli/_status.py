@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lutjax.cli._flags import Command
 from lutjax.cli._measuring import Progress, check_file, file_option, make_console
 
 if TYPE_CHECKING:
@@ -20,26 +21,18 @@ MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"op"'}
 _HERE = Path("<this device>")  # what --record alone gives
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: totals, gaps and every cell.")
-@click.option(
-    "--recorded", is_flag=True, help="Check nothing: only what is recorded and shipped with lutjax."
-)
-@click.option(
-    "--compile",
-    "compiles",
-    is_flag=True,
-    help="Compile for TPUs instead, with libtpu, which must be installed.",
-)
-@click.option("--op", "ops", multiple=True, help="Only this op; can be given several times. Default: all.")
-@file_option("--markdown", "Write the matrix as a page to this file.")
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print totals, gaps and all cells as JSON.")
+@click.option("--recorded", is_flag=True, help="Show recorded results only; check nothing.")
+@click.option("--compile", "compiles", is_flag=True, help="Compile for TPUs instead (requires libtpu).")
+@click.option("--op", "ops", multiple=True, help="Op to show; repeatable.  [default: all]")
+@file_option("--markdown", "Page to write the matrix to.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     is_flag=False,
     flag_value=str(_HERE),
-    help="Write what was checked to this file; without one to the record of this device in lutjax/status/records, which is "
-    "shipped, and where kernels for TPUs are looked for before they are chosen. Default: no record is written.",
+    help="Write results to FILE, or to the record of this device.  [default: none]",
 )
 def status(
     as_json: bool,
@@ -49,11 +42,11 @@ def status(
     markdown: Path | None,
     record: Path | None,
 ) -> None:
-    """Show every op, direction, implementation and dtype, and what is known of it.
+    """Check and show the support matrix of all ops.
 
-    On the devices of this machine it runs and is compared with the reference, now; for others the kernel was run on
-    or compiled for them as recorded, or is lowered for them now. Takes a minute or two; Ctrl-C ends it with what is
-    known so far, and exit status 1 means that something is missing or fails.
+    Every op, direction, implementation and dtype runs on the devices of this machine and is compared
+    with the reference. Other devices show recorded runs, compilations or lowerings. It takes one or two
+    minutes; Ctrl-C shows partial results. The exit status is 1 if a cell is missing or fails.
     """
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing: leave --compile and --record out.")

@@ -11,24 +11,27 @@ from lutjax.cli._flags import Finite
 from lutjax.training.presets import EXPERIMENTS
 
 
-@_run.training_command("lutjax.training.automaton_runs:Automaton", "runs/ca")
+@_run.training_command(
+    "lutjax.training.automaton_runs:Automaton",
+    "lutjax.training.automaton_config:CONFIGS",
+    "runs/ca",
+    data="experiment path threshold",
+    model="channels kernels perception update periodic",
+    optimization="batch_size learning_rate weight_decay size n_steps runs hard_share last_hard_share clip seed",
+)
 @click.option(
     "--experiment",
     type=click.Choice(list(EXPERIMENTS)),
-    help="What to learn, with the published sizes; the options below override them. Default: life, or picture with --target. A run ends where "
-    "the task is solved: on two CPU cores life after half a minute, the checkerboards and letter after one to four minutes, lizard after up to "
-    "half an hour, which is a minute on an H100.",
+    help="Published task and sizes; options override them.  [default: life; picture with --target]",
 )
 @click.option(
     "--target",
     "path",
     type=click.Path(path_type=Path),
-    help="An image to draw, of at most 64 x 64 pixels in black, white, red, green, blue and their mixtures. Default: the picture of --experiment.",
+    help="Image to draw, up to 64 x 64 pixels.  [default: picture of --experiment]",
 )
 @click.option(
-    "--threshold",
-    type=Finite(0, 1),
-    help="What is brighter in the image is 1. Default: values must be 0 or full.",
+    "--threshold", type=Finite(0, 1), help="Brightness above which a color is 1.  [default: 0 or full only]"
 )
 def ca(
     kind: Any,
@@ -39,11 +42,10 @@ def ca(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Train a cellular automaton whose rule is a circuit of logic gates.
+    """Train a cellular automaton made of logic gates.
 
-    Losses are squared errors of a grid; wrong bits are those of a grid when each gate is the likeliest one. The best
-    automaton so far is kept. A run that was stopped goes on with --resume, and ends exactly as if it had never been
-    stopped.
+    The loss is the squared error of a grid; tests count wrong bits with hard gates. The best automaton
+    is kept. --resume continues a stopped run bit for bit.
     """
     if resume and path is not None:
         raise click.UsageError("--target is part of the checkpoint; leave it out with --resume.")

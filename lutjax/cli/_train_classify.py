@@ -26,53 +26,45 @@ class SizeType(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-@_run.training_command("lutjax.training.classifier_runs:Classifier", "runs/classify")
+@_run.training_command(
+    "lutjax.training.classifier_runs:Classifier",
+    "lutjax.training.classifier_config:CONFIGS",
+    "runs/classify",
+    data="path target test exclude encoding regression image_size split",
+    model="model recipe layers n_thresholds n_inputs tables wiring estimator tau kernels",
+    optimization="batch_size learning_rate weight_decay cooldown thresholds augment gate_cost patience baselines seed",
+)
 @click.option(
     "--data",
     "path",
     type=click.Path(path_type=Path),
-    help="A .npz file of arrays x [N, F], [N, H, W] or [N, H, W, C] and y [N], or of x_train, y_train, x_test and y_test; a table, .csv, "
-    ".tsv (also .gz) or .parquet (with --target); a folder of IDX files (MNIST, Fashion-MNIST) or of CIFAR-10, binary or Python version; or a "
-    "folder of PNG, JPEG or other images with one subfolder for each class, also below folders train and test. Default: scikit-learn's digits.",
+    help=".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: scikit-learn's digits]",
 )
-@click.option(
-    "--target",
-    help="The column of a table that holds the labels. The other columns are numbers or categories. Default: none, for other data.",
-)
+@click.option("--target", help="Label column of a table.  [default: none]")
 @click.option(
     "--test-data",
     "test",
     type=click.Path(path_type=Path),
-    help="A table with the same columns that is the test part. Default: a fifth of --data, in which each class has its share.",
+    help="Test table with the same columns.  [default: a stratified fifth of --data]",
 )
 @click.option(
-    "--exclude",
-    metavar="COLUMN",
-    multiple=True,
-    help="A column of a table that is left out, such as an id; may be given several times. Default: none.",
+    "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"
 )
-@click.option("--encoding", help="Of the text of a CSV file, such as latin-1. Default: UTF-8.")
+@click.option("--encoding", help="Text encoding of a CSV file, such as latin-1.  [default: UTF-8]")
+@click.option("--regression", is_flag=True, help="Learn the numbers of --target instead of classes.")
 @click.option(
-    "--regression",
-    is_flag=True,
-    help="The column of --target holds numbers, which are learned as they are: the answer is a number, and no class.",
-)
-@click.option(
-    "--image-size",
-    type=SizeType(),
-    help="Height and width to which the images of a folder are scaled, such as 32x32, or 32 for a square; the aspect ratio is not kept. "
-    "Default: their own size, which must be one for all.",
+    "--image-size", type=SizeType(), help="Size of scaled images, such as 32x32 or 32.  [default: unscaled]"
 )
 @click.option(
     "--model",
     type=click.Choice(["gates", "tree"]),
-    help="gates: layers of gates or tables over all numbers of a sample. tree: for images, layers of trees of gates that slide over them "
-    "(LogicTreeNet). Default: that of --recipe, or gates.",
+    help="gates: dense logic layers. tree: gate trees on images (LogicTreeNet).  [default: gates]",
 )
 @click.option(
     "--recipe",
     type=click.Choice(list(RECIPES)),
-    help="A published network, whose sizes and rates are shown; the options below override them. Default: none.",
+    metavar="NAME",
+    help="Published network; options override it.  [default: none]",
 )
 def classify(
     kind: Any,
@@ -89,11 +81,11 @@ def classify(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Train a classifier of logic gates, on images or on a table of data.
+    """Train a classifier made of logic gates on images or tables.
 
-    The hard network is tested on the test part while the soft one is trained: the one that the data come with, or a fifth
-    of them. `lutjax train digits` is the same command with another folder: without --data both train on scikit-learn's digits, which takes
-    about a minute on two CPU cores. With --regression numbers are learned in place of classes. A run that was stopped goes on with --resume, and ends exactly as if it had never been stopped.
+    The hard network is tested on the test part of the data, or on a fifth of them. Without --data,
+    scikit-learn's digits take about a minute on two CPU cores. --resume continues a stopped run bit for
+    bit. `train digits` is the same command with another output folder.
     """
     same: Mapping[str, Any] = {}
     if recipe is not None:
@@ -122,4 +114,6 @@ def classify(
     )
 
 
-digits = _run.alias(classify, "digits", "runs/digits")
+digits = _run.alias(
+    classify, "digits", "runs/digits", "Train such a classifier on scikit-learn's digits by default."
+)

@@ -7,34 +7,35 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
+from lutjax.cli._huge_pages import huge_pages_option, restart_with_huge_pages
 from lutjax.training import presets
 
 
-@_run.training_command("lutjax.training.lm_runs:LanguageModel", "runs/lm")
+@_run.training_command(
+    "lutjax.training.lm_runs:LanguageModel",
+    "lutjax.training.lm_config:CONFIGS",
+    "runs/lm",
+    data="text_path",
+    model="model preset features context n_layers n_heads feed_forward lut_heads lut_tables lut_bits dropout dtype",
+    optimization="batch_size learning_rate optimizer table_optimizer schedule warmup cooldown weight_decay clip seed",
+)
 @click.option(
     "--text",
     "text_path",
     type=click.Path(path_type=Path),
-    help="A file, or a folder of text files. Default: the source of Python's standard library.",
+    help="Text file, or folder of text files.  [default: source of Python's standard library]",
 )
 @click.option(
     "--model",
     type=click.Choice(list(presets.PRESETS)),
-    help="gpt: softmax attention, with a feed-forward layer that --feed-forward chooses. lut: tables for everything, "
-    f"without matrix products. Default: {presets.MODEL}.",
+    help=f"gpt: attention with table layers. lut: tables only.  [default: {presets.MODEL}]",
 )
 @click.option(
     "--preset",
     type=click.Choice(list(dict.fromkeys(name for each in presets.PRESETS.values() for name in each))),
-    help="Sizes and rates; the options below override them. demo (default): about 2 minutes on two CPU cores. small: "
-    "minutes on an H100; of lut 811 M parameters (3.2 GB). reference, the published model of lut: 813 M parameters "
-    "(3.3 GB), a minute on an H100. --dry-run measures it here.",
+    help="Sizes and rates; options override them.  [default: demo, about 2 minutes on two CPU cores]",
 )
-@click.option(
-    "--huge-pages",
-    is_flag=True,
-    help="Start again with large memory pages (a setting of glibc): faster for large tables on a CPU.",
-)
+@huge_pages_option
 def lm(
     kind: Any,
     text_path: Path | None,
@@ -46,13 +47,11 @@ def lm(
     resume: bool,
     **options: Any,
 ) -> None:
-    """Train a language model on bytes.
+    """Train a byte-level language model.
 
-    The last 10 % of the text is the test part. Losses are in nats per byte. A run that was stopped goes on
-    with --resume, and ends exactly as if it had never been stopped.
+    The last 10 % of the text is the test part; losses are in nats per byte. --resume continues a
+    stopped run bit for bit.
     """
-    from lutjax.cli._huge_pages import restart_with_huge_pages
-
     if huge_pages:
         restart_with_huge_pages()
     try:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax.benchmark import shapes
-from lutjax.cases import Tag
-from lutjax.cli._flags import Renamed
-from lutjax.cli._measuring import SHAPES, Progress, ShapeType, check_folder, make_console
+from lutjax.cli._flags import Command, Renamed
+from lutjax.cli._measuring import Progress, check_folder, dtype_option, make_console, shape_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from lutjax.tuning._files import Document
 
 
-@click.command(epilog=SHAPES)
+@click.command(cls=Command)
 @click.option(
     "--out",
     "--output",
@@ -28,41 +26,26 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE",
-    help="The file of launches (JSON). It is written anew after every kernel.",
+    help="JSON file of kernel configs, updated after every kernel.",
 )
-@click.option("--update", is_flag=True, help="FILE exists: measure again, and keep what else it has.")
-@click.option(
-    "--resume", is_flag=True, help="FILE exists: measure only kernels and sizes that it does not have."
-)
-@click.option(
-    "--shape",
-    "asked",
-    type=ShapeType(),
-    multiple=True,
-    help="A name, or sizes such as fc:4096,32,32,16,10; can be given several times. Default: all names.",
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=click.Choice(["float32", "bfloat16"]),
-    multiple=True,
-    help="Of the tables. Default: float32.",
-)
+@click.option("--update", is_flag=True, help="Measure again and keep other entries of FILE.")
+@click.option("--resume", is_flag=True, help="Measure only kernels and sizes missing in FILE.")
+@shape_option("all names")
+@dtype_option()
 @click.option(
     "--effort",
     type=click.Choice(["quick", "thorough"]),
     default="quick",
-    show_default=True,
-    help="Vary one field of a launch at a time, or two.",
+    help="Vary one config field at a time, or two.",
 )
 def tune(
     output: Path, update: bool, resume: bool, asked: tuple[Any, ...], dtypes: tuple[str, ...], effort: Any
 ) -> None:
-    """Measure how kernels in Triton are best launched on this device.
+    """Find the fastest Triton kernel configs on this device.
 
-    For every kernel that the shapes launch, forward, backward and update, launches are measured until none that
-    differs in a field is faster. `lutjax.tuning.use(FILE)` uses them in a block of calls; nothing else is changed.
-    Ctrl-C ends the run with what is measured so far; --resume goes on.
+    Each kernel of the shapes, forward, backward and update, is measured until no config that differs in
+    one field is faster. Use the result with lutjax.tuning.use(FILE). Ctrl-C keeps finished kernels;
+    --resume continues.
     """
     check_folder("--out", output)
     if output.exists() and not (update or resume):
@@ -74,7 +57,8 @@ def tune(
     if update and resume:
         raise click.UsageError("--update measures again what --resume leaves out; give one of them.")
 
-    from lutjax.benchmark import search
+    from lutjax.benchmark import search, shapes
+    from lutjax.cases import Tag
 
     document = _document(output)
     try:

@@ -8,27 +8,25 @@ import click
 
 from lutjax.cli import _run
 from lutjax.cli._export import progress
+from lutjax.cli._flags import Command
 from lutjax.files.errors import FolderError
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--run",
     "run",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Folder of the exported run or bundle. Default: its path at the export.",
+    help="Exported run or bundle.  [default: its path at the export]",
 )
 def verify(folder: Path, run: Path | None) -> None:
-    """Prove that the files of DIR, which `export` wrote, compute what the trained model computes.
+    """Prove that exported files compute the trained model.
 
-    DIR is an export, or a run or a bundle whose export is in its folder circuit.
-
-    There is a line for each proof: files against their digests, and the manifest against the files; the circuit against samples with
-    their answers, against the model in JAX and, where they are few enough, on all inputs; each format against the circuit; C compiled by
-    gcc, Verilog in Icarus Verilog, and equality for all inputs proved by ABC, where these are found. The last line counts every file of
-    DIR: proved, failed, compared with its digest alone, or not proved as a tool is missing. The status is 1 if a proof fails.
+    DIR is an export, or a run or bundle with an export in its folder circuit. Each proof prints one
+    line: passed, failed or skipped for a missing tool (gcc, Icarus Verilog, ABC). The exit status is 1
+    if a proof fails.
     """
     from lutjax.bundles._layout import is_bundle
     from lutjax.circuits import deployment, proofs

@@ -22,32 +22,34 @@ class GPTConfig(Config):
     """The sizes of a `GPT`.
 
     Attributes:
-      vocab_size: tokens; 256 for bytes.
+      vocab_size: number of tokens; 256 for bytes.
       features: size of a token's vector.
-      context: longest text that is attended as a whole; longer ones through a sliding window.
-      n_layers: layers of attention and feed-forward.
-      n_heads: heads of attention, each of ``features / n_heads`` features.
-      feed_forward: ``"projection_lut"``, tables between two projections (`lutjax.layers.nnx.ProjectionLUT`); ``"scored_lut"``, the
-        same without projections and heads: each table compares any features, and adds rows to all of them; ``"lut"``, such tables with
-        hard reads, as in a `LUTTransformer` (`lutjax.layers.nnx.LUT`); or ``"dense"``, two matrices with a GELU between them and 4 times as many features inside.
-      lut_heads: heads of tables in ``"projection_lut"``, which share its features out; ``"scored_lut"`` and ``"lut"`` have as many
-        tables in all, without heads.
-      lut_tables: tables of each head.
-      lut_bits: comparisons of each table, which has ``2 ** lut_bits`` rows.
-      read: how tables of ``"projection_lut"`` and ``"scored_lut"`` are read: ``"hard"``, ``"blend"``, ``"soft_sign"``, ``"confidence"``, ``"powers_of_two"`` (with tables
-        of integers), and of the last two with one row in place of two ``"confidence_1"``, ``"powers_of_two_1"``.
-      table_dropout: share of the tables of ``"projection_lut"`` and ``"scored_lut"`` that an element does not read in training.
-      dropout: rate of dropout after the embedding, attention and feed-forward.
-      dtype: dtype in which matrices are multiplied and attention is computed: float32, bfloat16, float16 or float64.
-        Parameters, sums of layers, normalization and logits are float32 (or float64).
-      remat: whether the backward pass computes each layer again instead of keeping what its forward pass made.
-      memory: whether tables of n-grams are read beside attention (`lutjax.layers.nnx.NgramMemory`).
-      memory_orders: lengths of the n-grams whose rows are read.
-      memory_rows: rows of each table of the memory.
-      memory_heads: tables for each length.
-      memory_width: numbers of a row of the memory.
-      memory_layers: numbers, from 0 on, of the layers before which a memory is added, each with tables of its own.
-      memory_placement: ``"device"``, or ``"host"``: the tables of the memory lie in the memory of the host, of which a device sees the rows that it reads.
+      context: attention window, in tokens. Longer texts are processed by a sliding window.
+      n_layers: number of layers, each attention and feed-forward.
+      n_heads: number of attention heads. Each has ``features / n_heads`` features.
+      feed_forward: type of the feed-forward layers. ``"projection_lut"``: tables between two projections
+        (`lutjax.layers.nnx.ProjectionLUT`). ``"scored_lut"``: the same without projections and heads; each table compares
+        any features and adds rows to all features. ``"lut"``: such tables with hard reads, as in a `LUTTransformer`
+        (`lutjax.layers.nnx.LUT`). ``"dense"``: two matrices with a GELU between them and ``4 * features`` hidden units.
+      lut_heads: table heads per feed-forward layer. ``"scored_lut"`` and ``"lut"`` have ``lut_heads * lut_tables`` tables
+        without heads.
+      lut_tables: tables per head.
+      lut_bits: comparisons per table. A table has ``2 ** lut_bits`` rows.
+      read: read of the tables. Applies to ``"projection_lut"`` and ``"scored_lut"``; ``"powers_of_two"`` suits quantized
+        tables, and names that end in ``_1`` read one row per table instead of two.
+      table_dropout: fraction of tables dropped in training. Applies to ``"projection_lut"`` and ``"scored_lut"``.
+      dropout: dropout rate after embedding, attention and feed-forward.
+      dtype: dtype of matrix products and attention. Parameters, residual sums, normalization and logits are float32 (or
+        float64).
+      remat: recompute each layer in the backward pass to save memory.
+      memory: add n-gram memory layers (`lutjax.layers.nnx.NgramMemory`).
+      memory_orders: lengths of the n-grams.
+      memory_rows: rows per memory table.
+      memory_heads: memory tables per n-gram length.
+      memory_width: elements per memory row.
+      memory_layers: layers preceded by a memory, counted from 0. Each memory has tables of its own.
+      memory_placement: where memory tables reside. With ``"host"`` they stay in host memory, and a device receives only
+        the rows that it reads.
 
     Raises:
       ValueError: a size is impossible.
@@ -173,30 +175,29 @@ class LUTTransformerConfig(Config):
     """The sizes of a `LUTTransformer`; the defaults are the published language model.
 
     Attributes:
-      vocab_size: tokens; 256 for bytes.
+      vocab_size: number of tokens; 256 for bytes.
       features: size of a token's vector.
-      context: longest text that is attended as a whole; longer ones through a sliding window.
-      n_layers: layers of attention and tables.
-      n_heads: heads of attention: nothing but so many times more detectors.
-      n_detectors: detectors of each head.
-      n_anchors: anchor pairs of a detector in attention.
-      n_position_bits: positional bits in attention; 0 for none.
-      shared_positions: all detectors of a layer read the same positions, or each its own.
-      attention: ``"concatenated"``, ``"pair"`` or ``"pair_interleaved"`` (which needs
-        ``n_position_bits == features``).
-      memory: what attention remembers of earlier tokens: those of the ``"window"`` of ``context - 1`` positions; or, without positional bits and
-        where attention is ``"concatenated"``, ``"counts"``: how many tokens had each row, of the whole text before, in the same memory
-        whatever its length.
-      ffn: whether tables follow attention in each layer.
-      ffn_detectors: their detectors.
-      ffn_anchors: anchor pairs of each.
-      unembed_detectors: detectors of the last tables, which give the logits; `ffn_detectors` by default.
-      unembed_anchors: anchor pairs of each; `ffn_anchors` by default.
-      dropout: rate of dropout after each.
-      batch_norm: whether batch normalization follows each.
-      param_dtype: dtype of everything: float32, bfloat16, float16 or float64.
-      table_dtype: dtype of the tables, where it is another one: bfloat16 halves their memory and the bytes a step
-        moves, and what runs between them keeps its precision. Default: the same.
+      context: attention window, in tokens. Longer texts are processed by a sliding window.
+      n_layers: number of layers, each attention and tables.
+      n_heads: number of attention heads. Heads only multiply the number of detectors.
+      n_detectors: attention detectors per head.
+      n_anchors: anchor pairs per attention detector.
+      n_position_bits: position bits in attention; 0 for none.
+      shared_positions: share position bits among the detectors of a layer.
+      attention: type of attention. ``"pair_interleaved"`` requires ``n_position_bits == features``.
+      memory: how attention remembers earlier tokens. ``"window"``: a window of ``context - 1`` positions. ``"counts"``:
+        the number of tokens with each row over all earlier text, in constant memory; requires ``n_position_bits=0`` and
+        ``attention="concatenated"``.
+      ffn: add feed-forward tables to each layer.
+      ffn_detectors: detectors of the feed-forward tables.
+      ffn_anchors: anchor pairs per feed-forward detector.
+      unembed_detectors: detectors of the output tables. Default: --ffn-detectors.
+      unembed_anchors: anchor pairs per output detector. Default: --ffn-anchors.
+      dropout: dropout rate after attention and tables.
+      batch_norm: add batch normalization after attention and tables.
+      param_dtype: dtype of parameters and activations.
+      table_dtype: dtype of the tables. bfloat16 halves their memory and traffic; computation keeps its precision.
+        Default: --param-dtype.
 
     Raises:
       ValueError: a size is impossible.

@@ -37,32 +37,32 @@ class LogicClassifierConfig(Config):
 
     Attributes:
       in_features: numbers of a sample, such as the pixels of an image.
-      n_classes: classes; 1 where a number is learned.
-      layers: gates (or tables) of each layer; those of the last vote for the classes and are a multiple of them.
-      n_thresholds: bits that each number is made into; 0 where samples are bits already.
-      n_inputs: inputs of a gate (2) or of a table (up to 8).
-      tables: what is trained of each. gates: 16 logits, for 2 inputs; light: the logit of each corner of a table, 4 for a gate;
-        walsh: their Walsh coefficients; raw: numbers from -1 to 1; binary: tables addressed by bits already while
+      n_classes: number of classes; 1 for regression.
+      layers: gates or tables per layer. The last layer votes for the classes; its size is a multiple of their number.
+      n_thresholds: bits per number of a sample; 0 for binary samples.
+      n_inputs: inputs per gate (2) or table (2 to 8).
+      tables: trained form of each gate or table. gates: 16 logits, for 2 inputs. light: one logit per table entry, 4 for
+        a gate. walsh: Walsh coefficients. raw: numbers from -1 to 1. binary: tables with binary addresses, also in
         training. Default: gates for 2 inputs, else light.
-      residual: what the first values have for passing on the first input: the logit of that gate, or of corners.
-        Deep networks need more of it. Default: 2 for gates, 0 for tables. Binary tables have first values of their
-        own.
-      noise: standard deviation of the first values.
-      wiring: which inputs gates read: balanced, unique, butterfly, random, top-k, full or learnable, see
-        `lutjax.layers.nnx.LogicGates`; or windows of an image, see `lutjax.wiring.Windows`. Several with commas are those of the first
-        layers, and the last of them is that of all further layers, such as windows,balanced.
-      candidates: for each input of a gate where wiring is top-k or learnable.
-      image_shape: height, width and perhaps channels of a sample that is an image, for windows and for pages of circuits.
+      residual: initial preference for passing on the first input. It is the logit of that gate, or of table entries; deep
+        networks need a larger one, and binary tables ignore it. Default: 2 for gates, 0 for tables.
+      noise: standard deviation of initial values.
+      wiring: wiring of the gates, by layer. balanced, unique, butterfly, random, top-k, full or learnable (see
+        `lutjax.layers.nnx.LogicGates`), or windows of an image (see `lutjax.wiring.Windows`). Several names separated by
+        commas apply to the first layers, and the last name to all further layers, as in windows,balanced.
+      candidates: candidate wires per input, for top-k and learnable wiring.
+      image_shape: height, width and channels of an image, for windows and circuit pages.
       window: height and width of windows.
-      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
-      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+      learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
+      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
         `lutjax.layers.nnx.Thermometer`.
-      reduce: inputs of the tables that make fewer votes of those of each class before they are counted, layer by layer; they are trained, and start as
-        majorities. (3, 6) makes 12 of 200. Default: none, and all votes are counted.
-      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
-      tau: the votes for a class are divided by it.
-      regression: whether a number is learned in place of a class: how many of the last layer's bits are 1, times `scale`, plus `offset`.
-      scale, offset: of that number. Training takes them from the training part, so that no bits give its least number and all bits its largest.
+      reduce: inputs per table in layers that reduce votes before counting. The tables are trained and start as
+        majorities; (3, 6) turns 200 votes per class into 12.
+      estimator: gradient estimator of the gates. See `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
+      tau: temperature that divides the votes.
+      regression: learn a number instead of a class. The number is the count of ones in the last layer times `scale`, plus
+        `offset`.
+      scale, offset: of that number. Training derives both from the range of the training part.
 
     Raises:
       ValueError: a size is impossible.
@@ -208,32 +208,33 @@ class LogicTreeNetConfig(Config):
 
     Attributes:
       in_shape: height, width and channels of the images.
-      n_classes: classes.
-      kernels: trees of each layer of trees.
-      layers: gates of each layer after these; those of the last vote for the classes and are a multiple of them.
-      n_thresholds: bits that each number is made into, by thresholds of its channel; 0 where samples are bits already.
-      edges: whether trees also read bits of edges and of curvature: of the first and second differences of neighboring pixels in rows and
-        in columns, each made into as many bits. Beyond the border a pixel is the one at the border.
-      depth: levels of gates of a tree.
-      kernel: height and width of the windows that trees read.
-      stride: from one window to the next.
-      padding: pixels that are put around an image first.
-      pool: height and width of the places that each output is the or of.
-      pool_padding: places that are put around these first.
-      channels_per_kernel: channels that a tree reads; 0 for all. Of all six see `lutjax.layers.nnx.LogicConv`.
-      leaves: which values of a window trees read, balanced or random; see `lutjax.layers.nnx.LogicConv`.
-      n_inputs: inputs of a gate (2) or of a table (up to 8).
-      tables: what is trained of each gate. gates: 16 logits; light: the logits of the 4 corners of its table; walsh: their Walsh
-        coefficients; raw: numbers from -1 to 1.
-      residual: probability with which a gate starts by passing on its first input.
-      wiring: which inputs the gates of `layers` read: balanced, unique, butterfly, random, top-k, full or learnable, see
+      n_classes: number of classes.
+      kernels: trees per tree layer.
+      layers: gates per layer after the trees. The last layer votes for the classes; its size is a multiple of their
+        number.
+      n_thresholds: bits per number of a sample; 0 for binary samples. Thresholds are shared by all pixels of a channel.
+      edges: add bits for edges and curvature. They are first and second differences of neighboring pixels in rows and
+        columns, each with as many bits; the image is extended by its border pixels.
+      depth: levels of gates per tree.
+      kernel: height and width of the window of a tree.
+      stride: distance between windows.
+      padding: pixels of padding around the image.
+      pool: height and width of OR pooling.
+      pool_padding: padding of the pooling.
+      channels_per_kernel: input channels per tree; 0 for all. See `lutjax.layers.nnx.LogicConv`.
+      leaves: window pixels of trees, balanced or random. See `lutjax.layers.nnx.LogicConv`.
+      n_inputs: inputs per gate (2) or table (2 to 8).
+      tables: trained form of each gate. gates: 16 logits. light: one logit for each of 4 table entries. walsh: Walsh
+        coefficients. raw: numbers from -1 to 1.
+      residual: initial probability of passing on the first input.
+      wiring: wiring of the gates of `layers`. balanced, unique, butterfly, random, top-k, full or learnable; see
         `lutjax.layers.nnx.LogicGates`.
-      candidates: for each input of such a gate where wiring is top-k or learnable.
-      learned_thresholds: whether thresholds are trained, each through the derivative of a sigmoid of its own.
-      threshold_gradient: straight_through: what is learned from are bits; soft: it is those sigmoids, and bits once training is over. See
+      candidates: candidate wires per input, for top-k and learnable wiring.
+      learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
+      threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
         `lutjax.layers.nnx.Thermometer`.
-      estimator: soft, gumbel or straight_through; see `lutjax.layers.nnx.LogicGates`.
-      tau: the votes for a class are divided by it.
+      estimator: gradient estimator of the gates. See `lutjax.layers.nnx.LogicGates`.
+      tau: temperature that divides the votes.
 
     Raises:
       ValueError: a size is impossible.
@@ -426,13 +427,13 @@ class LogicCAConfig(Config):
     """The sizes of a `LogicCA`.
 
     Attributes:
-      channels: bits of a cell.
-      kernels: perception circuits; each sees every channel of the 3x3 neighborhood.
-      perception: gates in the layers of each; the first has 8, the cell with each of its neighbors.
-      update: gates in the layers of the update circuit; the last has one for each channel.
-      periodic: the grid is a torus; else cells beyond its edge are 0.
-      update_rate: probability with which a cell takes its new state in a step; 1 is the synchronous automaton.
-      residual: the logit with which a gate starts as its first input.
+      channels: bits per cell.
+      kernels: perception circuits. Each reads every channel of the 3x3 neighborhood.
+      perception: gates per perception layer. The first layer has 8, one per neighbor of the cell.
+      update: gates per update layer. The last layer has one gate per channel.
+      periodic: wrap the grid around its edges. Otherwise cells beyond an edge are 0.
+      update_rate: probability that a cell updates in a step. 1 is the synchronous automaton.
+      residual: initial logit of passing on the first input.
 
     Raises:
       ValueError: a size is impossible.

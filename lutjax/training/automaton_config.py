@@ -21,21 +21,21 @@ class TrainingConfig(Training):
 
     Attributes:
       experiment: its name, which decides the target.
-      start: the state at first: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
+      start: initial state: boards of the Game of Life, random bits, a seed (one cell of ones), or zero.
       size: rows and columns of the grid.
-      n_steps: steps of the automaton until its state is compared with the target.
-      batch_size: grids of one step. In the Game of Life boards of 3x3 cells; 512 are all there are, as one torus that
-        holds every neighborhood once.
-      learning_rate: of AdamW.
-      weight_decay: of AdamW; pulls gates toward a mixture of all sixteen.
-      hard_share: probability with which a gate is the likeliest one instead of a mixture in a training step.
-      last_hard_share: that of the last step; from `hard_growth` of the run on it grows from `hard_share` to this. None: it stays.
-      hard_growth: share of all steps after which it grows.
-      runs: automata that are trained one beside the other, each as a run of its own would be: the first with `seed`, the next with
-        ``seed + 1``, and so on. The best of them is kept.
-      clip: largest size of each number of a gradient; larger ones are cut to it.
-      keep_every: steps of the automaton after which its gradient keeps a state; see `lutjax.models.LogicCA.__call__`.
-      loss_channels: numbers of the target's channels that are compared. Default: all.
+      n_steps: automaton steps before comparing with the target.
+      batch_size: grids per step. In the Game of Life, 3x3 boards; 512 are all boards, as one torus with every
+        neighborhood once.
+      learning_rate: learning rate of AdamW.
+      weight_decay: weight decay of AdamW. It pulls gates toward a uniform mixture.
+      hard_share: probability of hard gates in a training step.
+      last_hard_share: probability of hard gates in the last step. It grows from `hard_share` after `hard_growth` of the
+        run. Default: unchanged.
+      hard_growth: fraction of steps before the probability of hard gates grows.
+      runs: automata trained side by side, with consecutive seeds. The best automaton is kept.
+      clip: maximum magnitude of gradient elements.
+      keep_every: automaton steps per state kept for the gradient. See `lutjax.models.LogicCA.__call__`.
+      loss_channels: target channels to compare, counted from 0. Default: all.
     """
 
     experiment: str
@@ -106,9 +106,8 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      stop_when_solved: whether a run ends before its last step where three tests, one after the other, have found no
-        wrong bit. Default: it does.
-      pictures: whether the automaton is drawn at the end; needs Pillow. Default: it is.
+      stop_when_solved: stop after three tests without a wrong bit.
+      pictures: draw the automaton at the end (requires Pillow).
     """
 
     stop_when_solved: bool = True

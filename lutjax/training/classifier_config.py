@@ -39,32 +39,29 @@ class TrainingConfig(Training):
     """Settings of a training run apart from the model and the samples.
 
     Attributes:
-      batch_size: samples of one step.
-      learning_rate: of Adam, before the cool-down.
-      weight_decay: share of each number of gates and tables that a step takes away, times the rate, as in AdamW; not of
-        thresholds and of the scores of learned wires. 0 is Adam.
-      cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
-      thresholds: where numbers become bits, by what the training part holds: uniform, gaussian or distributive, see
-        lutjax.thermometer_thresholds; or learned, which starts as uniform, and for columns of
-        tables at their quantiles.
-      temperature: of the gates: their logits are divided by it. See estimator.
-      final_temperature: after the last step; annealing says how it is reached. Default: temperature, in all steps.
-      annealing: linear, exponential or cosine.
-      augment: how strongly images are moved, turned and stretched at random in each step: with 1 up to half a
-        pixel, 0.15 radians and 10 %; 0 not at all. Samples that are no images stay as they are.
-      shift: pixels by which images are moved at random beyond that, at most.
-      bend: pixels by which points of an image are moved, each in its own direction, as a standard deviation; see
-        lutjax.training.augment.warp.
-      gate_cost: what 1000 gates of the circuit add to the loss, in nats: as many as are expected to need two inputs, and a
-        vote that is not constant counts as one. Circuits become smaller, and at some cost less accurate; see
-        docs/circuits.md.
-      column_bits: bits that a column of numbers of a table becomes at most, at quantiles of the training part; 0 leaves it a
-        number, which n_thresholds makes bits of. Other data have no columns.
-      select_every: steps between two tests of the hard network on the training part, on at most 4096 of its samples; the network that is
-        right most often there is kept, tested at the end, exported and loaded. 0: the last one is.
-      split: which random fifth of the samples is the test part, where they have none of their own.
-      stratified: whether each class has its share in that fifth.
-      seed: of the model, the order of samples and all noise.
+      batch_size: samples per step.
+      learning_rate: learning rate of Adam before the cooldown.
+      weight_decay: weight decay of gates and tables, scaled by the rate (AdamW). Thresholds and scores of learned wires
+        have none.
+      cooldown: fraction of steps with linear cooldown to 0.
+      thresholds: placement of the thresholds that turn numbers into bits. uniform, gaussian and distributive follow the
+        training part, see lutjax.thermometer_thresholds; learned starts as uniform, and at quantiles for table columns.
+      temperature: temperature of the gates, which divides their logits. See estimator.
+      final_temperature: temperature after the last step. Default: --temperature.
+      annealing: annealing of the temperature.
+      augment: strength of random image shifts, rotations and scalings. 1 is up to half a pixel, 0.15 radians and 10 %; 0
+        is none. Other samples are unchanged.
+      shift: maximum additional random shift of images, in pixels.
+      bend: standard deviation of random image warps, in pixels. See lutjax.training.augment.warp.
+      gate_cost: loss of 1000 circuit gates, in nats. Counted are gates expected to need two inputs; a vote that is not
+        constant counts as one gate. Circuits become smaller and, at high costs, less accurate; see docs/circuits.md.
+      column_bits: maximum bits per numeric table column, at quantiles. 0 keeps numbers, which n_thresholds turns into
+        bits.
+      select_every: steps between hard tests that select the kept network. The network with the best accuracy on up to
+        4096 training samples is tested at the end, exported and loaded; 0 keeps the last network.
+      split: random fifth of the samples to test on. Ignored for data with a test part.
+      stratified: split each class in proportion.
+      seed: random seed of model, sample order and noise.
     """
 
     steps: int = 15000
@@ -120,10 +117,10 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      patience: stop after so many tests in which the hard network was not better than before. The test part then
-        decides when to stop, so its accuracy says a little too much. Default: all steps.
-      baselines: fit logistic regression and a random forest to the same bits after the last step. Default: where the
-        training part has at most 20 million bits; beyond, they take many minutes.
+      patience: tests without improvement before stopping. The test part then chooses the stopping time, so its accuracy
+        is slightly optimistic. Default: never stop early.
+      baselines: fit logistic regression and a random forest to the same bits. Default: for at most 20 million training
+        bits.
     """
 
     patience: int | None = None
@@ -142,7 +139,7 @@ def _preset(model: str | None) -> Mapping[str, Any]:
         configs = (LogicClassifierConfig, TrainingConfig)
         usual = next(c.__dataclass_fields__[name].default for c in configs if name in c.__dataclass_fields__)
         words[name] = f"{_shown(usual)} (tables: {_shown(value)})"
-    stratified = {"stratified": "--stratified with --data"}
+    stratified = {"stratified": "on with --data"}
     if model == "tree":
         of_images = dict.fromkeys(("kernels", "kernel", "padding", "pool"), "from the image size")
         return {**stratified, **of_images, "tau": TREE_TAU}

@@ -22,10 +22,10 @@ class Training:
     """A base of dataclasses of what decides a training run beside its model and data.
 
     Attributes:
-      steps: optimizer steps in all; the cool-down depends on it.
-      batch_size: samples of one step.
-      learning_rate: rate before warm-up and cool-down.
-      seed: of the model and of everything random.
+      steps: number of optimizer steps. The cooldown depends on it.
+      batch_size: samples per step.
+      learning_rate: learning rate before warmup and cooldown.
+      seed: random seed.
 
     Raises:
       ValueError: a value is impossible.
@@ -102,9 +102,9 @@ class Intervals:
     """Intervals between measurements and checkpoints, in steps. They change nothing in what is learned, so a resumed run may change them.
 
     Attributes:
-      log_every: steps between two training losses.
-      eval_every: steps between two tests.
-      checkpoint_every: steps between two checkpoints.
+      log_every: steps between training losses.
+      eval_every: steps between tests.
+      checkpoint_every: steps between checkpoints.
     """
 
     log_every: int = 50

@@ -26,35 +26,33 @@ class TrainingConfig(Training):
     """Settings of a training run apart from the model and the text. Data order and dropout follow from the seed.
 
     Attributes:
-      batch_size: windows of the text in one step.
-      learning_rate: rate before warm-up and cool-down; a factor of the published schedule.
-      table_gradient: factored, the rows that were looked up and their cotangents, or dense, arrays of the tables'
-        shapes; both give the same results up to rounding. Only factored ones know of rows that were looked up and have
-        a gradient of exactly 0: row_adam counts these look-ups, and momentum and weight decay move such rows.
-      table_optimizer: how table rows move: sgd, row_adagrad, row_momentum or row_adam; or same, as all other
-        parameters do, by dense gradients.
-      table_rate: factor of the learning rate for tables of detectors.
-      table_weight_decay: share of a row that a step takes away from it if it was looked up, times the rate.
-      memory_optimizer: how rows of a memory of n-grams move: sgd, row_adagrad, row_momentum or row_adam, always by factored gradients.
-      memory_rate: factor of the learning rate for rows of a memory.
-      memory_weight_decay: as table_weight_decay, of rows of a memory.
-      memory_depth: of the queue of rows of a memory in the memory of the host: the most steps whose updates the rows that a step reads may lack. 0: none, and
-        what is learned is what a memory on the device learns; with more the CPU works while the device computes.
-      optimizer: of everything else: sgd, momentum, adam, adamw, adagrad or row_adagrad.
-      weight_decay: of adamw: share of a matrix that a step takes away, times the rate. Tables, scales and biases have
-        none.
-      clip: largest norm of all gradients together; larger ones are scaled to it. By default of the class there is no limit.
-      total_variation: weight in the loss of the mean squared differences between rows of a table whose addresses differ in
-        one bit; needs dense gradients.
-      microbatches: parts of a batch that are computed one after the other, to save memory.
-      schedule: constant, published or cosine: the rate between warm-up and cool-down.
-      warmup: fraction of the steps over which the rate rises linearly.
-      cooldown: fraction of the steps, at the end, over which the rate falls linearly to 0.
-      loss: mean or sum, of the cross-entropies of all bytes that a batch predicts.
-      validate: whether the validation part is kept to choose sizes, rates and states with, or is trained on, too.
-      select_every: steps between two tests on the validation part; the state with the lowest loss there is kept, tested at
-        the end and loaded. 0 (default): the last state is.
-      seed: of the model, the data order and dropout.
+      batch_size: text windows per step.
+      learning_rate: learning rate before warmup and cooldown. A factor of the published schedule.
+      table_gradient: type of table gradients. factored: accessed rows and their cotangents. dense: arrays of the table
+        shapes. Both give the same results up to rounding, but only factored gradients know accessed rows with a zero
+        gradient, which row_adam counts and momentum and weight decay update.
+      table_optimizer: optimizer of table rows. same updates tables like all other parameters, by dense gradients.
+      table_rate: learning-rate factor of detector tables.
+      table_weight_decay: weight decay of accessed table rows, scaled by the rate.
+      memory_optimizer: optimizer of memory rows. It always uses factored gradients.
+      memory_rate: learning-rate factor of memory rows.
+      memory_weight_decay: weight decay of accessed memory rows, scaled by the rate.
+      memory_depth: prefetch depth of host-resident memories. With depth 0 every step waits for the previous update, as on
+        the device. With depth n, reads lag updates by exactly n steps, and the CPU works while the device computes.
+      optimizer: optimizer of other parameters.
+      weight_decay: weight decay of matrices (adamw), scaled by the rate. Tables, scales and biases have none.
+      clip: maximum global gradient norm. Default: no limit.
+      total_variation: weight of the total-variation penalty on tables. It is the mean squared difference of rows whose
+        addresses differ in one bit; requires dense gradients.
+      microbatches: parts of a batch computed sequentially to save memory.
+      schedule: learning-rate schedule between warmup and cooldown.
+      warmup: fraction of steps with linear warmup.
+      cooldown: fraction of steps with linear cooldown to 0.
+      loss: reduction of the cross-entropy over a batch.
+      validate: hold out a validation part, or train on it.
+      select_every: steps between validations that select the kept state. The state with the lowest validation loss is
+        tested at the end and loaded; 0 keeps the last state.
+      seed: random seed of model, data order and dropout.
     """
 
     learning_rate: float = 0.005
@@ -123,7 +121,8 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      usage: count at the end how often the test part reads each row of each table, in usage.json; rows of a memory are always counted.
+      usage: count the accesses of each table row in usage.json. The test part is counted at the end; memory rows are
+        always counted.
     """
 
     usage: bool = False

@@ -490,10 +490,10 @@ def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) 
     [
         (["--csv", "missing/rows.csv"], "'missing' is no folder that can be written to"),
         (["--png", "."], "is a directory"),
-        (["--repeats", "2"], "not in the range"),
+        (["--repeats", "2"], "2; it must be at least 3"),
         (["--dtype", "int8"], "'float32', 'bfloat16'"),
         (["--shape", "lm", "--row", "forward"], "nothing to measure"),
-        (["--accumulate", "0"], "not in the range"),
+        (["--accumulate", "0"], "0.0; it must be above 0"),
         (["--shape", "gate_network", "--accumulate", "16"], "gate_network has no sums that take it"),
     ],
 )

@@ -337,10 +337,10 @@ def test_predict_names_the_command_for_a_language_model(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", "RUN", "--temperature=1e300"], "1e+300 is not in the range 0<=x<=3.4028234663852886e+38."),
-        (["generate", "RUN", f"--bytes={10**20}"], f"{10**20} is not in the range 1<=x<=2147483647."),
-        (["bench", f"--lm-batch={10**20}"], f"{10**20} is not in the range 1<=x<=2147483647."),
-        (["bench", f"--repeats={10**20}"], f"{10**20} is not in the range 3<=x<=2147483647."),
+        (["generate", "RUN", "--temperature=1e300"], "1e+300; it must be at least 0 and at most 3.40282e+38."),
+        (["generate", "RUN", f"--bytes={10**20}"], f"{10**20}; it must be at least 1 and at most 2147483647."),
+        (["bench", f"--lm-batch={10**20}"], f"{10**20}; it must be at least 1 and at most 2147483647."),
+        (["bench", f"--repeats={10**20}"], f"{10**20}; it must be at least 3 and at most 2147483647."),
         (["bench", f"--shape=fc:{10**20},8,8,4,3"], f"batch is {10**20}; it must be below 2^31; the sizes are fc:batch,inputs,outputs,detectors,anchors."),
         (["export", "RUN", f"--registers={10**20}"], f"--registers is {10**20}; it is a number of levels below 2^31, or 0 for no registers."),
     ],
@@ -558,9 +558,9 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     ("words", "message"),
     [
         (["--prompt", ""], "it is empty"),
-        (["--prompt", "x", "--bytes", "0"], "not in the range"),
-        (["--prompt", "x", "--temperature", "-1"], "not in the range"),
-        (["--prompt", "x", "--top-k", "300"], "not in the range"),
+        (["--prompt", "x", "--bytes", "0"], "0; it must be at least 1"),
+        (["--prompt", "x", "--temperature", "-1"], "it must be at least 0"),
+        (["--prompt", "x", "--top-k", "300"], "300; it must be at least 1 and at most 256"),
         (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
         (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
         (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1], "2 samples have seeds up to 4294967296"),
@@ -640,17 +640,6 @@ def test_rooms_keep_to_themselves() -> None:
         ), path
         if room in ("models", "training"):
             assert not re.search(r"lutjax\.kernels(\._| import _)", text), path
-
-
-@pytest.mark.slow
-def test_help_and_version_do_not_import_jax() -> None:
-    code = (
-        "import sys; from lutjax.cli._main import cli\n"
-        "try: cli(['train', '--help'])\n"
-        "finally: assert not {'flax', 'optax', 'orbax', 'matplotlib'} & set(sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert command("--version").output.strip().endswith(lutjax.__version__)
 
 
 def run_module(*words: str) -> None:

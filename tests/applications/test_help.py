@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from commands import command
 
 from lutjax.cli import _run
-from lutjax.cli._flags import FieldsCommand, Finite, by_options, flag_of
+from lutjax.cli._flags import Command, FieldsCommand, Finite, by_options
 from lutjax.cli._main import cli
 from lutjax.training import experiments
 from lutjax.training.automaton_runs import Automaton
@@ -49,15 +51,20 @@ def commands(group: click.Group = cli, words: tuple[str, ...] = ()) -> Iterator[
 @pytest.mark.parametrize("words", [words for words, _ in commands()])
 def test_every_option_is_described(words: str) -> None:
     one = dict(commands())[words]
-    context, text = click.Context(one, info_name=words), command(*words.split(), "--help").output
+    shown_by = "--help-all" if isinstance(one, FieldsCommand) else "--help"
+    context, text = (
+        click.Context(one, info_name=words, show_default=True),
+        command(*words.split(), shown_by).output,
+    )
     assert one.help
     for param in one.get_params(context):
         if not isinstance(param, click.Option) or param.hidden:
             continue
         name, (_, shown) = param.opts[0], param.get_help_record(context)
-        described = re.sub(r"--model \w+: |\[[^]]*\]", "", param.help or "").strip()
-        assert len(described) > 5, name
-        assert name in text
+        described = re.sub(r"\[[^]]*\]", "", param.help or "").strip()
+        assert 5 < len(described) < 75, name  # one line
+        assert described[0].isupper() or described[0] in "./" or described.split(":")[0].islower(), described
+        assert name in text.replace("--[no-]", "--")
         if not param.required and (not param.is_flag or param.secondary_opts):
             assert re.search("default", shown, re.IGNORECASE), f"{name} shows no default: {shown}"
         assert not isinstance(param.type, click.types.StringParamType) or name in FREE, (
@@ -67,6 +74,50 @@ def test_every_option_is_described(words: str) -> None:
         assert not isinstance(param.type, click.types.FloatParamType | click.FloatRange) or isinstance(
             param.type, Finite
         )
+
+
+@pytest.mark.parametrize("words", ["", "train", *(words for words, _ in commands())])
+def test_help_fits_two_screens(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command(*words.split(), "--help").output.splitlines()
+    assert len(lines) <= 100
+    assert max(map(len, lines)) <= 84  # long choices are not wrapped
+    if words in ("", "train"):
+        assert "..." not in "\n".join(lines[1:])  # no summary is cut
+
+
+def test_sections_name_options() -> None:
+    for words, one in commands():
+        if isinstance(one, Command):
+            options = {str(param.name) for param in one.get_params(click.Context(one))}
+            shared = {"select_every", "huge_pages"} if isinstance(one, FieldsCommand) else set()
+            assert set(one._headings) - shared <= options, words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["train", "--nonsense"],
+        *([*words.split(), "--help"] for words, _ in commands()),
+        ["train", "lm", "--help-all"],
+        ["train", "classify", "--steps", "many"],
+        ["serve"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_usage_errors_do_not_import_jax(words: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv = {['lutjax', *words]!r}\n"
+        "from lutjax.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'jax', 'flax', 'optax', 'orbax', 'matplotlib', 'rich'} & set(sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == (0 if words[-1].startswith(("--help", "--version")) else 2), ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,16 +138,20 @@ def test_shown_defaults_are_those_of_a_new_run(kind: str, tmp_path: Path, withou
                 if found is None:
                     continue
                 usual, *others = found[1].split("; ")
-                of_model = {other.split(" with --model ")[1]: other.split(" with ")[0] for other in others}
+                of_model = dict(other.split(": ") for other in others if ": " in other)
                 shown = of_model.get(str(model), usual)
-                if " " in shown:  # words: it follows from the data
+                if " " in shown or shown.startswith(
+                    "--"
+                ):  # words: it follows from the data or another option
                     continue
                 if isinstance(value, bool):
-                    value = flag_of(name) if value else f"--no-{name.replace('_', '-')}"
-                assert shown == (
-                    ",".join(map(str, value))
-                    if isinstance(value, tuple)
-                    else str("none" if value is None else value)
+                    value = "on" if value else "off"
+                if "..." in shown:
+                    assert shown == f"{value[0]},{value[1]},...,{value[-1]}", name
+                    continue
+                assert shown in (
+                    ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+                    *(("none", "all") if value in (None, ()) else ()),
                 ), name
                 n_shown += 1
     assert n_shown > 15
@@ -126,9 +181,8 @@ def test_errors_name_the_option(
             continue
         if isinstance(option.type, click.Path) or option.name in ("mesh", "seed", "split"):
             continue
-        model = re.match(r"--model (\w+): ", option.help or "")
         words = ["--text", "fox.txt"] if kind == "lm" else []
-        words += ["--model", model[1]] if model else []
+        words += ["--model", option.models[0]] if getattr(option, "models", ()) else []
         for value in wrong(option):
             result = command("train", kind, option.opts[0], value, *words)
             assert result.exit_code == 2, (option.opts, result.output)
