@@ -7,8 +7,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 _KINDS = (int, float, bool, str, tuple, collections.abc.Sequence, collections.abc.Callable)
 """Kinds of values that are checked here; those of classes of this package are checked where they are used."""
 
@@ -38,6 +36,7 @@ def require_array(where: str, name: str, value: Any) -> None:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
     import jax
+    import numpy as np
 
     if jax.numpy.issubdtype(value.dtype, np.complexfloating):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected real numbers or bits.")
@@ -54,6 +53,7 @@ def require_rngs(where: str, rngs: Any) -> None:
 def require_key(where: str, key: Any) -> None:
     """Raise TypeError or ValueError if an argument is not one key of `jax.random`."""
     import jax
+    import numpy as np
 
     typed = hasattr(key, "dtype") and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed and getattr(key, "dtype", None) != np.uint32:
@@ -72,6 +72,7 @@ def plain(value: Any) -> Any:
       ((3, (4,)), ((0, 1), (2, 3)), 0.5)
     """
     import jax
+    import numpy as np
 
     if isinstance(value, jax.core.Tracer):
         return value

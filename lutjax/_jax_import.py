@@ -1,7 +1,6 @@
 """Imports that follow the import of JAX, so that `import lutjax` does not import JAX and the command line answers `--help` at once."""
 
 import importlib
-import importlib.abc
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
@@ -9,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _AfterJax(importlib.abc.MetaPathFinder):
+class _AfterJax:
     """Finder that lets the loader of JAX import another module behind it, once."""
 
     def __init__(self, module: str):

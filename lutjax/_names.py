@@ -1,4 +1,4 @@
-"""Names that arguments, configs and command-line options choose from. Importing them needs no JAX."""
+"""Names that arguments, configs and command-line options choose from, importable without JAX."""
 
 import enum
 

@@ -143,17 +143,23 @@ def cli(_: str = "", __: str = "") -> str:
     """Return a section with the help of each command."""
     import click
 
+    from lutjax.cli._flags import SHOW_ALL
     from lutjax.cli._main import cli as group
 
     lines: list[str] = []
 
     def add(command: click.Command, name: str, parent: click.Context | None) -> None:
-        context = click.Context(
-            command, info_name=name, parent=parent, terminal_width=80, max_content_width=80
-        )
+        settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
+        context = click.Context(command, info_name=name, parent=parent, **settings)
+        context.meta[SHOW_ALL] = True
         lines.extend(
             [f"## {context.command_path}", "", "```text", command.get_help(context).rstrip(), "```", ""]
         )
+        for option in command.get_params(context):
+            summary, _, details = getattr(option, "details", "").partition(". ")
+            if details:
+                lines.append(f"- `{option.opts[0]}`: {summary}. {details}")
+        lines.append("")
         if isinstance(command, click.Group):
             for inner in command.list_commands(context):
                 found = command.get_command(context, inner)

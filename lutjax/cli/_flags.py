@@ -56,7 +56,7 @@ class Command(click.Command):
         """Write the options, with one column of names for all headings."""
         sections = {
             heading: [_record(option, ctx) for option in options]
-            for heading, options in self.sections(ctx, ctx.meta.get(_ALL, False)).items()
+            for heading, options in self.sections(ctx, ctx.meta.get(SHOW_ALL, False)).items()
         }
         lengths = [len(name) for records in sections.values() for name, _ in records]
         width = max((length for length in lengths if length <= _NAME_WIDTH), default=0)
@@ -71,13 +71,13 @@ def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix("[default: none]").rstrip()
 
 
-_ALL = f"{__name__}.all"
+SHOW_ALL = f"{__name__}.all"
 """Key of `click.Context.meta`: whether help shows all options."""
 
 
 def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
+        ctx.meta[SHOW_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 

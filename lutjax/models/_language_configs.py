@@ -1,4 +1,4 @@
-"""Configs of the language models. Importing them needs no JAX, so `lutjax train lm --help` answers at once."""
+"""Configs of the language models, importable without JAX."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Configs of the models of logic gates. Importing them needs no JAX, so `lutjax train classify --help` answers at once."""
+"""Configs of the logic models, importable without JAX."""
 
 import dataclasses
 import itertools

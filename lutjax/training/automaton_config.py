@@ -1,4 +1,4 @@
-"""What can be chosen of a run of an automaton. Importing it needs no JAX."""
+"""Configs of the training runs of an automaton, importable without JAX."""
 
 import dataclasses
 from typing import Any

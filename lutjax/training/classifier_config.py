@@ -1,4 +1,4 @@
-"""What can be chosen of a run of a classifier. Importing it needs no JAX."""
+"""Configs of the training runs of a classifier, importable without JAX."""
 
 import dataclasses
 from collections.abc import Mapping

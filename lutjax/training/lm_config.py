@@ -1,4 +1,4 @@
-"""What can be chosen of a run of a language model. Importing it needs no JAX."""
+"""Configs of the training runs of a language model, importable without JAX."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -191,7 +191,7 @@ def test_training_times_are_those_of_the_table():
     choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
     for _, parameters, shown in seconds:
         assert f" | {parameters} | {shown} | " in choice
-    assert f"demo (default): about {native:.0f} minutes on two CPU cores" in _lm_help()
+    assert f"demo, about {native:.0f} minutes on two CPU cores" in _lm_help()
 
 
 @pytest.mark.slow
