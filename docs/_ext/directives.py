@@ -17,6 +17,7 @@ class Content(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         text = content.DIRECTIVES[self.name](" ".join(self.arguments), "\n".join(self.content))
+        self.env.note_dependency(content.__file__)
         if self.name != "api":  # autodoc notes the source files
             self.env.note_reread()
         return self.parse_text_to_nodes(text, allow_section_headings=True)
