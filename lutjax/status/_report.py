@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import lutjax
+from lutjax.dispatch.contract import Direction
 from lutjax.status._matrix import COLUMNS, Cell, State, rows
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class PlatformTable:
 def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
     """Return a table for each platform that has cells."""
     by_kernel = _by_kernel(cells)
-    directions: dict[str, list[str]] = {}
+    directions: dict[str, list[Direction]] = {}
     for op, direction in rows():
         directions.setdefault(op, []).append(direction)
     tables = []
@@ -113,15 +114,15 @@ def platform_tables(cells: Iterable[Cell]) -> list[PlatformTable]:
         }
         table_rows = []
         for op, of_op in directions.items():
-            shared: dict[tuple[str, ...], list[str]] = {}
+            shared: dict[tuple[str, ...], list[Direction]] = {}
             for direction in of_op:
                 words = tuple(
                     _words(by_kernel.get((op, direction, c.key), []), usual[c.key]) for c in columns
                 )
                 if any(words):
                     shared.setdefault(words, []).append(direction)
-            for words, those in shared.items():
-                name = op if len(shared) == 1 else f"{op} {', '.join(those)}"
+            for words, group in shared.items():
+                name = op if len(shared) == 1 else f"{op} {', '.join(group)}"
                 table_rows.append((name, list(words)))
         if columns:
             dtypes = [f"{c.name}: {', '.join(usual[c.key]) or 'none'}" for c in columns]
