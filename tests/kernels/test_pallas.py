@@ -36,16 +36,12 @@ def device(kind, backend="tpu"):
     return lutjax.dispatch.registry.Device(lutjax.Backend(backend), kind)
 
 
-def interpretable(direction="forward", fast=lambda op, size: False):
-    """Values ``op, shape`` of a test of every size; few are in the fast suite, because interpretation is slow.
-
-    Args:
-      fast: of an op and a size other than the smallest one that can be split, whether the fast suite has it.
-    """
+def interpretable(direction="forward", is_slow=lambda op: False):
+    """Return values ``op, shape`` of every size; the fast suite has one of each kernel, because interpretation is slow."""
     return [
-        (op, shape) if shape == fast_size(op) or fast(op, size) else slow(op, shape)
+        slow(op, shape) if shape != fast_size(op) or is_slow(op) else (op, shape)
         for op in pallas_interpreter.implemented("tpu", direction)
-        for shape, size in testing.shapes(op, "pallas").items()
+        for shape in testing.shapes(op, "pallas")
     ]
 
 
@@ -55,11 +51,7 @@ def interpreted():
         yield
 
 
-@pytest.mark.parametrize(
-    ("op", "shape"),
-    # Calls without numbers are left to plain JAX.
-    interpretable(fast=lambda op, size: 0 in size.values() and size["batch"] == 0),
-)
+@pytest.mark.parametrize(("op", "shape"), interpretable())
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
     testing.check(case_of(op, shape), "pallas", transformation="jit")
@@ -134,7 +126,9 @@ def test_transformations(op, transformation):
     testing.check(split(op), "pallas", transformation=transformation)
 
 
-@pytest.mark.parametrize(("op", "shape"), interpretable("update"))
+@pytest.mark.parametrize(
+    ("op", "shape"), interpretable("update", is_slow=lambda op: "lookup" not in op or "attention" in op)
+)
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):
     testing.check_update(testing.case(op, shape), "pallas")
@@ -167,6 +161,7 @@ def test_lowers_for_tensor_cores(op, tpu):
     testing.check_lowering(split(op), "pallas/tpu", platform="tpu", device_kind=kind)
 
 
+@pytest.mark.slow
 def test_lowers_with_some_outputs_at_a_time():
     """Lower a table that does not fit whole in vector memory."""
     case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)

@@ -50,7 +50,8 @@ def assert_equal(actual, expected):
         np.testing.assert_allclose(a, e, rtol=5e-6, atol=5e-6)
 
 
-@pytest.mark.parametrize("batch", [130, slow(1100)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [130, 1100])
 def test_detect_in_blocks(batch, monkeypatch):
     monkeypatch.setattr(
         detect, "vmem_budget", lambda _: 4 * 2 * _limits.LANES * 4 * 6 * 2
@@ -77,6 +78,7 @@ def test_detect_signs_in_blocks():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "window", "segments"),
     [(0, None, False), slow(3, 4, True), slow(-2, 3, False),

@@ -89,6 +89,7 @@ class _Margin(reads.Read):
         return [(index, u[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "size", "sizes"),
     [

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import itertools
 import operator
 import re
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from cases import (
     slow,
     slow_except,
     slow_op,
+    slow_where,
     split,
     typed_size,
 )
@@ -29,7 +31,6 @@ from flax import nnx
 
 import lutjax
 from lutjax import reads, testing, tuning, wiring
-from lutjax.cases import Tag
 from lutjax.dispatch.registry import Backend, Device, Request
 from lutjax.kernels import _nvidia
 from lutjax.kernels._triton import _triton_fit
@@ -70,14 +71,6 @@ SUMMED = [op for op in OPS if op in ops_that_add() and op not in OF_PLAIN_JAX]
 GPUS = {80: "NVIDIA A100", 90: "NVIDIA H200", 100: "NVIDIA B200"}  # by compute capability
 
 
-def is_fast(op, shape):
-    """Return whether a size shows much in little time: programs run one after the other in the interpreter."""
-    size = testing.cases_of(op).sizes[shape]
-    groups = shape == "groups" and op != "lookup"  # which is `weighted_lookup` with one way
-    shows = bool({Tag.FAST, Tag.DTYPES} & set(size.tags)) or 0 in size.values() or groups
-    return Tag.SLOW not in size.tags and shows
-
-
 def compiled_size(op):
     """Return a size at which the kernels of readers run, where an op has any."""
     return next(
@@ -94,34 +87,11 @@ def interpreted():
 # ------------------------------------------------------------------------------------- in the interpreter
 @pytest.mark.parametrize(
     ("op", "shape"),
-    slow_except(
-        [
-            (op, shape) if is_fast(op, shape) else slow(op, shape)
-            for op in OPS
-            for shape in testing.shapes(op, "triton")
-        ],
-        "detect-split",
-        "lookup-split",
-        "lookup-empty_batch",
-        "weighted_lookup-split",
-        "weighted_lookup-no_way",
-        "scored_lut-split",
-        "sparse_lookup-split",
-        "sparse_lookup-list_per_table",
-        "sparse_lookup-one_list",
-        "sparse_lookup-no_slots",
-        "lut_at_places-split",
-        "lookup_attention-split",
-        "lut_pair_attention-split",
-        "bilinear_gates-split",
-        "bilinear_gates-readers",
-        "bilinear_gates-empty_batch",
-        "gate_network-split",
-        "logic_trees-split",
-        "soft_lut-split",
-        "soft_lut-readers",
-        "binary_lut-split",
-        "binary_lut-readers",
+    slow_where(
+        [(op, shape) for op in OPS for shape in testing.shapes(op, "triton")],
+        lambda op, shape: (
+            shape != "split" and f"{op}-{shape}" not in ("lookup-empty_batch", "sparse_lookup-one_list")
+        ),
     ),
 )
 @pytest.mark.usefixtures("interpreted")
@@ -140,7 +110,7 @@ def test_dtypes(op, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16"), slow("float64")])
-@pytest.mark.parametrize("op", [slow_op(op) for op in SUMMED])
+@pytest.mark.parametrize("op", slow_except(SUMMED, "lookup", "sparse_lookup"))
 @pytest.mark.usefixtures("interpreted")
 def test_fixed_point(op, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -179,9 +149,7 @@ def test_transformations(op, transformation):
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        (op, shape)
-        if (shape, op) in (("primes", "lookup"), ("primes", "lookup_attention"))
-        else slow(op, shape)
+        (op, shape) if (op, shape) == ("lookup", "primes") else slow(op, shape)
         for op in UPDATED
         for shape in testing.shapes(op, "triton")
     ],
@@ -277,7 +245,8 @@ def test_counted_attention(shape, sizes, dtype):
         testing.check(testing.case("lookup_attention", shape, dtype, **sizes), "triton", transformation="jit")
 
 
-@pytest.mark.parametrize("scale", [2.0**10, slow(2.0**30)])  # addends of every digit; sums that wrap
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**30])  # addends of every digit; sums that wrap
 @pytest.mark.usefixtures("interpreted", "always_counted")
 def test_counted_attention_in_fixed_point(scale):
     """Sums of integers have the same bits, however they are made."""
@@ -376,7 +345,7 @@ def ways_of_rows(dtype, coefficient_dtype):
     return weights, ways, dy
 
 
-@pytest.mark.parametrize("accumulate", [None, lutjax.FixedPoint(2.0**8)])
+@pytest.mark.parametrize("accumulate", [None, slow(lutjax.FixedPoint(2.0**8))])
 @pytest.mark.usefixtures("interpreted")
 def test_rows_in_ways(accumulate):
     """Functions that have the signatures of those in plain JAX, for reads that users write themselves."""
@@ -416,6 +385,7 @@ def test_rows_of_integers():
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_blocks_of_detectors_in_several_groups(monkeypatch):
     """Sums of updates that begin in the middle of a group, launches that own detectors of two groups, a last block alone."""
@@ -452,8 +422,9 @@ def test_networks_in_tiles_and_blocks(shape, launch):
         testing.check(testing.case("gate_network", shape), "triton", transformation="jit")
 
 
-@pytest.mark.parametrize("with_readers", [True, slow(False)])
-@pytest.mark.parametrize("nested", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_readers", [True, False])
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.usefixtures("interpreted")
 def test_networks_side_by_side(with_readers, nested):
     """Networks that are mapped with all that is theirs run in one launch, and are those that run one by one."""
@@ -496,6 +467,7 @@ def test_networks_side_by_side(with_readers, nested):
         np.testing.assert_array_equal(actual.reshape(n_calls, *ones[0].shape), np.stack(ones))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_samples_that_do_not_exist_add_nothing():
     """An infinite coefficient times the inputs of such a sample, which are 0, would be NaN in all sums."""
@@ -570,6 +542,7 @@ def test_scored_reads_of_any_input(read):
         testing.assert_close("y", actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_constants_are_those_of_the_read(monkeypatch):
     read = reads.PowersOfTwo()
@@ -591,8 +564,9 @@ def test_constants_are_those_of_the_read(monkeypatch):
         _transforms.forget()
 
 
-@pytest.mark.parametrize("sum_groups", [False, slow(True)])
-@pytest.mark.parametrize("parts", [slow(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("sum_groups", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.usefixtures("interpreted")
 def test_scored_reads_of_integers(parts, sum_groups):
     """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
@@ -613,7 +587,7 @@ def test_scored_reads_of_integers(parts, sum_groups):
     assert np.isfinite(actual).any()
 
 
-@pytest.mark.parametrize("needed", ["x", "weights", slow("keep"), slow("scalars")])
+@pytest.mark.parametrize("needed", [slow("x"), "weights", slow("keep"), slow("scalars")])
 @pytest.mark.usefixtures("interpreted")
 def test_one_cotangent_of_scored_reads(needed):
     read = reads.Confidence()
@@ -654,6 +628,7 @@ def test_scored_reads_whose_tables_are_summed_by_owners(monkeypatch, shape, dtyp
     testing.check(testing.case("scored_lut", shape, dtype), "triton", transformation="jit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "dtype"), [slow("primes", "float32"), ("sum_groups", "bfloat16")])
 @pytest.mark.usefixtures("interpreted")
 def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
@@ -723,6 +698,7 @@ class Closest(reads.Read):
         return [(index, closest * jnp.exp(scalars["log_scale"])), (index ^ flip, closest)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [Closest(), slow(type("Derived", (reads.Hard,), {})())], ids=str)
 @pytest.mark.usefixtures("interpreted")
 def test_scored_reads_that_users_write(read):
@@ -736,6 +712,7 @@ def test_scored_reads_that_users_write(read):
     same_as_plain_jax(run, x, weights, scalars)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interleave", "window", "start", "epsilon"),
     [(False, None, 3, 0.375), slow(True, 2, -2, 0.0), slow(False, 0, 0, 0.0), slow(False, None, 2**30, 0.0)],
@@ -860,26 +837,7 @@ def check_compilation(launches, capability):
 
 @pytest.mark.parametrize(
     ("op", "capability"),
-    slow_except(
-        [
-            slow(op, capability) if op != "lookup" and capability != 90 else (op, capability)
-            for op in OPS
-            for capability in GPUS
-        ],
-        "detect-90",
-        "lookup-90",
-        "weighted_lookup-90",
-        "scored_lut-90",
-        "sparse_lookup-90",
-        "lut_at_places-90",
-        "lookup_attention-90",
-        "lut_pair_attention-90",
-        "bilinear_gates-90",
-        "gate_network-90",
-        "logic_trees-90",
-        "soft_lut-90",
-        "binary_lut-90",
-    ),
+    slow_except(itertools.product(OPS, GPUS), "lookup-90", "bilinear_gates-90"),
 )
 @pytest.mark.usefixtures("kernel_cache")
 def test_compiles(op, capability, launches):
@@ -904,7 +862,8 @@ def test_gates_add_without_atomics(op, shape, launches):
         assert "atomic" not in compiled(common, types, 90).asm["ttir"], kernel
 
 
-@pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 80, 100])
 @pytest.mark.usefixtures("kernel_cache")
 def test_counted_attention_compiles(monkeypatch, capability, launches):
     """Compile at the sizes of blocks that run."""
@@ -915,7 +874,8 @@ def test_counted_attention_compiles(monkeypatch, capability, launches):
     assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
 
 
-@pytest.mark.parametrize("capability", [90, slow(80), slow(100)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [90, 80, 100])
 @pytest.mark.usefixtures("kernel_cache")
 def test_sums_of_owners_compile(capability, launches):
     """Kernels fit shared memory and registers at sizes that they are chosen for."""
@@ -1271,9 +1231,9 @@ def host_table(shape, dtype=np.float32):
     ("shape", "dtype", "n"),
     [
         ((3, 9, 5), "float32", 1),
-        ((2, 50, 128), "float16", 300),  # several tiles for a program
-        ((1, 7, 700), "float32", 3),
-        ((2, 40, 8), "bfloat16", 1100),
+        slow((2, 50, 128), "float16", 300),  # several tiles for a program
+        slow((1, 7, 700), "float32", 3),
+        slow((2, 40, 8), "bfloat16", 1100),
     ],
     ids=str,
 )
@@ -1297,6 +1257,7 @@ def test_rows_of_the_host(shape, dtype, n):
     assert np.isnan(np.asarray(read(index), np.float32)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted", "beside_a_gpu")
 def test_layers_whose_rows_lie_in_the_host():
     layer = nnx_layers.ProductKeyMemory(6, 6, n_keys=5, heads=2, k=3, placement="host", rngs=nnx.Rngs(0))

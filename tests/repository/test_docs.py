@@ -7,6 +7,7 @@ import io
 import pathlib
 import pkgutil
 import re
+import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -333,8 +334,15 @@ def test_gates_are_those_of_the_page():
     assert [page[number] for number in range(16)] == lutjax.reference.GATES.tolist()
 
 
-def test_the_suite_for_a_newer_python_exists():
-    lines = (ROOT / "tests" / "newer_python.txt").read_text().splitlines()
+def test_the_dev_extra_has_the_dependency_groups():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tools = project["project"]["optional-dependencies"]["dev"]
+    groups = project["dependency-groups"]
+    assert not [tool for name in ("test", "lint", "kernels") for tool in groups[name] if tool not in tools]
+
+
+def test_the_smoke_tests_exist():
+    lines = (ROOT / "tests" / "smoke.txt").read_text().splitlines()
     assert len(set(lines)) == len(lines) > 10
     for line in lines:
         path, _, test = line.partition("::")

@@ -249,24 +249,23 @@ print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modu
 
 @pytest.mark.slow
 def test_the_site_installs_what_its_reference_imports():
-    """The extra `docs`, by which the workflow and Read the Docs build it, has the extras of all packages that the reference imports."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
-    [ours] = [words for words in extras["docs"] if words.startswith("lutjax[")]
-    installed = set(re.findall(r"\w+", ours)) - {"lutjax"} | {"flax"}  # which apps has
+    """The guide, Read the Docs and nox install the same extras, with all packages that the reference imports."""
+    guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
+    install, extras, build = re.search(
+        r'    (pip install -e "\.\[([\w,]+)\]" --group docs) && (sphinx-build .*)\n', guide
+    ).groups()
+    installed = {*extras.split(","), "flax"}  # which apps has
     done = subprocess.run(
         [sys.executable, "-c", EXTRAS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     kernels = {"triton"}  # is looked for, and not needed
     assert set(done.stdout.split()) - kernels <= installed
-    assert "lutjax[flax]" in extras["apps"]
-    workflow = (ROOT / ".github" / "workflows" / "docs.yml").read_text(encoding="utf-8")
-    guide = (DOCS / "dev" / "documentation.md").read_text(encoding="utf-8")
-    install, build = re.search(r"    (pip install .*docs.*) && (sphinx-build .*)\n", guide).groups()
-    assert f"- run: {install}\n" in workflow
-    assert f"- run: {build}\n" in workflow
-    assert "extra_requirements: [docs]" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "lutjax[flax]" in project["optional-dependencies"]["apps"]
+    assert f"- {install}\n" in (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
+    session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    assert f'"-e", ".[{extras}]", *nox.project.dependency_groups(PROJECT, "docs")' in session
+    assert all(f'"{word}"' in session for word in build.split())
 
 
 def test_pictures_have_words():
@@ -314,7 +313,7 @@ def test_everybody_can_read_the_pages_of_the_gallery(accessibility):
 
 needs_sphinx = pytest.mark.skipif(
     importlib.util.find_spec("sphinx_book_theme") is None,
-    reason="the packages of the site are not installed: pip install '.[docs]'",
+    reason="the packages of the site are not installed: nox -s docs",
 )
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 
