@@ -25,7 +25,7 @@ NAMED = {"a", "button"}
 FOR_PRINT = "jb-print-docs-body"
 """Title and contents that the theme shows on paper alone."""
 READ = (
-    "index", "start/ten-minutes", "choose/layer", "choose/backend", "learn/gates", "learn/index", "do", "circuits", "training-large-tables",
+    "index", "start/ten-minutes", "choose", "learn/gates", "learn/index", "do", "circuits", "training-large-tables",
     "reference/index", "reference/api/ops-tables", "reference/equations", "reference/api/command-line", "gallery/index", "status", "faq",
     "play/detector", "play/digits", "play/life",
 )  # fmt: skip

@@ -25,7 +25,7 @@ from lutjax.values import _ngrams
 
 README = (ROOT / "README.md").read_text()
 OPS = (ROOT / "docs" / "reference" / "ops.md").read_text()
-ROOMS = ("start", "choose", "reference", "appendix")
+ROOMS = ("start", "reference", "appendix")
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -189,7 +189,7 @@ def test_training_times_are_those_of_the_table():
     assert f"{native:.1f} minutes on two CPU cores with native kernels, {plain:.1f} in plain JAX" in text
     seconds = re.findall(r"^\| `?(\w+)`? \| ([\d,]+) \| \d+ \| (\d+ to \d+) \|", page, re.MULTILINE)
     assert len(seconds) == 2
-    choice = (ROOT / "docs" / "choose" / "dense-or-tables.md").read_text(encoding="utf-8")
+    choice = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
     for _, parameters, shown in seconds:
         assert f" | {parameters} | {shown} | " in choice
     assert f"demo, about {native:.0f} minutes on two CPU cores" in _lm_help()
@@ -362,7 +362,7 @@ def test_figures_of_the_readme_stand_where_it_says():
             assert re.search(rf"(?<![\d.]){figure}(?![\d.])", text), (page, figure)
 
 
-@pytest.mark.parametrize("name", ["feed-forward", "choose/backend", "choose/dense-or-tables", "columns"])
+@pytest.mark.parametrize("name", ["feed-forward", "choose", "columns"])
 def test_figures_of_short_pages_stand_in_the_pages_that_they_link(name):
     page = ROOT / "docs" / f"{name}.md"
     text = page.read_text(encoding="utf-8")
