@@ -34,7 +34,7 @@ def _group(classes: str, parts: list[str], number: int) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.1f}".replace("-", "−")
+    return f"{value:.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _style() -> str:
@@ -103,7 +103,7 @@ def _sample(number: int) -> list[str]:
     sums = []
     for output, total in enumerate(outputs):
         a, b = (float(table[row, output]) for table, row in zip(TABLES, index, strict=True))
-        sign = "+" if b >= 0 else "−"
+        sign = "+" if b >= 0 else "\N{MINUS SIGN}"
         y = 120 + 60 * output
         sums.append(_text(440, y, f"y{output} = {_number(a)} {sign} {_number(abs(b))}", "code"))
         sums.append(_text(440, y + 22, f"   = {_number(float(total))}".replace(" ", "&#160;"), "code"))

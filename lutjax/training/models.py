@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -266,7 +267,9 @@ class Loader(Generic[M, R]):
     def __init__(self, record: type[R], model: Callable[[Path, int, R], M]):
         self._record, self._model = record, model
 
-    def __call__(self, folder: Path, *, on_damage: Callable[[str], None] = checkpoints.warn) -> tuple[M, R]:
+    def __call__(
+        self, folder: str | os.PathLike[str], *, on_damage: Callable[[str], None] = checkpoints.warn
+    ) -> tuple[M, R]:
         """Return the model and the record of the latest checkpoint in the folder of a run.
 
         Args:
@@ -276,6 +279,7 @@ class Loader(Generic[M, R]):
         Raises:
           CheckpointError: there is none, none is whole, or an anchor or a wire is not an input.
         """
+        folder = Path(folder)
         step, record = runs.read(folder, self._record, on_damage=on_damage)
         try:
             return self._model(folder, step, record), record

@@ -511,7 +511,7 @@ def test_trees_read_edges(tmp_path: Path) -> None:
     words = ("--model", "tree", "--data", tmp_path / "data.npz", *sizes, "--steps", 4, "--out", out)
     result = command("train", "classify", *words)
     assert result.exit_code == 0, result.output
-    model, record = classifier.load_model(out)
+    model, record = classifier.load_model(str(out))
     assert record.training.weight_decay == 0.01
     assert model.encoder.thresholds.shape == (5, 2)
     report = json.loads((out / "report.json").read_text())
