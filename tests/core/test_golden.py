@@ -53,7 +53,7 @@ def test_all_are_here():
         GOLDEN.glob("foreign_*.npz")
     )  # networks of other packages: tests/applications/test_convert.py
     assert len(set(GOLDEN.glob("*.npz")) - of_others) == 29
-    assert len(recorded()) == 18
+    assert len(recorded()) == 2 * 18
     assert len(SCORED) == 6
 
 

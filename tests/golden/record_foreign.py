@@ -71,10 +71,10 @@ def torchlogix(torch: Any) -> None:
     record("torchlogix_thermometer", learned, numbers, **common)
     for name, rank in (("light", 4), ("warp", 2)):
         options = {"lut_rank": rank, "parametrization": name, "parametrization_kwargs": {"temperature": 0.7}}
-        given = {**common, "parametrisation": name, "temperature": 0.7}
+        given = {**common, "parameterization": name, "temperature": 0.7}
         record(f"torchlogix_{name}", network(*dense(18, 30, 20, **options)), bits, **given)
     one = network(*dense(18, 20, lut_rank=4, parametrization="warp"))
-    record("torchlogix_warp_once", one, bits, **common, parametrisation="warp")
+    record("torchlogix_warp_once", one, bits, **common, parameterization="warp")
     chosen = dense(18, 30, 20, connections="learnable", connections_kwargs={"num_candidates": 4})
     record("torchlogix_learned_wires", network(*chosen), bits, n_inputs=18, **common)
 
@@ -156,7 +156,7 @@ def torchlogix_images(torch: Any) -> None:
             flat,
             dense(12, 15, **options),
         )
-        given = {**common, "parametrisation": name, "temperature": 0.7, "padding": np.asarray([0, 1])}
+        given = {**common, "parameterization": name, "temperature": 0.7, "padding": np.asarray([0, 1])}
         record_images(
             f"torchlogix_conv_{name}",
             model,
