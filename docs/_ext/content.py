@@ -149,7 +149,7 @@ def cli(_: str = "", __: str = "") -> str:
     lines: list[str] = []
 
     def add(command: click.Command, name: str, parent: click.Context | None) -> None:
-        settings = {**command.context_settings, "terminal_width": 100, "max_content_width": 100}
+        settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
         context = click.Context(command, info_name=name, parent=parent, **settings)
         context.meta[SHOW_ALL] = True
         lines.extend(
