@@ -141,7 +141,9 @@ def parse(text: str, known: Mapping[str, Measured] | None = None) -> Measured:
     name, colon, sizes = text.partition(":")
     if not colon or name not in kinds():
         usages = "; ".join(kind.usage for _, kind in kinds().values())
-        raise ValueError(f"{text!r} is no shape; it must be one of {', '.join(known)}, or sizes: {usages}.")
+        raise ValueError(
+            f"{text!r} is not a shape; it must be one of {', '.join(known)}, or sizes: {usages}."
+        )
     op, kind = kinds()[name]
     try:
         numbers = [int(size) for size in sizes.split(",")]

@@ -145,7 +145,7 @@ def bench(
             report.plot(machine, results, png)
     for path in (csv, markdown, png):
         if path is not None and path.exists():
-            click.echo(f"written: {path}")
+            click.echo(f"Wrote {path}")
     if len(results) < len(todo):
-        click.echo(f"interrupted after {len(results)} of {len(todo)} rows.")
+        click.echo(f"Interrupted after {len(results)} of {len(todo)} rows.")
         raise SystemExit(130)

@@ -79,7 +79,7 @@ def explain(error: BaseException, *, training: bool) -> str | None:
                 return str(error)
         where = "this machine" if isinstance(error, MemoryError) else "the device"
         advice = (
-            "Checkpoints are whole: go on with --resume where more is free, or start again in another folder with a "
+            "Checkpoints are intact: continue with --resume on a machine with more memory, or start in another folder with a "
             "smaller --batch-size or model."
             if training
             else "Choose smaller sizes."
@@ -94,14 +94,14 @@ def _explain_os_error(error: OSError, training: bool) -> str | None:
     if error.errno is None or error.errno == errno.EPIPE:
         return None
     where = "" if error.filename is None else f" ({error.filename})"
-    full = " Free some space, or choose another place" + (
-        "; checkpoints are whole, and --resume goes on." if training else "."
+    full = " Free some space or choose another folder" + (
+        "; checkpoints are intact, continue with --resume." if training else "."
     )
     advice = {
         errno.ENOSPC: full,
         errno.EDQUOT: full,
-        errno.EROFS: " Choose a place that can be written.",
-        errno.EACCES: " Choose a place that can be read and written.",
+        errno.EROFS: " Choose a writable folder.",
+        errno.EACCES: " Choose a readable and writable folder.",
     }.get(error.errno, "")
     return f"{error.strerror or os.strerror(error.errno)}{where}.{advice}"
 
@@ -118,7 +118,7 @@ def _explain_missing_device() -> str | None:
         asked = jax.config.jax_platforms  # type: ignore[attr-defined]
         why = str(error).split("(set JAX_PLATFORMS")[0].strip()
         return (
-            f"JAX finds no device of the platform {asked} here{': ' if why else '.'}{why} Set JAX_PLATFORMS to another one, "
+            f"JAX found no {asked} device{': ' if why else '.'}{why} Set JAX_PLATFORMS to another platform, "
             "such as cpu, or leave it out."
         )
     return None

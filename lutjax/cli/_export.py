@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lutjax.cli import _run
-from lutjax.cli._flags import Command, Integer, by_options
+from lutjax.cli._flags import Command, Integer, by_options, flag_of
 
 PROGRAMS = "jax"
 """Format of programs of JAX, which is none of a circuit."""
@@ -28,9 +28,9 @@ class Formats(click.ParamType):
         words = tuple(word.strip() for word in value.split(","))
         for word in words:
             if word not in (*FORMATS, PROGRAMS):
-                self.fail(f"{word!r} is none of {', '.join(FORMATS)}, {PROGRAMS}, or all.", param, ctx)
+                self.fail(f"{word!r} is not one of {', '.join(FORMATS)}, {PROGRAMS}, or all.", param, ctx)
         if PROGRAMS in words and len(words) > 1:
-            self.fail(f"{PROGRAMS} is no format of a circuit: export it by itself.", param, ctx)
+            self.fail(f"{PROGRAMS} is not a circuit format; export it separately.", param, ctx)
         return words
 
 
@@ -88,19 +88,7 @@ class Formats(click.ParamType):
     type=click.Choice(["cortex-m4", "avr", "riscv32"]),
     help="Microcontroller of a C library (--format c).  [default: none]",
 )
-def export(
-    run: Path,
-    formats: tuple[str, ...],
-    folder: Path | None,
-    inputs: str | None,
-    outputs: str | None,
-    name: str | None,
-    registers: int,
-    lut: int | None,
-    optimize: str | None,
-    integers: str | None,
-    target: str | None,
-) -> None:
+def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: Any) -> None:
     """Export a model as Verilog, C, netlists, HTML or StableHLO.
 
     RUN is the output folder of `train classify`, `train ca` or `train lm`, or a bundle. The export
@@ -108,47 +96,30 @@ def export(
     model is exported as a C program. `--format jax` writes StableHLO programs that run without lutjax.
     """
     if formats == (PROGRAMS,):
-        others = {
-            "--inputs": inputs,
-            "--outputs": outputs,
-            "--name": name,
-            "--lut": lut,
-            "--optimize": optimize,
-            "--target": target,
-        }
-        for option, value in {**others, "--registers": registers, "--integers": integers}.items():
+        for name, value in wanted.items():
             if value:
-                raise click.UsageError(f"--format jax has no option {option}; leave it out.")
+                raise click.UsageError(f"--format jax has no option {flag_of(name)}; leave it out.")
         _export_programs(run, folder or run / PROGRAMS)
         return
     from lutjax.training import export as exporting
 
     start = time.perf_counter()
+    target = wanted["target"]
     if target and formats != ("c",):
         raise click.UsageError(f"--target {target} is for programs in C: add --format c.")
     place = folder or run / (target or exporting.FOLDER)
     try:
-        wanted = exporting.Wanted(
-            formats=formats,
-            inputs=inputs,
-            outputs=outputs,
-            name=name,
-            registers=registers,
-            lut=lut,
-            optimize=optimize,
-            integers=integers,
-            target=target,
-        )
+        chosen = exporting.Wanted(formats=formats, **wanted)
     except ValueError as error:
         raise click.UsageError(by_options(str(error), ["name", "registers", "target"])) from error
     with progress("exporting") as doing:
         lines = exporting.export(
-            run, place, wanted, progress=doing, on_damage=lambda text: click.echo(text, err=True)
+            run, place, chosen, progress=doing, on_damage=lambda text: click.echo(text, err=True)
         )
     for line in lines:
         click.echo(line)
     again = _run.command("verify", str(place))
-    click.echo(f"written to {place} in {time.perf_counter() - start:.1f} s. Prove it by:\n  {again}")
+    click.echo(f"Wrote {place} in {time.perf_counter() - start:.1f} s. Verify it with:\n  {again}")
 
 
 def _export_programs(run: Path, folder: Path) -> None:
@@ -161,8 +132,8 @@ def _export_programs(run: Path, folder: Path) -> None:
     for path in written:
         click.echo(f"  {path.name:<11}  {path.stat().st_size:>11,} bytes")
     click.echo(
-        f"written to {folder} in {time.perf_counter() - start:.1f} s, for {', '.join(programs.PLATFORMS)}. "
-        f"{programs.ABOUT} says what they take."
+        f"Wrote {folder} in {time.perf_counter() - start:.1f} s, for {', '.join(programs.PLATFORMS)}. "
+        f"{programs.ABOUT} describes their inputs."
     )
 
 

@@ -341,7 +341,7 @@ class Integers(click.ParamType):
         try:
             return value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not integers with commas between them, such as 200,100.", param, ctx)
+            self.fail(f"{value!r} is not a list of comma-separated integers, such as 200,100.", param, ctx)
 
 
 class IntegerOrIntegers(Integers):

@@ -53,12 +53,9 @@ def fpga(
     folder: Path,
     family: str | None,
     board: str | None,
-    clock: float | None,
     registers: int | None,
-    place: bool,
-    layout: Path | None,
-    seconds: float,
     out: Path | None,
+    **settings: Any,
 ) -> None:
     """Report FPGA resources of a circuit, or write a board project.
 
@@ -85,11 +82,8 @@ def fpga(
                 given.circuit,
                 family,
                 registers=given.registers if registers is None else registers,
-                clock=clock,
-                place=place,
-                layout=layout,
-                seconds=seconds,
                 progress=doing,
+                **settings,
             )
         except (RuntimeError, TimeoutError) as error:
             raise click.ClickException(str(error)) from error
@@ -100,9 +94,9 @@ def fpga(
         click.echo(
             f"gates are tables of up to {lut} inputs, as lutjax export --lut {lut} writes them; an export without --lut has other gates"
         )
-    click.echo(f"written to {target}")
-    if layout is not None and found.total.unplaced:
-        click.echo(f"no layout is written: {found.total.unplaced}", err=True)
+    click.echo(f"Wrote {target}")
+    if settings["layout"] is not None and found.total.unplaced:
+        click.echo(f"No layout written: {found.total.unplaced}", err=True)
 
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
@@ -113,7 +107,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
     place = folder.absolute()
     target = out or place.with_name(f"{place.name}_{board}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FolderError(f"{target} is there already; move it, or give another folder as --out.")
+        raise FolderError(f"{target} already exists; move it or choose another --out.")
     given = _read(folder, reporting.FAMILIES[boards.BOARDS[board].family].lut)
     try:
         files = boards.write(
@@ -132,7 +126,7 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
             (made / name).write_text(text, encoding="utf-8")
     for name, text in files.items():
         click.echo(f"  {name:<20}  {len(text):>11,} bytes")
-    click.echo(f"written to {target}. Make the bitstream and load it by:\n  make -C {target} program")
+    click.echo(f"Wrote {target}. Build and load the bitstream with:\n  make -C {target} program")
 
 
 class _Given(NamedTuple):
@@ -153,7 +147,9 @@ def _read(folder: Path, lut: int) -> _Given:
         from lutjax.training import export as exporting
 
         if not folder.is_dir():
-            raise FolderError(f"{folder} is no folder; give an export of `lutjax export`, a run or a bundle.")
+            raise FolderError(
+                f"{folder} is not a folder; give an export of `lutjax export`, a run or a bundle."
+            )
         source = exporting.source_of(folder, lut=lut)
         return _Given(False, source.name, source.circuit, 0, source.vectors)
     manifest = deployment.read_manifest(folder)

@@ -93,7 +93,7 @@ def _generate(
             param_hint="--seed",
         )
     if integers is not None and mesh is not None:
-        raise click.UsageError("--integers computes as the C program does, on one device; leave --mesh out.")
+        raise click.UsageError("--integers runs on one device; leave out --mesh.")
 
     import jax
 
@@ -109,9 +109,7 @@ def _generate(
     found = [] if waits else hosts.by_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:
-            raise click.UsageError(
-                "--integers computes as the C program does, on one device; start one process."
-            )
+            raise click.UsageError("--integers runs on one device; start one process.")
         if mesh is None:
             mesh = {meshes.DETECTORS: jax.device_count()}
 

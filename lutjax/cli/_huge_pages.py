@@ -28,7 +28,7 @@ def restart_with_huge_pages() -> None:
     if not sys.platform.startswith("linux"):
         raise click.UsageError("--huge-pages works on Linux only; leave it out.")
     tunables = f"{tunables}:{_TUNABLE}" if tunables else _TUNABLE
-    click.echo(f"starting again with GLIBC_TUNABLES={tunables}", err=True)
+    click.echo(f"Restarting with GLIBC_TUNABLES={tunables}", err=True)
     sys.stdout.flush()
     os.execve(
         sys.executable,

@@ -115,7 +115,7 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     model = PACKAGES[package](lutjax.convert.read(file), **given)
     lutjax.save(model, folder)
     click.echo(
-        f"{_described(model)} are written to {folder}. Export it by:\n  {_run.command('export', str(folder))}"
+        f"Converted {_described(model)} to {folder}. Export it with:\n  {_run.command('export', str(folder))}"
     )
 
 
@@ -124,7 +124,7 @@ def _described(model: Any) -> str:
 
     config = model.config
     if isinstance(model, LUTTransformer):
-        return f"{config.n_layers} layers of tables over {config.features} numbers, for {config.vocab_size} tokens,"
+        return f"{config.n_layers} layers of tables over {config.features} numbers, for {config.vocab_size} tokens"
     layers = " + ".join(map(str, config.layers))
     if isinstance(model, LogicTreeNet):
         trees = " + ".join(map(str, config.kernels))

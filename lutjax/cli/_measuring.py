@@ -37,7 +37,7 @@ def check_folder(option: str, path: Path) -> None:
     """Refuses a file whose folder cannot be written to."""
     if not os.access(path.absolute().parent, os.W_OK):
         raise click.BadParameter(
-            f"{str(path.parent)!r} is no folder that can be written to; make it, or choose another one.",
+            f"{str(path.parent)!r} is not a writable folder; create it or choose another one.",
             param_hint=option,
         )
 
@@ -55,7 +55,7 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
         head = file.read(_HEAD)
     if head and mark not in head:
         raise click.BadParameter(
-            f"{str(path)!r} exists, and {option} did not write it; choose another file, or move it away.",
+            f"{str(path)!r} exists and was not written by {option}; choose another file or move it.",
             param_hint=option,
         )
 

@@ -47,7 +47,7 @@ def predict(
 
     if str(file) == "-" and not file.exists():
         raise click.BadParameter(
-            "it is -, the standard input; the ending of a name tells what a file is: save what comes there, such as to rows.csv, and give that file.",
+            "standard input has no file type; save it to a file such as rows.csv first.",
             param_hint="FILE",
         )
     with progress("predicting") as doing:
@@ -68,11 +68,11 @@ def predict(
     else:
         with atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
             found.write(written, given.ids)
-        click.echo(f"{len(found)} rows are written to {out}")
+        click.echo(f"Wrote {len(found)} rows to {out}")
     if numbers is not None and trained.form.regression:
         click.echo(f"{Errors.of(numbers, found.numbers)} on {len(found)} rows.", err=out is None)
     elif numbers is not None:
         right = int((found.numbers == numbers).sum())
         click.echo(
-            f"{100 * right / len(found):.2f} % are right: {right} of {len(found)} rows.", err=out is None
+            f"Accuracy: {100 * right / len(found):.2f} % ({right} of {len(found)} rows)", err=out is None
         )

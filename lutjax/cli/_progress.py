@@ -44,7 +44,7 @@ class Report(Watcher):
             )
             self._task = self._bar.add_task("compiling ...", total=steps, completed=first)
         else:
-            console.print("compiling the training step ...", highlight=False, soft_wrap=True)
+            console.print("Compiling the training step ...", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "Report":
         if self._bar is not None:

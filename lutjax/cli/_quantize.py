@@ -67,7 +67,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
             f"with --read {wanted} learns with that rounding and deploys without a loss."
         )
     words = ("generate", str(target), "--prompt", experiment.prompt)
-    click.echo(f"written to {target}. Text:\n  {_run.command(*words)}")
+    click.echo(f"Wrote {target}. Generate text with:\n  {_run.command(*words)}")
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def processes(coordinator: str | None, n_processes: int | None, process: int | N
     waiting = threading.Timer(
         10,
         click.echo,
-        (f"waiting for the other processes, for at most {hosts.JOINED_AFTER} s",),
+        (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",),
         {"err": True},
     )
     waiting.daemon = True
@@ -225,8 +225,8 @@ def _last_words(error: BaseException) -> str:
     if hosts.lost(error):
         why = str(error).splitlines()[0]
         return (
-            f"another process of this run has ended, or cannot be reached ({why}). Checkpoints are whole: go on with --resume, on the "
-            "processes that remain or on others."
+            f"another process of this run ended or cannot be reached ({why}). Checkpoints are intact: continue with --resume on these or "
+            "other processes."
         )
     if isinstance(error, KeyboardInterrupt):
         return "interrupted."
@@ -268,7 +268,7 @@ def _train(
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
         raise click.ClickException(f"--tensorboard needs tensorboardX: {_extras.command('tensorboardX')}")
     if dry_run and resume:
-        raise click.UsageError("--dry-run shows a run that is not there yet; leave --resume out.")
+        raise click.UsageError("--dry-run describes a new run; leave out --resume.")
 
     made: list[Experiment] = []
 
@@ -318,17 +318,17 @@ def _train(
     except experiments.StoppedError as error:
         steps = made[-1].record.training.steps
         what = (
-            f"stopped after {error.done} of {steps} steps."
+            f"Stopped after {error.done} of {steps} steps."
             if made[-1].over(error.done) is None
-            else "stopped after the last step, before all was finished."
+            else "Stopped after the last step, before all reports were finished."
         )
         if hosts.is_first():
-            click.echo(f"{what} Go on with:\n  {again}")
+            click.echo(f"{what} Continue with:\n  {again}")
         raise SystemExit(130) from None
     except KeyboardInterrupt:
         if hosts.count() > 1:
             raise
-        click.echo(f"stopped before {'another' if resume else 'the first'} step.")
+        click.echo(f"Stopped before {'another' if resume else 'the first'} step.")
         raise SystemExit(130) from None
     return made[-1] if made and hosts.is_first() else None
 
@@ -441,7 +441,7 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
         def second_signal(self) -> None:
             # An exception could be swallowed, or become many lines of those who write the checkpoint.
             cursor = "\x1b[?25h\r" if self.console.is_terminal else ""
-            text = f"{cursor}stopped at once. Checkpoints are whole: if there is one, go on with: {again}\n"
+            text = f"{cursor}Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode(errors="replace"))
             os._exit(130)
 

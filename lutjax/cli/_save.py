@@ -27,7 +27,7 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     from lutjax.training import model_folders, runs
 
     if folder.resolve() == run.resolve():
-        raise click.BadParameter("it is RUN; give another folder.", param_hint="DIR")
+        raise click.BadParameter("DIR is RUN; choose another folder.", param_hint="DIR")
     model = _run.model(run)
     kind = model_folders.kind_of(run)
     try:
@@ -41,5 +41,5 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     for path in sorted(folder.iterdir()):
         if path.name in ("config.json", "model.safetensors", "README.md"):
             click.echo(f"  {path.name:<17}  {path.stat().st_size:>11,} bytes")
-    uses = "" if runs.COMMANDS[kind] == "train ca" else f" Use it by:\n  lutjax {runs.use(kind, folder)}"
-    click.echo(f"written to {folder}.{uses}")
+    uses = "" if runs.COMMANDS[kind] == "train ca" else f" Use it with:\n  lutjax {runs.use(kind, folder)}"
+    click.echo(f"Wrote {folder}.{uses}")

@@ -1,6 +1,7 @@
 """``lutjax serve``: a model over HTTP."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +14,7 @@ from lutjax.cli._flags import Command, Integer
     sections={
         "Server": "host port model_name grace",
         "Batching": "slots queue block_size",
-        "Request limits": "max_prompt max_tokens max_rows max_body",
+        "Request limits": "prompt tokens rows body",
     },
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
@@ -24,30 +25,21 @@ from lutjax.cli._flags import Command, Integer
 @click.option(
     "--queue", type=Integer(1), default=256, help="Waiting requests; more are rejected with status 429."
 )
-@click.option("--max-prompt", type=Integer(1), default=16384, help="Maximum prompt length in bytes.")
-@click.option("--max-tokens", type=Integer(1), default=4096, help="Maximum answer length in bytes.")
-@click.option("--max-rows", type=Integer(1), default=1024, help="Maximum samples per classification request.")
-@click.option("--max-body", type=Integer(1), default=1 << 20, help="Maximum request body in bytes.")
+@click.option(
+    "--max-prompt", "prompt", type=Integer(1), default=16384, help="Maximum prompt length in bytes."
+)
+@click.option("--max-tokens", "tokens", type=Integer(1), default=4096, help="Maximum answer length in bytes.")
+@click.option(
+    "--max-rows", "rows", type=Integer(1), default=1024, help="Maximum samples per classification request."
+)
+@click.option("--max-body", "body", type=Integer(1), default=1 << 20, help="Maximum request body in bytes.")
 @click.option(
     "--block-size",
     type=Integer(1),
     help="Bytes per cache block; prompts share prefixes (--model lut).  [default: one cache per text]",
 )
 @click.option("--grace", type=Integer(0), default=30, help="Seconds for open requests after a stop signal.")
-def serve(
-    folder: Path,
-    host: str,
-    port: int,
-    model_name: str | None,
-    slots: int,
-    queue: int,
-    max_prompt: int,
-    max_tokens: int,
-    max_rows: int,
-    max_body: int,
-    block_size: int | None,
-    grace: int,
-) -> None:
+def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int, **limits: Any) -> None:
     """Serve a model over HTTP.
 
     DIR is a run of `train lm` or `train classify`, or a bundle. Text models answer
@@ -61,10 +53,9 @@ def serve(
     with needed_by("lutjax serve"):
         import uvicorn
 
-    limits = Limits(slots, queue, max_prompt, max_tokens, max_rows, max_body, block_size)
     model = _run.model(folder)
     try:
-        app = application(model, model_name or folder.resolve().name, limits)
+        app = application(model, model_name or folder.resolve().name, Limits(**limits))
     except ValueError as error:
         raise FolderError(f"{folder}: {error}") from error
     uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=grace)

@@ -49,7 +49,7 @@ def status(
     minutes; Ctrl-C shows partial results. The exit status is 1 if a cell is missing or fails.
     """
     if recorded and (compiles or record is not None):
-        raise click.UsageError("--recorded checks nothing: leave --compile and --record out.")
+        raise click.UsageError("--recorded checks nothing; leave out --compile and --record.")
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes that check share a GPU
     import jax
@@ -64,7 +64,7 @@ def status(
     known = {op for op, _ in _matrix.rows()}
     for op in ops:
         if op not in known:
-            raise click.BadParameter(f"{op!r} is none of {', '.join(sorted(known))}.", param_hint="--op")
+            raise click.BadParameter(f"{op!r} is not one of {', '.join(sorted(known))}.", param_hint="--op")
     columns = [c for c in _matrix.COLUMNS if not compiles or c.platform == "tpu"]
     check: _checks.CheckOne | None
     check = _checks.check_compilation if compiles else None if recorded else _checks.check
@@ -81,7 +81,7 @@ def status(
             for cell in _matrix.matrix(recorded_cells, check, columns, ops or None):
                 cells.append(cell)
     except KeyboardInterrupt:
-        click.echo(f"interrupted after {len(cells)} of {len(places)} cells.", err=True)
+        click.echo(f"Interrupted after {len(cells)} of {len(places)} cells.", err=True)
     if as_json:
         click.echo(_report.as_json(cells))
     else:
@@ -103,7 +103,7 @@ def status(
         _records.write(cells, record, recorded_cells)
     for path in (markdown, record):
         if path is not None:
-            click.echo(f"written: {path}", err=True)
+            click.echo(f"Wrote {path}", err=True)
     if len(cells) < len(places):
         raise SystemExit(130)
     if any(cell.state.is_gap for cell in cells):
@@ -114,7 +114,7 @@ def status(
 def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
     """Show on the standard error which checks were made: by a bar on a terminal, else by a line for each."""
     console = make_console(stderr=True)
-    console.print(f"checking {n_checks} combinations of op, implementation and dtype", highlight=False)
+    console.print(f"Checking {n_checks} combinations of op, implementation and dtype", highlight=False)
     with Progress(console, n_checks) as progress:
 
         def shown(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":

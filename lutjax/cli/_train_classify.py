@@ -66,21 +66,7 @@ class SizeType(click.ParamType):
     metavar="NAME",
     help="Published network; options override it.  [default: none]",
 )
-def classify(
-    kind: Any,
-    path: Path | None,
-    target: str | None,
-    test: Path | None,
-    exclude: tuple[str, ...],
-    encoding: str | None,
-    regression: bool,
-    image_size: tuple[int, int] | None,
-    model: str | None,
-    recipe: str | None,
-    fields: Mapping[str, Any],
-    resume: bool,
-    **options: Any,
-) -> None:
+def classify(kind: Any, recipe: str | None, fields: Mapping[str, Any], resume: bool, **options: Any) -> None:
     """Train a classifier made of logic gates on images or tables.
 
     The hard network is tested on the test part of the data, or on a fifth of them. Without --data,
@@ -92,22 +78,15 @@ def classify(
         click.echo(recipe_of(recipe))
         if resume:
             same = {name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"}
+    names = ("path", "target", "test", "exclude", "encoding", "regression", "image_size", "model")
+    source = {name: options.pop(name) or None for name in names}
     _run.train(
         kind,
         fields,
         option="--data",
-        source={
-            "path": path,
-            "target": target,
-            "test": test,
-            "exclude": exclude or None,
-            "encoding": encoding,
-            "regression": regression or None,
-            "image_size": image_size,
-            "model": model,
-        },
+        source=source,
         # The digits keep the split of their published figures.
-        preset={"recipe": recipe, "stratified": path is not None},
+        preset={"recipe": recipe, "stratified": source["path"] is not None},
         same=same,
         resume=resume,
         **options,

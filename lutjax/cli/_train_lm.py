@@ -72,4 +72,4 @@ def lm(
     )
     if experiment is not None:
         words = ("generate", str(out), "--prompt", experiment.prompt)
-        click.echo(f"more text:\n  {_run.command(*words)}")
+        click.echo(f"Generate more text with:\n  {_run.command(*words)}")

@@ -50,12 +50,11 @@ def tune(
     check_folder("--out", output)
     if output.exists() and not (update or resume):
         raise click.BadParameter(
-            f"{str(output)!r} exists; --update measures again and keeps what else it has, --resume measures only what it "
-            "does not have.",
+            f"{str(output)!r} exists; measure it again (--update) or add missing entries (--resume).",
             param_hint="--out",
         )
     if update and resume:
-        raise click.UsageError("--update measures again what --resume leaves out; give one of them.")
+        raise click.UsageError("--update and --resume exclude each other; choose one.")
 
     from lutjax.benchmark import search, shapes
     from lutjax.cases import Tag
@@ -83,9 +82,9 @@ def tune(
             progress.ended(results[-1])
     console.print(_table(results))
     if any(found.entry for found in results):
-        click.echo(f"written: {output}")
+        click.echo(f"Wrote {output}")
     if len(results) < len(todo):
-        click.echo(f"interrupted after {len(results)} of {len(todo)} kernels; go on with --resume.")
+        click.echo(f"Interrupted after {len(results)} of {len(todo)} kernels; continue with --resume.")
         raise SystemExit(130)
 
 

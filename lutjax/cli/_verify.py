@@ -56,7 +56,7 @@ def verify(folder: Path, run: Path | None) -> None:
             folder, oracle=lambda manifest: exporting.oracle(manifest, run), doing=doing, on_proof=show
         )
     except KeyboardInterrupt:
-        click.echo(f"stopped after {len(made)} proofs.")
+        click.echo(f"Stopped after {len(made)} proofs.")
         raise SystemExit(130) from None
     failed = [proof for proof in made if proof.passed is False]
     passed = sum(proof.passed is True for proof in made)

@@ -109,7 +109,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     steps = f"steps: {found['steps_done']} of {training['steps']}"
     if bundle is None:
         why = found["finished"]
-        steps += f"; finished, as {why}" if why else "; not finished: go on with --resume"
+        steps += f"; finished, as {why}" if why else "; not finished: continue with --resume"
     said.append(steps)
     for name in _SOURCES:
         if isinstance(found.get(name), Mapping):

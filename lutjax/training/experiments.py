@@ -274,7 +274,7 @@ def check_new(folder: Path, kind: type[Experiment]) -> None:
         raise InUseError(f"{why}: choose another folder.")
     if hosts.by_first(lambda: runs.exists(folder)):
         raise InUseError(
-            f"{folder} holds a checkpoint already: go on with it (--resume), or choose another folder (--out)."
+            f"{folder} already holds a checkpoint: continue it (--resume) or choose another folder (--out)."
         )
     others = hosts.by_first(lambda: [str(path) for path in runs.others(folder, kind.files)])
     if others:
@@ -400,7 +400,7 @@ def _check_same(folder: Path, record: Any, wanted: Mapping[str, Any]) -> None:
     if different:
         raise CheckpointError(
             f"the checkpoint in {folder} belongs to another configuration: {'; '.join(different)}. "
-            "Leave these options out to go on with it, or choose another folder (--out)."
+            "Leave these options out to continue it, or choose another folder (--out)."
         )
 
 

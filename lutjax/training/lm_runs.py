@@ -141,7 +141,7 @@ class LanguageModel(Experiment):
             raise CheckpointError(f"the run trains another model: {found}, not {model}.")
         if record.quantized:
             raise CheckpointError(
-                "it is a quantized model, which cannot be trained: go on with the run beside it."
+                "it is a quantized model, which cannot be trained: continue the original run instead."
             )
         text = load_text(path or record.text.path, context=record.model.context)
         if text.digest != record.text.digest:

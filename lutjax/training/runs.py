@@ -453,7 +453,7 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     found = kind(folder)
     if COMMANDS[found] != COMMANDS[wanted]:
         advice = (
-            f"go on with it by {resumption(found, folder)}"
+            f"continue it with {resumption(found, folder)}"
             if trains
             else f"use it by lutjax {use(found, folder)}"
         )

@@ -193,7 +193,7 @@ def test_names_and_sizes_are_the_same_shapes(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("large", "'large' is no shape; it must be one of ffn, unembed"),
+        ("large", "'large' is not a shape; it must be one of ffn, unembed"),
         ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; scored:"),
         ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
         ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
@@ -437,7 +437,7 @@ def test_an_interrupted_run_has_the_rows_so_far(
     rows, picture = tmp_path / "rows.csv", tmp_path / "bars.png"
     out = bench("--shape", TINY["fc"], "--csv", rows, "--png", picture)
     assert out.exit_code == 130
-    assert "interrupted after 2 of 4 rows" in out.output
+    assert "Interrupted after 2 of 4 rows" in out.output
     assert [r["row"] for r in rows_of(rows)] == ["forward", "dense"]
     assert picture.exists()
 
@@ -488,7 +488,7 @@ def test_the_language_model_is_a_row(instantly: list[measurements.Measurement]) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--csv", "missing/rows.csv"], "'missing' is no folder that can be written to"),
+        (["--csv", "missing/rows.csv"], "'missing' is not a writable folder"),
         (["--png", "."], "is a directory"),
         (["--repeats", "2"], "2; it must be at least 3"),
         (["--dtype", "int8"], "'float32', 'bfloat16'"),

@@ -619,7 +619,7 @@ def test_interrupted_run_ends_the_same(
         out = tmp_path / "run"
         stopped = train("--experiment=checkerboard-async", "--out", out, *SIZES, *STEPS, "--no-pictures")
     assert stopped.exit_code == 130
-    assert "stopped after 5 of 8 steps" in stopped.output
+    assert "Stopped after 5 of 8 steps" in stopped.output
     other = train("--resume", "--out", out, "--hard-share=0.5")
     assert other.exit_code == 1
     assert "--hard-share is 0.1 in the checkpoint, not 0.5" in " ".join(other.output.split())

@@ -965,7 +965,7 @@ def test_a_run_has_the_kind_of_its_data(finished: tuple[Path, Path, Result], tmp
 def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     out = finished[1]
     for words, message in (
-        (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: go on with it by lutjax train classify"),
+        (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: continue it with lutjax train classify"),
         (["quantize", out], "is a run of train classify; quantize takes"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
         (["export", out, "--integers=int8"], "holds a model of train classify, whose circuit has gates"),

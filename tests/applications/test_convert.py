@@ -213,7 +213,7 @@ def test_files_of_tensors(tmp_path: Path) -> None:
     assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
     words = ("--classes", 5, "--tau", arguments["tau"])
     said = output("import", "--from", "torchlogix", tmp_path / "m.safetensors", tmp_path / "out", *words)
-    assert "30 + 20 gates over 6 numbers are written to" in said
+    assert "Converted 30 + 20 gates over 6 numbers to" in said
     np.testing.assert_allclose(lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6)
     tensors, _, found = case("torchlogix_conv")
     save_file(tensors, tmp_path / "c.safetensors")
@@ -221,7 +221,7 @@ def test_files_of_tensors(tmp_path: Path) -> None:
     said = output(
         "import", "--from", "torchlogix", tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words
     )
-    assert "6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers are written to" in said
+    assert "Converted 6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers to" in said
     np.testing.assert_allclose(lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6)
     refused = command("import", "--from", "difflogic", tmp_path / "m.safetensors", tmp_path / "o", *words)
     assert refused.exit_code == 1
@@ -243,7 +243,7 @@ def test_files_of_tensors(tmp_path: Path) -> None:
     assert "Missing option '--context', which --from spiky needs" in refused.output
     save_file(case("spiky")[0], tmp_path / "s.safetensors")
     said = output("import", "--from", "spiky", tmp_path / "s.safetensors", tmp_path / "s", "--context", 8)
-    assert "2 layers of tables over 12 numbers, for 128 tokens, are written to" in said
+    assert "Converted 2 layers of tables over 12 numbers, for 128 tokens to" in said
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
     for name, message in (("bad.safetensors", "is no file of safetensors"), ("no", "is no file")):
         with pytest.raises(ConversionError, match=message):

@@ -411,13 +411,13 @@ def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path
     other = tmp_path / "other.npz"
     np.savez(other, x=X, y=Y)
     for words, message in (
-        (["--out", out], "holds a checkpoint already"),
+        (["--out", out], "already holds a checkpoint"),
         (
             ["--out", out, "--resume", "--layers", "30,60"],
             "layers is (30, 30) in the checkpoint, not (30, 60)",
         ),
         (["--data", tmp_path / "none.npz", "--out", tmp_path], "cannot be read"),
-        (["--data", path, "--out", tmp_path, "--layers", "30,x"], "not integers with commas"),
+        (["--data", path, "--out", tmp_path, "--layers", "30,x"], "comma-separated integers"),
         (["--data", path, "--out", tmp_path, "--layers", "31"], "must be a multiple of the 3 classes"),
     ):
         result = command("train", "digits", *words)

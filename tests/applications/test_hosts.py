@@ -222,7 +222,7 @@ SIZES = [
     ],
 ]
 STEPS = ["--steps", "16", "--log-every", "4", "--eval-every", "8", "--checkpoint-every", "4"]
-LOST = "process 0: another process of this run has ended, or cannot be reached.*go on with --resume"
+LOST = "process 0: another process of this run ended or cannot be reached.*continue with --resume"
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +352,7 @@ def test_a_signal_to_one_process_stops_all(
         started.signal(1, signal.SIGTERM)
         (first, shown), (second, nothing) = started.wait()
     assert (first, second) == (130, 130)
-    done = re.search(r"stopped after (\d+) of \d+ steps. Go on with:\n  lutjax train lm --resume", shown)
+    done = re.search(r"Stopped after (\d+) of \d+ steps. Continue with:\n  lutjax train lm --resume", shown)
     assert checkpoints.steps(tmp_path / "checkpoints")[-1] == int(done[1])
     assert "stopped" not in nothing
 
@@ -418,7 +418,7 @@ def test_two_processes_generate_together(whole: Path, compilation_cache_director
         (first, shown), (second, nothing) = started.wait()
     assert first
     assert second
-    assert "--integers computes as the C program does, on one device; start one process" in shown
+    assert "--integers runs on one device; start one process" in shown
     assert "integers" not in nothing
 
 

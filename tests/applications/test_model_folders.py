@@ -206,7 +206,7 @@ def test_bundles_of_other_runs(tmp_path: Path) -> None:
         RUNS[kind](tmp_path / kind)
         output("save", tmp_path / kind, tmp_path / f"{kind}_saved")
     said = output("export", tmp_path / "ca_saved", "--format", "json")
-    assert "written to" in said
+    assert "Wrote" in said
     assert " 0 failed" in output("verify", tmp_path / "ca_saved")
     output("export", tmp_path / "lm_saved")
     facts = json.loads(output("info", tmp_path / "lm_saved", "--json"))

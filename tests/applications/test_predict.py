@@ -109,7 +109,7 @@ def test_predictions_for_the_rows_of_a_table(of_table: tuple[Path, Path, str], t
     assert trained.accuracy(cells, new.labels) == pytest.approx(right)
     (tmp_path / "new.csv").write_text(text)
     said = command("predict", out, path, "--target", "income", "--out", tmp_path / "found.csv")
-    assert f"{100 * right:.2f} % are right: {round(40 * right)} of 40 rows." in said.output
+    assert f"Accuracy: {100 * right:.2f} % ({round(40 * right)} of 40 rows)" in said.output
     assert rows((tmp_path / "found.csv").read_text()) == [header, *found]
 
 
@@ -340,7 +340,7 @@ def test_a_record_that_was_signed_anew(of_table: tuple[Path, Path, str], tmp_pat
 def test_the_standard_input_is_no_file(of_table: tuple[Path, Path, str]) -> None:
     result = command("predict", of_table[1], "-")
     assert result.exit_code == 2
-    assert "it is -, the standard input" in " ".join(result.output.replace("│", "").split())
+    assert "standard input has no file type" in " ".join(result.output.replace("│", "").split())
 
 
 def test_names_are_shown_with_their_letters() -> None:

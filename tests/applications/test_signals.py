@@ -81,7 +81,7 @@ def test_a_run_saves_and_stops(how: str, tmp_path: Path, compilation_cache_direc
             for _ in range(3):  # the kernel sends one, and the shell another
                 process.send_signal(signal.SIGHUP)
             shown, errors = process.communicate(timeout=SECONDS)
-            assert "Go on with:\n  lutjax train lm --resume --out" in shown
+            assert "Continue with:\n  lutjax train lm --resume --out" in shown
         else:
             process.stdout.close()
             errors = process.stderr.read()
@@ -98,7 +98,7 @@ def test_a_second_signal_while_saving_is_one_line(tmp_path: Path, compilation_ca
         _, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 130
     again = f"lutjax train lm --resume --out {tmp_path / 'run'}"
-    assert errors == f"stopped at once. Checkpoints are whole: if there is one, go on with: {again}\n"
+    assert errors == f"Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -190,7 +190,7 @@ def test_a_finished_run_is_left_alone(whole: Path) -> None:
     size = next(iter(runs.finished(whole).parts["test"][1]))
     for look in (True, False):
         assert resume(whole, look=look)[-1] == f"{whole} is finished: all 12 steps are done. {size}"
-    with pytest.raises(InUseError, match="holds a checkpoint already"):
+    with pytest.raises(InUseError, match="already holds a checkpoint"):
         start(whole)
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == {
         path: time for path, time in before.items() if path.name != ".lock"
@@ -467,7 +467,7 @@ def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> Non
     (run / "checkpoints" / "best").rename(run / "checkpoints" / "13")
     assert f"is that of step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
     with pytest.raises(
-        CheckpointError, match="is a run of train ca, not of train lm: go on with it by lutjax"
+        CheckpointError, match="is a run of train ca, not of train lm: continue it with lutjax"
     ):
         runs.check_kind(whole, "lm")
 

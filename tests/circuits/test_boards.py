@@ -172,7 +172,7 @@ def test_the_command(tmp_path):
     assert (target / "vectors.json").read_bytes() == (folder / "vectors.json").read_bytes()
     result = command("fpga", folder, "--board", "icebreaker")
     assert result.exit_code == 1
-    assert f"{target} is there already" in result.output
+    assert f"{target} already exists" in result.output
     for options in ([], ["--board", "ulx3s", "--family", "ecp5"]):
         assert (
             "give --family for a report, or --board for a project" in command("fpga", folder, *options).output

@@ -417,7 +417,7 @@ def test_export_refuses_other_models(folders: dict[str, Path], tmp_path: Path) -
         (
             folders["digits run"],
             ("--format", "edif"),
-            "Invalid value for '--format': 'edif' is none of verilog, blif",
+            "Invalid value for '--format': 'edif' is not one of verilog, blif",
         ),
         (folders["digits run"], ("--name", "module"), "name is 'module'; it is a keyword of Verilog"),
         (folders["digits"], (), "holds no checkpoint"),
@@ -614,7 +614,7 @@ def test_a_stopped_verify_says_what_was_done(
     monkeypatch.setattr(proofs, "evaluated", stop)
     result = command("verify", folders["automaton"])
     assert result.exit_code == 130
-    assert result.output.splitlines()[-1] == "stopped after 2 proofs."
+    assert result.output.splitlines()[-1] == "Stopped after 2 proofs."
 
 
 def test_language_models_are_programs_alone(

@@ -180,7 +180,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
     monkeypatch.undo()
     pytest.importorskip("pyosys", reason="the command asks for it first")
     result = command("fpga", tmp_path / "nowhere", "--family", "ice40")
-    assert (result.exit_code, "nowhere is no folder" in result.output) == (1, True)
+    assert (result.exit_code, "nowhere is not a folder" in result.output) == (1, True)
     (folder / "life.json").write_text("{")
     result = command("fpga", folder, "--family", "ice40")
     assert (result.exit_code, "life.json cannot be read" in result.output) == (1, True)

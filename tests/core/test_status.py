@@ -189,7 +189,7 @@ def test_command(tmp_path):
     ] == ["ran"]
     result = command("status", "--op", "look")
     assert result.exit_code == 2
-    assert "'look' is none of" in result.stderr
+    assert "'look' is not one of" in result.stderr
     result = command("status", "--recorded", "--compile")
     assert "--recorded checks nothing" in result.stderr
 
@@ -508,7 +508,7 @@ def test_records_of_ops_that_are_not_there_are_left_out(records):
 @pytest.mark.slow
 def test_record_alone_writes_where_the_registry_looks(records):
     result = command("status", "--op", "detect_signs", "--record")
-    assert f"written: {_records.path_of(jax.devices()[0].device_kind)}" in result.stderr
+    assert f"Wrote {_records.path_of(jax.devices()[0].device_kind)}" in result.stderr
     assert any(
         shipped.has_run("detect_signs", "backward", key, jax.devices()[0].device_kind)
         for key in ("xla/cpu", "xla/gpu")

@@ -556,7 +556,7 @@ def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) ->
     path = tmp_path / "launches.json"
     out = tune("--output", path, "--shape", TINY)
     assert out.exit_code == 0, out.output
-    assert f"written: {path}" in out.output
+    assert f"Wrote {path}" in out.output
     document = _files.read(path)
     kernels = {kernel for kernel, _ in document.entries}
     assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels
@@ -601,7 +601,7 @@ def test_an_interrupted_run_has_what_was_measured(
     path = tmp_path / "launches.json"
     out = tune("--output", path, "--shape", TINY)
     assert out.exit_code == 130
-    assert "interrupted after 1 of" in out.output
+    assert "Interrupted after 1 of" in out.output
     assert [kernel for kernel, _ in _files.read(path).entries] == done
 
 
@@ -609,12 +609,12 @@ def test_an_interrupted_run_has_what_was_measured(
     ("words", "code", "message"),
     [
         ([], 2, "Missing option '--out'"),
-        (["--output", "missing/a.json"], 2, "'missing' is no folder that can be written to"),
+        (["--output", "missing/a.json"], 2, "'missing' is not a writable folder"),
         (["--output", "old.json"], 2, "'old.json' exists; --update measures again"),
         (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),
         (["--output", "old.json", "--update", "--resume"], 2, "give one of them"),
         (["--output", "bad.json", "--resume"], 2, "bad.json is not JSON"),
-        (["--output", "new.json", "--shape", "large"], 2, "'large' is no shape"),
+        (["--output", "new.json", "--shape", "large"], 2, "'large' is not a shape"),
         (["--output", "new.json", "--shape", "ffn"], 1, "lookup: runs on gpu, the call runs on"),
     ],
 )
