@@ -10,12 +10,12 @@ from lutjax.cli._flags import Command
 @click.argument("ops", metavar="[OP]...", nargs=-1)
 @click.option(
     "--size",
-    help="Named size of the ops; an unknown name lists them.  [default: first size of `status` or `bench`]",
+    help="Named op size; an unknown name lists them.  [default: first size of `status` or `bench`]",
 )
 @click.option(
     "--dtype",
     type=click.Choice([*FLOATS, "uint32"]),
-    help="Dtype of the inputs.  [default: first dtype of the op]",
+    help="Input dtype.  [default: first dtype of the op]",
 )
 @click.option(
     "--implementation",

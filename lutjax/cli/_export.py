@@ -64,7 +64,7 @@ class Formats(click.ParamType):
 @click.option(
     "--outputs",
     type=click.Choice(["class", "votes", "bits"]),
-    help="Outputs of a classifier.  [default: class]",
+    help="Classifier outputs.  [default: class]",
 )
 @click.option("--name", help="Name of the Verilog module, C functions and files.  [default: from RUN]")
 @click.option(
@@ -81,12 +81,12 @@ class Formats(click.ParamType):
 @click.option(
     "--integers",
     type=click.Choice(["int16", "int8"]),
-    help="Table dtype of a language model.  [default: int16]",
+    help="Language-model table dtype.  [default: int16]",
 )
 @click.option(
     "--target",
     type=click.Choice(["cortex-m4", "avr", "riscv32"]),
-    help="Microcontroller of a C library (--format c).  [default: none]",
+    help="Microcontroller for a C library (--format c).  [default: none]",
 )
 def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: Any) -> None:
     """Export a model as Verilog, C, netlists, HTML or StableHLO.

@@ -41,9 +41,9 @@ from lutjax.files.errors import FolderError
     "--layout",
     metavar="FILE.svg",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Picture of the placed circuit to write.  [default: none]",
+    help="Layout picture to write.  [default: none]",
 )
-@click.option("--seconds", type=Finite(1), default=1800, help="Timeout of each tool.")
+@click.option("--seconds", type=Finite(1), default=1800, help="Timeout per tool.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

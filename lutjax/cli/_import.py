@@ -42,12 +42,12 @@ _IS_FOR = {
     "package",
     type=click.Choice([*_CLASSIFIERS, "spiky"]),
     required=True,
-    help="Package of the network.",
+    help="Source package.",
 )
 @click.option(
     "--classes", type=Integer(2, MOST_INT), help="Number of classes (GroupSum).  [required; no default]"
 )
-@click.option("--tau", type=Finite(0, MOST), help="Temperature of the votes (GroupSum).  [default: 1]")
+@click.option("--tau", type=Finite(0, MOST), help="Vote temperature (GroupSum).  [default: 1]")
 @click.option(
     "--bits",
     type=Integer(1, MOST_INT),
@@ -56,11 +56,9 @@ _IS_FOR = {
 @click.option(
     "--parameterization",
     type=click.Choice(["light", "warp"]),
-    help="Parameterization of tables.  [default: light]",
+    help="Table parameterization.  [default: light]",
 )
-@click.option(
-    "--temperature", type=Finite(0, MOST), help="Temperature of the parameterization.  [default: 1]"
-)
+@click.option("--temperature", type=Finite(0, MOST), help="Parameterization temperature.  [default: 1]")
 @click.option(
     "--binarization",
     type=click.Choice(["fixed", "hard", "soft"]),
@@ -73,17 +71,15 @@ _IS_FOR = {
     "--image", type=Integers(), help="Height, width and channels, for convolutions.  [default: none]"
 )
 @click.option(
-    "--padding", type=IntegerOrIntegers(), help="Padding of convolutions, for all or each.  [default: 0]"
+    "--padding", type=IntegerOrIntegers(), help="Convolution padding, for all or each.  [default: 0]"
 )
-@click.option("--pool", type=IntegerOrIntegers(), help="Size of OR pooling after convolutions.  [default: 1]")
-@click.option("--pool-padding", type=IntegerOrIntegers(), help="Padding of the pooling.  [default: 0]")
-@click.option(
-    "--context", type=Integer(2, MOST_INT), help="context_size of the model.  [required; no default]"
-)
+@click.option("--pool", type=IntegerOrIntegers(), help="OR pooling size after convolutions.  [default: 1]")
+@click.option("--pool-padding", type=IntegerOrIntegers(), help="Pooling padding.  [default: 0]")
+@click.option("--context", type=Integer(2, MOST_INT), help="Model's context_size.  [required; no default]")
 @click.option(
     "--attention",
     type=click.Choice(["concatenated", "pair", "pair_interleaved"]),
-    help="Type of attention.  [default: from table sizes]",
+    help="Attention type.  [default: from table sizes]",
 )
 @click.option(
     "--shared-positions", is_flag=True, default=None, help="The model has unified_pe.  [default: it has not]"

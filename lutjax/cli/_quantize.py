@@ -17,7 +17,7 @@ from lutjax.training.errors import RunError
     "--text",
     "text_path",
     type=click.Path(path_type=Path),
-    help="Text of the run.  [default: its path in training]",
+    help="Training text.  [default: its path in training]",
 )
 def quantize(folder: Path, text_path: Path | None) -> None:
     """Quantize the tables of a language model to int8.

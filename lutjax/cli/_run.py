@@ -145,7 +145,7 @@ def process_options() -> list[click.Option]:
             ["--coordinator"],
             metavar="HOST:PORT",
             envvar="JAX_COORDINATOR_ADDRESS",
-            help="Address of the first of several processes.  [default: from the cluster]",
+            help="Address of the first process.  [default: from the cluster]",
         ),
         click.Option(
             ["--processes", "n_processes"],
@@ -157,7 +157,7 @@ def process_options() -> list[click.Option]:
             ["--process"],
             type=Integer(0),
             envvar="JAX_PROCESS_ID",
-            help="Index of this process, from 0.  [default: from the cluster]",
+            help="This process's index, from 0.  [default: from the cluster]",
         ),
     ]
 

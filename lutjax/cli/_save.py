@@ -14,7 +14,7 @@ from lutjax.cli._flags import Command
 @click.option(
     "--table-dtype",
     type=click.Choice(["float32", "bfloat16", "int8"]),
-    help="Dtype of the stored tables.  [default: dtype of the model]",
+    help="Stored table dtype.  [default: dtype of the model]",
 )
 def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     """Save the model of a run as a bundle for model hubs.

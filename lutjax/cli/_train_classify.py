@@ -40,7 +40,7 @@ class SizeType(click.ParamType):
     type=click.Path(path_type=Path),
     help=".npz file, table, IDX or CIFAR-10 folder, or image folder.  [default: scikit-learn's digits]",
 )
-@click.option("--target", help="Label column of a table.  [default: none]")
+@click.option("--target", help="Label column.  [default: none]")
 @click.option(
     "--test-data",
     "test",
@@ -51,7 +51,7 @@ class SizeType(click.ParamType):
     "--exclude", metavar="COLUMN", multiple=True, help="Table column to ignore; repeatable.  [default: none]"
 )
 @click.option("--encoding", help="Text encoding of a CSV file, such as latin-1.  [default: UTF-8]")
-@click.option("--regression", is_flag=True, help="Learn the numbers of --target instead of classes.")
+@click.option("--regression", is_flag=True, help="Fit --target as a number (regression).")
 @click.option(
     "--image-size", type=SizeType(), help="Size of scaled images, such as 32x32 or 32.  [default: unscaled]"
 )

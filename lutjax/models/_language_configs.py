@@ -22,12 +22,12 @@ class GPTConfig(Config):
     """The sizes of a `GPT`.
 
     Attributes:
-      vocab_size: number of tokens; 256 for bytes.
-      features: size of a token's vector.
+      vocab_size: vocabulary size; 256 for bytes.
+      features: embedding size.
       context: attention window, in tokens. Longer texts are processed by a sliding window.
       n_layers: number of layers, each attention and feed-forward.
       n_heads: number of attention heads. Each has ``features / n_heads`` features.
-      feed_forward: type of the feed-forward layers. ``"projection_lut"``: tables between two projections
+      feed_forward: feed-forward layer type. ``"projection_lut"``: tables between two projections
         (`lutjax.layers.nnx.ProjectionLUT`). ``"scored_lut"``: the same without projections and heads; each table compares
         any features and adds rows to all features. ``"lut"``: such tables with hard reads, as in a `LUTTransformer`
         (`lutjax.layers.nnx.LUT`). ``"dense"``: two matrices with a GELU between them and ``4 * features`` hidden units.
@@ -35,15 +35,15 @@ class GPTConfig(Config):
         without heads.
       lut_tables: tables per head.
       lut_bits: comparisons per table. A table has ``2 ** lut_bits`` rows.
-      read: read of the tables. Applies to ``"projection_lut"`` and ``"scored_lut"``; ``"powers_of_two"`` suits quantized
+      read: table read. Applies to ``"projection_lut"`` and ``"scored_lut"``; ``"powers_of_two"`` suits quantized
         tables, and names that end in ``_1`` read one row per table instead of two.
-      table_dropout: fraction of tables dropped in training. Applies to ``"projection_lut"`` and ``"scored_lut"``.
+      table_dropout: table dropout rate in training. Applies to ``"projection_lut"`` and ``"scored_lut"``.
       dropout: dropout rate after embedding, attention and feed-forward.
-      dtype: dtype of matrix products and attention. Parameters, residual sums, normalization and logits are float32 (or
+      dtype: matrix and attention dtype. Parameters, residual sums, normalization and logits are float32 (or
         float64).
       remat: recompute each layer in the backward pass to save memory.
       memory: add n-gram memory layers (`lutjax.layers.nnx.NgramMemory`).
-      memory_orders: lengths of the n-grams.
+      memory_orders: n-gram lengths.
       memory_rows: rows per memory table.
       memory_heads: memory tables per n-gram length.
       memory_width: elements per memory row.
@@ -175,28 +175,28 @@ class LUTTransformerConfig(Config):
     """The sizes of a `LUTTransformer`; the defaults are the published language model.
 
     Attributes:
-      vocab_size: number of tokens; 256 for bytes.
-      features: size of a token's vector.
+      vocab_size: vocabulary size; 256 for bytes.
+      features: embedding size.
       context: attention window, in tokens. Longer texts are processed by a sliding window.
       n_layers: number of layers, each attention and tables.
       n_heads: number of attention heads. Heads only multiply the number of detectors.
       n_detectors: attention detectors per head.
       n_anchors: anchor pairs per attention detector.
       n_position_bits: position bits in attention; 0 for none.
-      shared_positions: share position bits among the detectors of a layer.
-      attention: type of attention. ``"pair_interleaved"`` requires ``n_position_bits == features``.
+      shared_positions: share position bits among a layer's detectors.
+      attention: attention type. ``"pair_interleaved"`` requires ``n_position_bits == features``.
       memory: how attention remembers earlier tokens. ``"window"``: a window of ``context - 1`` positions. ``"counts"``:
         the number of tokens with each row over all earlier text, in constant memory; requires ``n_position_bits=0`` and
         ``attention="concatenated"``.
       ffn: add feed-forward tables to each layer.
-      ffn_detectors: detectors of the feed-forward tables.
+      ffn_detectors: feed-forward detectors.
       ffn_anchors: anchor pairs per feed-forward detector.
-      unembed_detectors: detectors of the output tables. Default: --ffn-detectors.
+      unembed_detectors: output detectors. Default: --ffn-detectors.
       unembed_anchors: anchor pairs per output detector. Default: --ffn-anchors.
       dropout: dropout rate after attention and tables.
       batch_norm: add batch normalization after attention and tables.
-      param_dtype: dtype of parameters and activations.
-      table_dtype: dtype of the tables. bfloat16 halves their memory and traffic; computation keeps its precision.
+      param_dtype: parameter and activation dtype.
+      table_dtype: table dtype. bfloat16 halves their memory and traffic; computation keeps its precision.
         Default: --param-dtype.
 
     Raises:

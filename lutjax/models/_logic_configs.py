@@ -39,27 +39,27 @@ class LogicClassifierConfig(Config):
       in_features: numbers of a sample, such as the pixels of an image.
       n_classes: number of classes; 1 for regression.
       layers: gates or tables per layer. The last layer votes for the classes; its size is a multiple of their number.
-      n_thresholds: bits per number of a sample; 0 for binary samples.
+      n_thresholds: bits per input number; 0 for binary samples.
       n_inputs: inputs per gate (2) or table (2 to 8).
-      tables: trained form of each gate or table. gates: 16 logits, for 2 inputs. light: one logit per table entry, 4 for
+      tables: trained form per gate or table. gates: 16 logits, for 2 inputs. light: one logit per table entry, 4 for
         a gate. walsh: Walsh coefficients. raw: numbers from -1 to 1. binary: tables with binary addresses, also in
         training. Default: gates for 2 inputs, else light.
       residual: initial preference for passing on the first input. It is the logit of that gate, or of table entries; deep
         networks need a larger one, and binary tables ignore it. Default: 2 for gates, 0 for tables.
-      noise: standard deviation of initial values.
-      wiring: wiring of the gates, by layer. balanced, unique, butterfly, random, top-k, full or learnable (see
-        `lutjax.layers.nnx.LogicGates`), or windows of an image (see `lutjax.wiring.Windows`). Several names separated by
-        commas apply to the first layers, and the last name to all further layers, as in windows,balanced.
+      noise: initial standard deviation.
+      wiring: gate wiring: balanced, unique, butterfly, random, top-k, full or learnable. See `lutjax.layers.nnx.LogicGates`; the first layer
+        may also read windows of an image, see `lutjax.wiring.Windows`. Several names separated by commas apply to the first layers, and the last
+        name to all further layers, as in windows,balanced.
       candidates: candidate wires per input, for top-k and learnable wiring.
-      image_shape: height, width and channels of an image, for windows and circuit pages.
-      window: height and width of windows.
+      image_shape: image height, width and channels, for windows and circuit pages.
+      window: window height and width.
       learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
       threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
         `lutjax.layers.nnx.Thermometer`.
       reduce: inputs per table in layers that reduce votes before counting. The tables are trained and start as
         majorities; (3, 6) turns 200 votes per class into 12.
-      estimator: gradient estimator of the gates. See `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
-      tau: temperature that divides the votes.
+      estimator: gate gradient estimator. See `lutjax.layers.nnx.LogicGates`. Binary tables have their own.
+      tau: vote temperature. It divides the votes.
       regression: learn a number instead of a class. The number is the count of ones in the last layer times `scale`, plus
         `offset`.
       scale, offset: of that number. Training derives both from the range of the training part.
@@ -212,29 +212,29 @@ class LogicTreeNetConfig(Config):
       kernels: trees per tree layer.
       layers: gates per layer after the trees. The last layer votes for the classes; its size is a multiple of their
         number.
-      n_thresholds: bits per number of a sample; 0 for binary samples. Thresholds are shared by all pixels of a channel.
+      n_thresholds: bits per input number; 0 for binary samples. Thresholds are shared by all pixels of a channel.
       edges: add bits for edges and curvature. They are first and second differences of neighboring pixels in rows and
         columns, each with as many bits; the image is extended by its border pixels.
-      depth: levels of gates per tree.
-      kernel: height and width of the window of a tree.
+      depth: gate levels per tree.
+      kernel: window height and width per tree.
       stride: distance between windows.
-      padding: pixels of padding around the image.
-      pool: height and width of OR pooling.
-      pool_padding: padding of the pooling.
+      padding: image padding in pixels.
+      pool: OR pooling height and width.
+      pool_padding: pooling padding.
       channels_per_kernel: input channels per tree; 0 for all. See `lutjax.layers.nnx.LogicConv`.
       leaves: window pixels of trees, balanced or random. See `lutjax.layers.nnx.LogicConv`.
       n_inputs: inputs per gate (2) or table (2 to 8).
-      tables: trained form of each gate. gates: 16 logits. light: one logit for each of 4 table entries. walsh: Walsh
+      tables: trained form per gate. gates: 16 logits. light: one logit for each of 4 table entries. walsh: Walsh
         coefficients. raw: numbers from -1 to 1.
-      residual: initial probability of passing on the first input.
-      wiring: wiring of the gates of `layers`. balanced, unique, butterfly, random, top-k, full or learnable; see
+      residual: initial probability that a gate passes on its first input.
+      wiring: gate wiring after the trees. balanced, unique, butterfly, random, top-k, full or learnable; see
         `lutjax.layers.nnx.LogicGates`.
       candidates: candidate wires per input, for top-k and learnable wiring.
       learned_thresholds: train thresholds, each through the derivative of its own sigmoid.
       threshold_gradient: straight_through trains on bits, soft on sigmoids that become bits after training. See
         `lutjax.layers.nnx.Thermometer`.
-      estimator: gradient estimator of the gates. See `lutjax.layers.nnx.LogicGates`.
-      tau: temperature that divides the votes.
+      estimator: gate gradient estimator. See `lutjax.layers.nnx.LogicGates`.
+      tau: vote temperature. It divides the votes.
 
     Raises:
       ValueError: a size is impossible.

@@ -40,28 +40,28 @@ class TrainingConfig(Training):
 
     Attributes:
       batch_size: samples per step.
-      learning_rate: learning rate of Adam before the cooldown.
-      weight_decay: weight decay of gates and tables, scaled by the rate (AdamW). Thresholds and scores of learned wires
+      learning_rate: Adam learning rate before the cooldown.
+      weight_decay: AdamW weight decay for gates and tables, scaled by the rate. Thresholds and scores of learned wires
         have none.
       cooldown: fraction of steps with linear cooldown to 0.
-      thresholds: placement of the thresholds that turn numbers into bits. uniform, gaussian and distributive follow the
+      thresholds: threshold placement. uniform, gaussian and distributive follow the
         training part, see lutjax.thermometer_thresholds; learned starts as uniform, and at quantiles for table columns.
-      temperature: temperature of the gates, which divides their logits. See estimator.
+      temperature: gate temperature. It divides the logits. See estimator.
       final_temperature: temperature after the last step. Default: --temperature.
-      annealing: annealing of the temperature.
-      augment: strength of random image shifts, rotations and scalings. 1 is up to half a pixel, 0.15 radians and 10 %; 0
+      annealing: temperature annealing.
+      augment: strength of image augmentation: shifts, rotations and scalings. 1 is up to half a pixel, 0.15 radians and 10 %; 0
         is none. Other samples are unchanged.
-      shift: maximum additional random shift of images, in pixels.
-      bend: standard deviation of random image warps, in pixels. See lutjax.training.augment.warp.
-      gate_cost: loss of 1000 circuit gates, in nats. Counted are gates expected to need two inputs; a vote that is not
+      shift: maximum additional image shift, in pixels.
+      bend: standard deviation of image warps, in pixels. See lutjax.training.augment.warp.
+      gate_cost: loss per 1000 circuit gates, in nats. Counted are gates expected to need two inputs; a vote that is not
         constant counts as one gate. Circuits become smaller and, at high costs, less accurate; see docs/circuits.md.
       column_bits: maximum bits per numeric table column, at quantiles. 0 keeps numbers, which n_thresholds turns into
         bits.
-      select_every: steps between hard tests that select the kept network. The network with the best accuracy on up to
+      select_every: steps between hard tests for selecting the kept network. The network with the best accuracy on up to
         4096 training samples is tested at the end, exported and loaded; 0 keeps the last network.
-      split: random fifth of the samples to test on. Ignored for data with a test part.
+      split: random fifth of samples to test on. Ignored for data with a test part.
       stratified: split each class in proportion.
-      seed: random seed of model, sample order and noise.
+      seed: random seed for model, sample order and noise.
     """
 
     steps: int = 15000

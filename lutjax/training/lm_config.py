@@ -28,31 +28,31 @@ class TrainingConfig(Training):
     Attributes:
       batch_size: text windows per step.
       learning_rate: learning rate before warmup and cooldown. A factor of the published schedule.
-      table_gradient: type of table gradients. factored: accessed rows and their cotangents. dense: arrays of the table
+      table_gradient: table gradient type. factored: accessed rows and their cotangents. dense: arrays of the table
         shapes. Both give the same results up to rounding, but only factored gradients know accessed rows with a zero
         gradient, which row_adam counts and momentum and weight decay update.
-      table_optimizer: optimizer of table rows. same updates tables like all other parameters, by dense gradients.
-      table_rate: learning-rate factor of detector tables.
-      table_weight_decay: weight decay of accessed table rows, scaled by the rate.
-      memory_optimizer: optimizer of memory rows. It always uses factored gradients.
-      memory_rate: learning-rate factor of memory rows.
-      memory_weight_decay: weight decay of accessed memory rows, scaled by the rate.
-      memory_depth: prefetch depth of host-resident memories. With depth 0 every step waits for the previous update, as on
+      table_optimizer: table row optimizer. same updates tables like all other parameters, by dense gradients.
+      table_rate: learning-rate factor for detector tables.
+      table_weight_decay: table weight decay for accessed rows, scaled by the rate.
+      memory_optimizer: memory row optimizer. It always uses factored gradients.
+      memory_rate: learning-rate factor for memory rows.
+      memory_weight_decay: memory weight decay for accessed rows, scaled by the rate.
+      memory_depth: prefetch depth for host-resident memories. With depth 0 every step waits for the previous update, as on
         the device. With depth n, reads lag updates by exactly n steps, and the CPU works while the device computes.
-      optimizer: optimizer of other parameters.
-      weight_decay: weight decay of matrices (adamw), scaled by the rate. Tables, scales and biases have none.
+      optimizer: optimizer for other parameters.
+      weight_decay: matrix weight decay (adamw), scaled by the rate. Tables, scales and biases have none.
       clip: maximum global gradient norm. Default: no limit.
-      total_variation: weight of the total-variation penalty on tables. It is the mean squared difference of rows whose
+      total_variation: total-variation penalty weight for tables. It is the mean squared difference of rows whose
         addresses differ in one bit; requires dense gradients.
-      microbatches: parts of a batch computed sequentially to save memory.
+      microbatches: sequential parts per batch, to save memory.
       schedule: learning-rate schedule between warmup and cooldown.
       warmup: fraction of steps with linear warmup.
       cooldown: fraction of steps with linear cooldown to 0.
-      loss: reduction of the cross-entropy over a batch.
+      loss: cross-entropy reduction over a batch.
       validate: hold out a validation part, or train on it.
-      select_every: steps between validations that select the kept state. The state with the lowest validation loss is
+      select_every: steps between validations for selecting the kept state. The state with the lowest validation loss is
         tested at the end and loaded; 0 keeps the last state.
-      seed: random seed of model, data order and dropout.
+      seed: random seed for model, data order and dropout.
     """
 
     learning_rate: float = 0.005
@@ -121,7 +121,7 @@ class Options(Intervals):
     """Options that may change while a run goes on.
 
     Attributes:
-      usage: count the accesses of each table row in usage.json. The test part is counted at the end; memory rows are
+      usage: count accesses per table row in usage.json. The test part is counted at the end; memory rows are
         always counted.
     """
 

@@ -1,6 +1,7 @@
 """Help and errors of all commands: each option is described with its default and choices, and named where its value is wrong."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -118,6 +119,24 @@ def test_help_and_usage_errors_do_not_import_jax(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == (0 if words[-1].startswith(("--help", "--version")) else 2), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_completion_does_not_import_jax() -> None:
+    code = (
+        "import sys; sys.argv = ['lutjax']\n"
+        "from lutjax.cli import main\n"
+        "try: main()\n"
+        "finally: assert 'jax' not in sys.modules"
+    )
+    environment = {
+        "_LUTJAX_COMPLETE": "bash_complete",
+        "COMP_WORDS": "lutjax train lm --log-e",
+        "COMP_CWORD": "3",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert (ended.stdout, ended.stderr) == ("plain,--log-every\n", "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
