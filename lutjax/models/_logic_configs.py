@@ -47,7 +47,7 @@ class LogicClassifierConfig(Config):
       residual: initial preference for passing on the first input. It is the logit of that gate, or of table entries; deep
         networks need a larger one, and binary tables ignore it. Default: 2 for gates, 0 for tables.
       noise: initial standard deviation.
-      wiring: gate wiring: balanced, unique, butterfly, random, top-k, full or learnable. See `lutjax.layers.nnx.LogicGates`; the first layer
+      wiring: balanced, unique, butterfly, random, top-k, full or learnable. See `lutjax.layers.nnx.LogicGates`; the first layer
         may also read windows of an image, see `lutjax.wiring.Windows`. Several names separated by commas apply to the first layers, and the last
         name to all further layers, as in windows,balanced.
       candidates: candidate wires per input, for top-k and learnable wiring.
