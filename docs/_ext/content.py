@@ -158,7 +158,7 @@ def cli(_: str = "", __: str = "") -> str:
         for option in command.get_params(context):
             summary, _, details = getattr(option, "details", "").partition(". ")
             if details:
-                lines.append(f"- `{option.opts[0]}`: {summary}. {details}")
+                lines.append(f"- `{option.opts[0]}`: {summary[:1].upper()}{summary[1:]}. {details}")
         lines.append("")
         if isinstance(command, click.Group):
             for inner in command.list_commands(context):
