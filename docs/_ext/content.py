@@ -55,7 +55,7 @@ def support_legend(_: str = "", __: str = "") -> str:
     """Return the totals of the support matrix and the meanings of its words."""
     from lutjax.status import _report
 
-    legend = [f"- **{word}**: {meaning}." for word, meaning in _report.LEGEND.items()]
+    legend = [f"- {line}." for line in _report.legend_in_markdown()]
     return "\n".join(
         [*legend, "", f"{len(_recorded_cells())} cells: {_report.summary(_recorded_cells())}.", ""]
     )

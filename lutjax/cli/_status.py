@@ -92,8 +92,13 @@ def status(
             console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
         for table in _report.rich_tables(cells):
             console.print(table)
-        why_not = [*_report.not_installed(cells), *_report.reasons(cells)]
-        for title, lines in (("where", _report.remarks(cells)), ("why not", why_not)):
+        legend = [f"{word}: {meaning}" for word, meaning in _report.LEGEND.items()]
+        missing = [*_report.not_installed(cells), *_report.reasons(cells)]
+        for title, lines in (
+            ("legend", legend),
+            ("validation results", _report.remarks(cells)),
+            ("missing kernels", missing),
+        ):
             console.print(title)
             for line in lines:
                 console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)

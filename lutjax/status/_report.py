@@ -23,7 +23,7 @@ LEGEND = {
     "compiles": "libtpu compiles the kernel ahead of time, within the chip's memory; it has not run on a TPU",
     "lowers": "JAX lowers the kernel for the device; nothing has compiled it",
     "decomposed": "plain JAX runs the fused op as its component ops, which have their own rows",
-    "\\*": "before the last change to the kernel",
+    "*": "checked before the last change to the kernel",
     "—": "no kernel: the op runs in plain JAX",
 }
 """Meanings of the words in the tables."""
@@ -223,12 +223,17 @@ def markdown(cells: Iterable[Cell]) -> str:
         lines += ["", f"## {PLATFORMS[table.platform]}", "", table_in_markdown(table), ""]
         lines += [f"Dtypes: {'; '.join(table.dtypes)}."]
     for title, items in (
-        ("Legend", [f"**{word}**: {meaning}" for word, meaning in LEGEND.items()]),
+        ("Legend", legend_in_markdown()),
         ("Validation results", remarks(cells)),
         ("Missing kernels", reasons(cells)),
     ):
         lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
     return "\n".join([*lines, ""])
+
+
+def legend_in_markdown() -> list[str]:
+    """Return the legend in Markdown, without list markers."""
+    return ["**{}**: {}".format(word.replace("*", r"\*"), meaning) for word, meaning in LEGEND.items()]
 
 
 def table_in_markdown(table: PlatformTable) -> str:

@@ -141,7 +141,10 @@ def test_report():
     assert _report.summary(cells) == "1 runs here, 1 unsupported, 1 missing"
     assert _report.gaps(cells) == ["lookup forward, Pallas, GPU: missing: has no kernel yet (float32)"]
     assert _report.reasons(cells) == ["Pallas, TPU: because (lookup forward)"]
-    assert "| `lookup` | runs here |" in _report.markdown(cells)
+    page = _report.markdown(cells)
+    assert "| `lookup` | runs here |" in page
+    assert "\n- **validated**: outputs and gradients" in page
+    assert "\n- **\\***: checked before the last change" in page
     assert json.loads(_report.as_json(cells))["totals"] == {"runs here": 1, "unsupported": 1, "missing": 1}
 
 
