@@ -24,21 +24,19 @@ class Content(SphinxDirective):
 
 
 class SupportMatrix(Content):
-    """Support matrix, whose cells have a CSS class for the first word."""
+    """Support matrix, whose cells have a CSS class for their word."""
 
     def run(self) -> list[nodes.Node]:
         found = super().run()
-        for cell in (cell for node in found for cell in node.findall(nodes.entry)):
-            words = cell.astext().split()
-            if len(words) and isinstance(cell.parent.parent, nodes.tbody):
-                word = "none" if words[0] == "—" else words[0].rstrip("*").lower()
-                cell["classes"] += [
-                    "support",
-                    f"support-{word}",
-                    *(["support-older"] * words[0].endswith("*")),
-                ]
         for table in (table for node in found for table in node.findall(nodes.table)):
             table["classes"].append("support-matrix")
+            for row in (row for body in table.findall(nodes.tbody) for row in body):
+                for cell in row[1:]:  # after the op
+                    word = cell.astext().split()[0]
+                    name = "none" if word == "—" else word.rstrip("*")
+                    cell["classes"] += ["support", f"support-{name}"]
+                    if word.endswith("*"):
+                        cell["classes"].append("support-older")
         return found
 
 

@@ -349,6 +349,10 @@ def test_the_site_is_built_without_a_warning_and_everybody_can_read_it(tmp_path,
     assert len(pages) > len(SOURCES)
     wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
     assert {path: found for path, found in wrong.items() if found} == {}
+    cells = re.findall(r'<td class="support support-([\w -]+)"><p>(\w+)', (html / "status.html").read_text())
+    assert len(cells) > 80
+    assert all(classes.split()[0] == word for classes, word in cells)
+    assert ("validated", "validated") in cells
 
 
 @pytest.mark.slow
