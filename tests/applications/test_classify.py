@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from commands import command
+from small_runs import assert_resumes
 
 import lutjax
 from lutjax import _extras
@@ -977,15 +978,8 @@ def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result]
 
 @pytest.mark.slow
 def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    _, out, _ = finished
-    other = tmp_path / "run"
-    shutil.copytree(out, other)
-    shutil.rmtree(other / runs.FOLDER / "20")
-    result = command("train", "classify", "--resume", "--out", other)
-    assert "resumed after 10 steps" in result.output
-    (one, first), (two, second) = (classifier.load_model(folder) for folder in (out, other))
-    assert first == second
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), *map(models.arrays, (one, two))))
+    out, other = finished[1], tmp_path / "run"
+    assert_resumes("classify", out, other, last=20, before=10)
     assert (out / "report.json").read_text() == (other / "report.json").read_text()
 
 

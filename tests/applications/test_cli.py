@@ -24,6 +24,7 @@ import pytest
 import small_runs
 from click.testing import CliRunner, Result
 from commands import command
+from folders import contents
 from machine import needs_devices
 
 import lutjax
@@ -63,13 +64,6 @@ pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "fox.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
-    return path
-
-
-@pytest.fixture(scope="module")
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run that was never stopped. Not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "run"
@@ -79,10 +73,6 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def history(out: Path) -> dict:
     (latest,) = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name))[-1:]
     return json.loads((latest / "checkpoint.json").read_text())["meta"]["history"]
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
 
 def test_train(finished: tuple[Path, Result], text: Path) -> None:

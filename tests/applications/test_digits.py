@@ -16,6 +16,8 @@ from cases import slow
 from click.testing import Result
 from commands import command
 from flax import nnx
+from pytrees import equal
+from small_runs import assert_resumes
 
 import lutjax
 from lutjax.models import LogicClassifier, LogicClassifierConfig, PackedClassifier, packed
@@ -203,10 +205,6 @@ def trained(run: classifier.Run) -> models.State:
     return loop.run(run.advance, run.init(), first=0, steps=40)[0]
 
 
-def equal(a: object, b: object) -> bool:
-    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
-
-
 def test_training_learns_and_keeps_wires(run: classifier.Run, trained: models.State) -> None:
     before = run.init()
     assert equal(before.others, trained.others)
@@ -390,13 +388,8 @@ def test_the_command_trains(finished: tuple[Path, Path, Result]) -> None:
 def test_the_command_resumes_to_the_same_numbers(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
     path, out, _ = finished
     other = tmp_path / "run"
-    shutil.copytree(out, other)
-    shutil.rmtree(other / runs.FOLDER / "12")
-    result = command("train", "digits", "--resume", "--out", other)
-    assert "resumed after 6 steps" in result.output
-    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
-    assert record == again
-    assert equal(models.arrays(one), models.arrays(two))
+    assert_resumes("digits", out, other, last=12, before=6)
+    one, record = classifier.load_model(out)
     result = command("train", "digits", "--resume", "--out", other, "--data", path)
     assert "is finished: all 12 steps are done" in result.output
     wires = one.layers[1].wires

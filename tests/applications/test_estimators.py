@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from click.testing import Result
 from commands import command
 from flax import nnx
 from layer_libraries import Case, assert_libraries_agree, assert_refused
+from pytrees import equal
+from small_runs import assert_resumes
 
 import lutjax
 from lutjax import circuits
@@ -239,12 +240,6 @@ def images(n: int = 60, n_channels: int = 1) -> Samples:
     return Samples(x.reshape(n, -1).astype(np.float32), y.astype(np.int32), shape, "images")
 
 
-def assert_same(a: Any, b: Any) -> None:
-    for one, two in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        is_key = jnp.issubdtype(one.dtype, jax.dtypes.prng_key)
-        np.testing.assert_array_equal(*(jax.random.key_data(x) if is_key else x for x in (one, two)))
-
-
 LEARNED = classifier.TrainingConfig(
     steps=6,
     batch_size=20,
@@ -295,7 +290,7 @@ def test_learned_thresholds_resume_to_the_same_bits(run: classifier.Run, tmp_pat
     record = classifier.Record(run.config, run.training, runs.Source(None, 60, ""), {}, {}, runs.History())
     models.save(tmp_path, 2, half, record)
     resumed, _ = run.advance(models.restore(tmp_path, 2, run), 2, 4)
-    assert_same(whole, resumed)
+    assert equal(whole, resumed)
     loaded, _ = classifier.load_model(tmp_path)
     assert loaded.encoder.learnable
     assert loaded.encoder.widths.shape == (16,)
@@ -328,7 +323,7 @@ def test_learned_wires_resume_to_the_same_bits(wiring: str, estimator: str, tmp_
     chosen.append(wires(resumed))
     assert all((before != after).any() for before, after in itertools.pairwise(chosen))
     whole, _ = run.advance(run.init(), 0, 8)
-    assert_same(whole, resumed)
+    assert equal(whole, resumed)
 
 
 @pytest.mark.slow
@@ -351,12 +346,7 @@ def test_learned_wires_resume_by_the_command(tmp_path: Path) -> None:
     )
     result = command("train", "classify", "--data", tmp_path / "data.npz", *sizes, "--out", out)
     assert result.exit_code == 0, result.output
-    shutil.copytree(out, other)
-    shutil.rmtree(other / runs.FOLDER / "12")
-    assert "resumed after 8 steps" in command("train", "classify", "--resume", "--out", other).output
-    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
-    assert record == again
-    assert_same(models.arrays(one), models.arrays(two))
+    assert_resumes("classify", out, other, last=12, before=8)
     assert (out / "report.json").read_text() == (other / "report.json").read_text()
 
 
@@ -527,13 +517,7 @@ def test_trees_read_edges(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_trees_resume_to_the_same_bits(trees: tuple[Path, Path, Result], tmp_path: Path) -> None:
     _, out, _ = trees
-    other = tmp_path / "run"
-    shutil.copytree(out, other)
-    shutil.rmtree(other / runs.FOLDER / "6")
-    assert "resumed after 3 steps" in command("train", "classify", "--resume", "--out", other).output
-    (one, record), (two, again) = (classifier.load_model(folder) for folder in (out, other))
-    assert record == again
-    assert_same(models.arrays(one), models.arrays(two))
+    assert_resumes("classify", out, tmp_path / "run", last=6, before=3)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ import safetensors.numpy
 from cases import slow_among
 from example_circuits import random_circuit
 from flax import nnx
+from folders import contents
 from PIL import Image
 
 from lutjax import bundles, circuits, convert, load, save, tuning
@@ -498,11 +499,6 @@ def temporary() -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-def contents(folder: Path) -> Files:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 RUNS = {

@@ -12,6 +12,7 @@ import optax
 import pytest
 from cases import slow, slow_except
 from flax import nnx
+from small_runs import perturb
 
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.layers.nnx import Anchors
@@ -40,12 +41,7 @@ def model_of(**changes: Any) -> GPT:
 
 @functools.cache
 def parts_of(seed: int = 0, **changes: Any) -> Any:
-    model = GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(seed))
-    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
-        if isinstance(variable, nnx.Param):
-            noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
-            variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
-    return nnx.split(model)
+    return nnx.split(perturb(GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(seed)), seed))
 
 
 def tokens_of(*shape: int, seed: int = 0) -> jax.Array:

@@ -15,12 +15,13 @@ import pytest
 from commands import command
 from flax import nnx
 from folders import ROOT
+from small_runs import FOX, TEXT, perturb
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
 from lutjax.training import lm_runs, models, presets, runs
 from lutjax.training.lm import Run, TrainingConfig
-from lutjax.training.text import bigram_loss, split_text
+from lutjax.training.text import bigram_loss
 
 SMALL = GPTConfig(
     vocab_size=11,
@@ -40,12 +41,7 @@ SMALL = GPTConfig(
 @functools.cache
 def parts_of(**changes: Any) -> Any:
     """A model whose parameters are large enough for every part to show."""
-    model = GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(0))
-    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
-        if isinstance(variable, nnx.Param):
-            noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), i), variable.shape)
-            variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
-    return nnx.split(model)
+    return nnx.split(perturb(GPT(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(0))))
 
 
 def model_of(**changes: Any) -> GPT:
@@ -145,7 +141,6 @@ TRAINING = TrainingConfig(
     | {"steps": 12, "batch_size": 4, "learning_rate": 0.02, "table_optimizer": "same"}
 )
 ONE_LAYER = dataclasses.replace(CONFIG, n_layers=1, memory_layers=(0,))
-TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 
 
 @functools.cache
@@ -260,7 +255,7 @@ def test_comparison_in_equal_time(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    text.write_bytes(FOX)
     sizes = {
         "features": 8,
         "context": 8,

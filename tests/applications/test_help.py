@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from commands import command
+from small_runs import FOX
 
 from lutjax.cli import _run
 from lutjax.cli._flags import Command, FieldsCommand, Finite, by_options
@@ -142,7 +143,7 @@ def test_completion_does_not_import_jax() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_shown_defaults_are_those_of_a_new_run(kind: str, tmp_path: Path, without_typechecking: None) -> None:
     path = tmp_path / "fox.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    path.write_bytes(FOX)
     one = cli.commands["train"].commands[kind]  # type: ignore[attr-defined]
     helps = {str(param.name): param.help for param in one.get_params(click.Context(one))}
     n_shown = 0
@@ -191,7 +192,7 @@ def test_errors_name_the_option(
 ) -> None:
     """A value that a field's config refuses, or the command line before it: one line, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    Path("fox.txt").write_bytes(FOX)
     one = cli.commands["train"].commands[kind]  # type: ignore[attr-defined]
     assert isinstance(one, FieldsCommand)
     n_refused = 0
@@ -227,7 +228,7 @@ def test_runs_that_no_memory_holds_are_refused_at_once(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_typechecking: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    Path("fox.txt").write_bytes(FOX)
     monkeypatch.setattr(experiments, "_go_on", None)
     result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
     assert result.exit_code == 1
@@ -266,7 +267,7 @@ def test_numbers_that_are_too_large_are_refused_at_once(
 ) -> None:
     """Before anything is allocated, in one line that names the option, without a word of checkpoints."""
     monkeypatch.chdir(tmp_path)
-    Path("fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    Path("fox.txt").write_bytes(FOX)
     result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
     assert result.exit_code == 2, result.output
     last = result.output.splitlines()[-1]

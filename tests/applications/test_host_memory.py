@@ -22,6 +22,7 @@ from flax import nnx
 from folders import ROOT
 from jax.sharding import NamedSharding, PartitionSpec
 from machine import needs_devices
+from small_runs import MEMORY
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
@@ -31,17 +32,7 @@ from lutjax.training import experiments, host as training_on_host, hosts, lm_run
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)
-MODEL = GPTConfig(
-    features=16,
-    context=16,
-    n_layers=2,
-    n_heads=2,
-    feed_forward="dense",
-    memory=True,
-    memory_orders=(2, 3),
-    memory_rows=100,
-    memory_layers=(0, 1),
-)
+MODEL = MEMORY
 TRAINING = TrainingConfig(
     steps=9, batch_size=4, learning_rate=0.02, clip=1.0, optimizer="adamw", memory_weight_decay=0.1
 )

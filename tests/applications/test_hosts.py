@@ -226,13 +226,6 @@ LOST = "process 0: another process of this run ended or cannot be reached.*conti
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "fox.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
-    return path
-
-
-@pytest.fixture(scope="module")
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on one device that was never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"

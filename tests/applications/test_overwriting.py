@@ -9,6 +9,7 @@ from click.testing import Result
 from commands import command
 from example_circuits import life_circuit
 from exports import write
+from folders import contents
 
 from lutjax.circuits import c, deployment
 from lutjax.circuits.deployment import MANIFEST
@@ -26,10 +27,6 @@ KINDS = {"digits": Classifier, "classify": Classifier, "lm": LanguageModel, "ca"
 
 def message(result: Result) -> str:
     return " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # ------------------------------------------------------------------------------------- training

@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from commands import command
 from flax import nnx
+from small_runs import FOX, TEXT
 
 import lutjax
 from lutjax.layers.nnx import Quantized, Tables
@@ -20,12 +21,9 @@ from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm_runs, models, quantize, runs
 from lutjax.training.errors import RunError
 from lutjax.training.lm import ModelConfig, Run, TrainingConfig
-from lutjax.training.text import split_text
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
-DATA = b"the quick brown fox jumps over the lazy dog. " * 40
-TEXT = split_text(DATA, name="fox", context=8)
 CONFIG = GPTConfig(
     features=8,
     context=8,
@@ -61,7 +59,7 @@ def louder(path: Any, leaf: jax.Array) -> jax.Array:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose tables are read as they are deployed. Not to be changed."""
     path = tmp_path_factory.mktemp("trained")
-    (path / "fox.txt").write_bytes(DATA)
+    (path / "fox.txt").write_bytes(FOX)
     run = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
     state = run.init()
     state = state._replace(params=jax.tree.map_with_path(louder, state.params))
@@ -193,7 +191,7 @@ def test_reads_keep_their_number_of_ways() -> None:
 
 def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
-    other.write_bytes(DATA.upper())
+    other.write_bytes(FOX.upper())
     models.save(
         tmp_path / "dense",
         1,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import slow
 from flax import nnx
+from small_runs import perturb
 
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots, _slots
 
@@ -35,12 +36,7 @@ MODELS = pytest.mark.parametrize("name", CONFIGS)
 def model_of(name):
     """A model whose parameters are large enough for every part to show."""
     config = CONFIGS[name]
-    model = (GPT if isinstance(config, GPTConfig) else LUTTransformer)(config, rngs=nnx.Rngs(0))
-    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
-        if isinstance(variable, nnx.Param):
-            noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), i), variable.shape)
-            variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
-    return model
+    return perturb((GPT if isinstance(config, GPTConfig) else LUTTransformer)(config, rngs=nnx.Rngs(0)))
 
 
 def prompts_of(lengths=LENGTHS):

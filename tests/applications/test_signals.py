@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from small_runs import FOX
 
 from lutjax.training import loop
 
@@ -55,7 +56,7 @@ def main() -> None:
 def running(program: list[str], out: Path, cache: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own that has taken a step."""
     text = out.parent / "fox.txt"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    text.write_bytes(FOX)
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(cache),

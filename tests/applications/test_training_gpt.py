@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import command
+from pytrees import equal
+from small_runs import FOX, TEXT
 
 import lutjax
 from lutjax.models import GPTConfig
@@ -19,7 +21,7 @@ from lutjax.training.configs import Intervals
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.lm_config import MODELS
 from lutjax.training.models import State
-from lutjax.training.text import bigram_loss, split_text
+from lutjax.training.text import bigram_loss
 
 CONFIG = GPTConfig(
     features=8,
@@ -37,16 +39,11 @@ TRAINING = TrainingConfig(
     | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3, "validate": True}
     | {"warmup": 0.1, "table_optimizer": "same"}
 )
-TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
     return Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
-
-
-def equal(a: object, b: object) -> bool:
-    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
 
 
 def record_of(run: Run) -> lm_runs.Record:
@@ -267,7 +264,7 @@ WORDS = [
 @pytest.mark.usefixtures("compilation_cache_directory")
 def test_the_command(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    text.write_bytes(FOX)
     result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--validate", "--select-every", 4)
     assert result.exit_code == 0, result.output
     assert "test loss " in result.output

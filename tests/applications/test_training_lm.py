@@ -10,12 +10,14 @@ import optax
 import pytest
 from cases import slow
 from flax import nnx
+from pytrees import equal
+from small_runs import TEXT
 
 from lutjax.models import LUTTransformerConfig
 from lutjax.training import checkpoints, lm_runs, loop, models, optimizers, runs
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
-from lutjax.training.text import bigram_loss, split_text
+from lutjax.training.text import bigram_loss
 
 CONFIG = LUTTransformerConfig(
     features=8,
@@ -29,16 +31,11 @@ CONFIG = LUTTransformerConfig(
     ffn_anchors=3,
 )
 TRAINING = TrainingConfig(steps=12, batch_size=4)
-TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
     return Run(CONFIG, TRAINING, TEXT.train)
-
-
-def equal(a: object, b: object) -> bool:
-    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
 
 
 def record_of(run: Run) -> lm_runs.Record:

@@ -14,10 +14,10 @@ import pytest
 from commands import output
 from jax.sharding import AbstractMesh, PartitionSpec as P
 from machine import needs_devices
+from small_runs import FOX, TEXT
 
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, lm_runs, meshes, models, runs, tables
-from lutjax.training.text import split_text
 
 
 def of_tables(*detectors: int) -> dict[str, Any]:
@@ -147,7 +147,6 @@ def test_specs_of_the_state_of_an_optimizer() -> None:
     )
 
 
-TEXT = split_text(b"the quick brown fox jumps over the lazy dog. " * 40, name="fox", context=8)
 ROWS = 512
 """Rows of all tables, and of nothing else."""
 
@@ -217,7 +216,7 @@ CASES = [
 @pytest.mark.slow
 def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
     text, out = tmp_path / "fox.txt", tmp_path / "run"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    text.write_bytes(FOX)
     sizes = [
         "--context=8",
         "--features=12",

@@ -16,6 +16,7 @@ import pytest
 import tools
 from commands import command
 from flax import nnx
+from small_runs import FOX
 
 import lutjax
 from lutjax.circuits import detectors, language_model
@@ -547,7 +548,7 @@ def test_softmax_attention_is_refused() -> None:
 # ------------------------------------------------------------------------------------- runs
 @pytest.mark.slow
 def test_a_run_becomes_a_program(compiler: str, tmp_path: Path) -> None:
-    data = b"the quick brown fox jumps over the lazy dog. " * 40
+    data = FOX
     source = tmp_path / "fox.txt"
     source.write_bytes(data)
     text = split_text(data, name="fox", context=6)

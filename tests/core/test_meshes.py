@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import pytrees
 from cases import called_weights, ops, slow, slow_except
 from every_layer import CASES
 from flax import nnx
@@ -468,11 +469,6 @@ def derivatives(f, arguments):
     return f(arguments), tangents, jax.grad(total)(arguments)
 
 
-def assert_trees_close(what, found, want):
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
-        testing.assert_close(what + jax.tree_util.keystr(path), a, b, 2e-5)
-
-
 @pytest.mark.parametrize(
     ("op", "axis"),
     slow_except(
@@ -500,7 +496,7 @@ def test_reference_of_every_op(op, axis, mesh):
     want = jax.jit(lambda a: derivatives(called(reference, {}), a))(case.differentiable)
     with jax.set_mesh(mesh):
         found = jax.jit(lambda a, others: derivatives(called(reference, others), a))(on_mesh, fixed)
-        assert_trees_close(op, found, want)
+        pytrees.assert_close(op, found, want, 2e-5)
         if axis == "batch":
             function = lutjax.kernel_registry.function(op)
             of_op = jax.jit(lambda a, others: called(function, others)(a))(on_mesh, fixed)
@@ -516,7 +512,7 @@ def test_other_functions_of_the_reference(name, mesh):
     with jax.set_mesh(mesh):
         x = jax.device_put(X, NamedSharding(mesh, P("shards")))
         found = jax.jit(lambda x: derivatives(f, x))(x)
-    assert_trees_close(name, found, want)
+    pytrees.assert_close(name, found, want, 2e-5)
     spec = jax.typeof(found[0]).sharding.spec
     if name not in ("gate_coefficients", "soft_lut, features first"):
         assert spec[0] == "shards"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import pytrees
 from cases import slow
 from flax import linen, nnx
 from flax.training import train_state
@@ -23,14 +24,6 @@ FEATURES = 6
 SIZES = {"n_detectors": 4, "n_anchors": 3, "weights_init": jax.nn.initializers.normal(1.0)}
 X = np.random.default_rng(0).normal(size=(8, FEATURES)).astype(np.float32)
 TX = tables.Optimizer(tables.SGD(), 0.5, rest=optax.sgd(0.5), rates={"last/weights": 1.0})
-
-
-def assert_trees_close(actual, expected):
-    actual, expected = (jax.tree_util.tree_leaves_with_path(t) for t in (actual, expected))
-    for (path, a), (other, e) in zip(actual, expected, strict=True):
-        assert path == other
-        a, e = (jax.random.key_data(k) if jnp.issubdtype(k.dtype, jax.dtypes.prng_key) else k for k in (a, e))
-        assert_close(jax.tree_util.keystr(path), a, e)
 
 
 # ------------------------------------------------------------------------------------- NNX
@@ -75,9 +68,9 @@ def test_nnx_equals_its_own_training_with_dense_gradients():
     for _ in range(2):
         result, n_tables = step(model, optimizer, X)
         assert n_tables == 2
-        assert_trees_close(result, dense_step(expected, of_dense, X))
+        pytrees.assert_close("step", result, dense_step(expected, of_dense, X))
     # Parameters, and what the losses have changed beside: statistics of the norm, counts of the draws.
-    assert_trees_close(nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(expected)))
+    pytrees.assert_close("step", nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(expected)))
     assert np.any(model.norm.mean[...])
     assert int(model.dropout.rngs.count[...]) > 0
     assert isinstance(optimizer.state, tables.OptimizerState)
@@ -182,8 +175,8 @@ def test_linen_equals_its_own_training_with_dense_gradients():
     for _ in range(2):
         expected, others, value_of_dense = dense_step(expected, others, X)
         state, value = factored_step(state, X)
-        assert_trees_close(value, value_of_dense)
-    assert_trees_close((state.params, state.others), (expected.params, others))
+        pytrees.assert_close("step", value, value_of_dense)
+    pytrees.assert_close("step", (state.params, state.others), (expected.params, others))
     assert state.step == 2
     assert first.params["last"]["weights"].is_deleted()
     with pytest.raises(ValueError, match="the gradients have the structure"):

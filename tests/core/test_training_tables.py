@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import pytrees
 from cases import called_weights, slow_except
 from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -82,13 +83,6 @@ def to_dense(gradients):
     return jax.tree.map(lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored)
 
 
-def assert_trees_close(what, actual, expected, tolerance=None):
-    actual, expected = (jax.tree_util.tree_leaves_with_path(t) for t in (actual, expected))
-    for (path, a), (other, e) in zip(actual, expected, strict=True):
-        assert path == other
-        assert_close(f"{what}: {jax.tree_util.keystr(path)}", a, e, tolerance)
-
-
 def assert_trees_equal(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
@@ -110,7 +104,7 @@ def test_steps_equal_those_with_dense_gradients(rule):
         with jax.numpy_dtype_promotion("standard"):  # optax's Adam needs it
             actual, expected = step(actual[0], gradients, actual[1]), step(expected[0], of_dense, expected[1])
         if number in (0, len(BATCHES) - 1):
-            assert_trees_close(f"after {number + 1} steps", actual, expected, 2e-5)
+            pytrees.assert_close(f"after {number + 1} steps", actual, expected, 2e-5)
     assert actual[1].step == len(BATCHES)
 
 
@@ -201,12 +195,12 @@ def test_microbatches_equal_the_whole_batch():
         (mean, aux_of_parts), gradients = parts(params, batch)
         assert_close(f"{of}: value", mean, value)
         assert_close(f"{of}: aux", aux_of_parts, aux.reshape(4, -1))
-        assert_trees_close(of, to_dense(gradients), whole)
+        pytrees.assert_close(of, to_dense(gradients), whole)
         # One step, whose rows are moved by the sum over all parts.
         optimizer = tables.Optimizer(tables.RowMomentum(weight_decay=0.5), 0.05, tables=called_weights)
         state = optimizer.init(params)
         step = jax.jit(optimizer.apply)
-        assert_trees_close(of, step(params, gradients, state), step(params, whole, state))
+        pytrees.assert_close(of, step(params, gradients, state), step(params, whole, state))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -228,7 +222,7 @@ def test_dtypes_of_tables(dtype):
         expected = jax.jit(lambda: optimizer.apply(params, jax.grad(loss)(params), state))()
         assert actual[0]["weights"].dtype == jnp.dtype(dtype)
         # The dense gradient of a 16-bit table is rounded before it is squared.
-        assert_trees_close(dtype, actual, expected, 1e-12 if dtype == "float64" else 2**-7)
+        pytrees.assert_close(dtype, actual, expected, 1e-12 if dtype == "float64" else 2**-7)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +316,7 @@ def test_norms_are_those_of_dense_gradients(name):
     for limit, after in ((expected / 3, expected / 3), (2 * expected, expected)):
         clipped = jax.jit(tables.clip_by_global_norm)(gradients, limit)
         np.testing.assert_allclose(norm_of(clipped), after, rtol=1e-5)
-    assert_trees_close(
+    pytrees.assert_close(
         "direction",
         to_dense(tables.clip_by_global_norm(gradients, norm / 4)),
         jax.tree.map(lambda g: 0.25 * g, to_dense(gradients)),

@@ -1,5 +1,6 @@
 """Tests that need a GPU. All suites for a machine with one: `pytest -m gpu`."""
 
+import dataclasses
 import gc
 import time
 import weakref
@@ -11,6 +12,7 @@ import pytest
 from cases import ops
 from flax import nnx
 from machine import needs_gpu
+from small_runs import MEMORY
 
 import lutjax
 from lutjax import reads, testing
@@ -343,18 +345,7 @@ def test_layers_read_and_learn_as_when_the_cpu_reads(kind, monkeypatch):
     assert by_gpu[-1] < by_gpu[0]
 
 
-HOST_CONFIG = GPTConfig(
-    features=16,
-    context=16,
-    n_layers=2,
-    n_heads=2,
-    feed_forward="dense",
-    memory=True,
-    memory_orders=(2, 3),
-    memory_rows=100,
-    memory_layers=(0, 1),
-    memory_placement="host",
-)
+HOST_CONFIG = dataclasses.replace(MEMORY, memory_placement="host")
 
 
 def test_decoding_reads_as_when_the_cpu_reads(monkeypatch):

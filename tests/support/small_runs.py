@@ -1,13 +1,18 @@
-"""Folders of runs that were never trained, of each kind, and calls of their models."""
+"""Small texts, models and runs of each kind."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from commands import command
+from flax import nnx
+from pytrees import equal
 
 from lutjax.models import (
+    GPTConfig,
     LogicCA,
     LogicCAConfig,
     LogicClassifier,
@@ -16,8 +21,41 @@ from lutjax.models import (
     LUTTransformerConfig,
 )
 from lutjax.training import automaton, classifier, lm, lm_runs, models, runs
+from lutjax.training.text import split_text
 
+FOX = b"the quick brown fox jumps over the lazy dog. " * 40
+TEXT = split_text(FOX, name="fox", context=8)
+MEMORY = GPTConfig(
+    features=16,
+    context=16,
+    n_layers=2,
+    n_heads=2,
+    feed_forward="dense",
+    memory=True,
+    memory_orders=(2, 3),
+    memory_rows=100,
+    memory_layers=(0, 1),
+)
 HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
+
+
+def perturb(model: Any, seed: int = 0) -> Any:
+    """Add noise to the parameters of a new model, so that every part shows; return the model."""
+    for i, (_, variable) in enumerate(nnx.iter_graph(model)):
+        if isinstance(variable, nnx.Param):
+            noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
+            variable.set_value(variable[...] + 0.3 * noise.astype(variable.dtype))
+    return model
+
+
+def assert_resumes(kind: str, out: Path, other: Path, last: int, before: int) -> None:
+    """Resume a copy of a finished classifier run from the checkpoint before its last one, and compare both."""
+    shutil.copytree(out, other)
+    shutil.rmtree(other / runs.FOLDER / str(last))
+    assert f"resumed after {before} steps" in command("train", kind, "--resume", "--out", other).output
+    (one, first), (two, second) = (classifier.load_model(folder) for folder in (out, other))
+    assert first == second
+    assert equal(models.arrays(one), models.arrays(two))
 
 
 def saved(
