@@ -27,7 +27,7 @@ def varying_axes_of(aval: Any) -> frozenset[str]:
 
 
 def cast_varying(a: jax.Array, axes: Iterable[str]) -> jax.Array:
-    """`a` marked as varying over `axes` too. The transpose sums over them."""
+    """Return `a` marked as varying over `axes` too. The transpose sums over them."""
     missing = tuple(sorted(frozenset(axes) - varying_axes(a)))
     return jax.lax.pcast(a, missing, to="varying") if missing else a
 
@@ -44,7 +44,7 @@ def zeros_varying(like: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> 
 
 
 def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.ShapeDtypeStruct:
-    """The shape of an array that varies over `axes`: of what a kernel returns inside a `shard_map`."""
+    """Return the shape of an array that varies over `axes`: of what a kernel returns inside a `shard_map`."""
     axes = frozenset(axes)
     if not axes:
         return shape

@@ -114,7 +114,7 @@ def _is_working_directory(folder: Path) -> bool:
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Imports in this block that lack an optional package say how to install it.
+    """Name the extra to install when an import in this block lacks an optional package.
 
     Raises:
       ModuleNotFoundError: the package is missing.

@@ -219,7 +219,7 @@ def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
-    """The row and its neighbor, which has a share; `hard`: a share of the gradient alone."""
+    """Return the row and its neighbor, which has a share; `hard`: a share of the gradient alone."""
     main = 1 - share
     if hard:
         # A distance that is NaN is seen in the output.
@@ -433,7 +433,7 @@ def _scored(u: Sequence[jax.Array], scalars: Scalars, ways: int) -> _Scored:
 
 
 def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, jax.Array]:
-    """The sum of the distances, and that of the logarithms of their sigmoids."""
+    """Return the sum of the distances, and that of the logarithms of their sigmoids."""
     distances = [absolute(margin) for margin in u]
     beta = jnp.exp(scalars["log_beta"])
     # One logarithm: -log of the product of all 1 + exp(-beta m), of which 1 is left out to keep its digits.

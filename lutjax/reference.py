@@ -120,7 +120,7 @@ def _of_images(given: Arguments) -> PartitionSpec:
 
 
 def _of_features(given: Arguments) -> PartitionSpec:
-    """Samples as those of the inputs; features are whole."""
+    """Return samples as those of the inputs; features are whole."""
     first = given.get("feature_axis", -1) == 0
     spec = _meshes.spec_of(given["x"])
     return PartitionSpec(None, *spec[1:]) if first else PartitionSpec(*spec[:-1])
@@ -247,7 +247,7 @@ def _at_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Ar
 def _sum(
     values: jax.Array, axis: int | tuple[int, ...], dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """The sum of addends (section 7), in the given dtype."""
+    """Return the sum of addends (section 7), in the given dtype."""
     total = jnp.sum(values, axis).astype(dtype)
     if accumulate is None:
         return total
@@ -271,7 +271,7 @@ def lookup(
 def _sum_groups(
     values: jax.Array, groups: int | None, dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Sums over the detectors of each group, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
+    """Sum over the detectors of each group, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
     if groups is None:
         return _sum(values, -2, dtype, accumulate)
     *batch, n_detectors, n_outputs = values.shape
@@ -413,7 +413,7 @@ def scored_lut(
 
 
 def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPoint) -> jax.Array:
-    """The coefficients of a read, of which addends are made: the floats that section 7 defines to the bit."""
+    """Return the coefficients of a read, of which addends are made: the floats that section 7 defines to the bit."""
     u, scalars, keep = jax.lax.stop_gradient((u, dict(scalars), keep))
     coefficients = read(u, scalars, accumulate=accumulate)[1]
     return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
@@ -462,7 +462,7 @@ def _at_distance(values: jax.Array, distance: jax.Array, shape: tuple[int, ...])
 
 
 def _align(a: jax.Array, ndim: int) -> jax.Array:
-    """`a` with leading axes of size 1 up to `ndim`."""
+    """Return `a` with leading axes of size 1 up to `ndim`."""
     return a.reshape((1,) * (ndim - a.ndim) + a.shape)
 
 

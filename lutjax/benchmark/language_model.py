@@ -63,7 +63,7 @@ class Step:
 
 
 def layers(shape: LanguageModel) -> tuple[OfOp, ...]:
-    """The look-ups of a step, one by one."""
+    """Return the look-ups of a step, one by one."""
     c = LUTTransformerConfig()
 
     def dense(outputs: int) -> OfOp:

@@ -91,7 +91,7 @@ class Measurement:
         return jnp.dtype(self.dtype).itemsize
 
     def measure(self, **options: Any) -> Timing:
-        """Runs it; `options` are those of `lutjax.benchmark.measure.device_time`."""
+        """Run it; `options` are those of `lutjax.benchmark.measure.device_time`."""
         shape, row, dtype = self.shape, self.row, self.dtype
         with lutjax.use_implementation(_names(self.implementation)):
             if not isinstance(shape, OfOp):
@@ -119,7 +119,7 @@ def measurements(
     dtype: str = "float32",
     implementations: tuple[str, ...] = IMPLEMENTATIONS,
 ) -> Iterator[Measurement]:
-    """The measurements of a shape that can be made on the default device.
+    """Return the measurements of a shape that can be made on the default device.
 
     Args:
       shape: the shape to measure.
@@ -158,7 +158,7 @@ def kernels(shape: OfOp, row: str, implementation: str, dtype: str) -> Kernels:
 
 
 def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Direction]]:
-    """The calls of ops that a row makes on the default device, and in which directions."""
+    """Return the calls of ops that a row makes on the default device, and in which directions."""
     device = devices_of(())[0]
     for made in (made for made in calls(shape, dtype) if made.runs_on(device)):
         if row != UPDATE:
@@ -171,7 +171,7 @@ def requests(shape: OfOp, row: str, dtype: str) -> Iterator[tuple[Made, Directio
 
 @functools.cache
 def calls(shape: OfOp, dtype: str) -> tuple[Made, ...]:
-    """The calls of ops that the forward pass of a shape makes."""
+    """Return the calls of ops that the forward pass of a shape makes."""
     case = abstract(shape, dtype)
     args, options = given(case)
     return tuple(kernel_registry.calls_of(case.function or case.op, *args, **options))
@@ -199,7 +199,7 @@ def given(case: Case) -> tuple[Any, Any]:
 
 @functools.cache
 def abstract(shape: OfOp, dtype: str) -> Case:
-    """The case that is measured, with shapes and dtypes in place of arrays."""
+    """Return the case that is measured, with shapes and dtypes in place of arrays."""
     made: list[Case] = []
 
     def build() -> tuple[Arrays, Arrays]:
@@ -211,7 +211,7 @@ def abstract(shape: OfOp, dtype: str) -> Case:
 
 
 def _measured(shape: OfOp, dtype: str) -> Case:
-    """The case of a shape, with the sums that it asks for."""
+    """Return the case of a shape, with the sums that it asks for."""
     case = cases.of(shape.op).measured(shape.sizes, dtype)
     if shape.accumulate is None:
         return case
@@ -240,7 +240,7 @@ def arrays(shape: OfOp, dtype: str) -> Values:
 
 
 def output(case: Case, params: Arrays, constants: Arrays) -> jax.Array:
-    """The output of what is measured."""
+    """Return the output of what is measured."""
     (y,) = case.call(_function(case), {**params, **constants}).values()
     return jnp.asarray(y)
 
@@ -303,7 +303,7 @@ def arguments(shape: OfOp, row: str, dtype: str) -> tuple[Any, ...]:
 def _outputs_and_gradients(
     case: Case, params: Arrays, constants: Arrays, dy: Any
 ) -> tuple[jax.Array, dict[str, Any]]:
-    """The outputs, and gradients with those of the tables in factors."""
+    """Return the outputs, and gradients with those of the tables in factors."""
 
     def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
         y = output(case, params, constants)

@@ -29,7 +29,7 @@ FOOTER = (
 
 
 def csv_writer(file: TextIO) -> Callable[[Result], None]:
-    """Writes the names of the columns when called first, then a line; each reaches the file at once."""
+    """Write the names of the columns when called first, then a line; each reaches the file at once."""
     writer: csv.DictWriter[str] | None = None
 
     def write(result: Result) -> None:
@@ -145,7 +145,7 @@ _LIMIT, _CUDA = "limit: bytes that have to move / bandwidth of a copy", "CUDA ru
 
 
 def _time_axis(axes: Any, times: list[float]) -> None:
-    """A logarithmic axis with times as labels, as many as have room."""
+    """Return a logarithmic axis with times as labels, as many as have room."""
     low, high = min(times) / 2, max(times) * 1.5
     axes.set_xscale("log")
     axes.set_xlim(low, high)

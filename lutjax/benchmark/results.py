@@ -39,7 +39,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """The default device, with its bandwidth measured now."""
+        """Return the default device, with its bandwidth measured now."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return cls(jax.devices()[0].device_kind, copy_bandwidth(), date=today)
 
@@ -85,7 +85,7 @@ class Result:
         return recorded().get(key)
 
     def record(self) -> dict[str, Any]:
-        """A line of the CSV: times in seconds, sizes in bytes."""
+        """Return a line of the CSV: times in seconds, sizes in bytes."""
         measurement, timing, cuda = self.measurement, self.timing, self.cuda
         return {
             "shape": measurement.name,

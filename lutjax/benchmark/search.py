@@ -60,7 +60,7 @@ class Part:
         return jax.jit(self.prepare)(_values(self.shape, self.dtype))
 
     def launches(self) -> list[Asked]:
-        """The kernels that it launches."""
+        """Return the kernels that it launches."""
         with recorded() as asked:
             jax.eval_shape(self.run, *self.abstract())
         return asked
@@ -92,7 +92,7 @@ class Kernel:
 
 
 def kernels(measured: list[shapes.Measured], dtypes: tuple[str, ...]) -> list[Kernel]:
-    """The kernels that these shapes launch on the default device, each once for sizes that round to the same.
+    """Return the kernels that these shapes launch on the default device, each once for sizes that round to the same.
 
     Raises:
       NoKernelError: none; the message has the reason for every op.
@@ -158,7 +158,7 @@ def parts(shape: shapes.OfOp, dtype: str, reasons: dict[str, None] | None = None
 
 
 def _spec(made: Made, direction: Direction, device: Device, reasons: dict[str, None]) -> KernelSpec | None:
-    """The op's implementation in Triton."""
+    """Return the op's implementation in Triton."""
     op, request = made.call.op, made.request(direction, device)
     specs = [spec for spec in kernel_registry.candidates(op) if spec.platform == Platform.TRITON]
     why = {spec: spec.why_not(request) for spec in specs}
@@ -184,7 +184,7 @@ def _part(
     device: Device,
     needs: frozenset[str] = frozenset(),
 ) -> Part:
-    """The part of one of a shape's calls."""
+    """Return the part of one of a shape's calls."""
     function = functools.partial(spec.load(direction), device=device)
     case = measurements.abstract(shape, dtype)
 
@@ -300,7 +300,7 @@ def _does_not_run() -> tuple[type[Exception], ...]:
 
 
 def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float], together: int) -> Launch:
-    """The launch that no change of so many fields at once makes faster, from the best of some.
+    """Return the launch that no change of so many fields at once makes faster, from the best of some.
 
     All values of the fields are tried, the fastest is gone on with, then it is the turn of the next fields, until
     nothing improves.
@@ -326,7 +326,7 @@ def descend(starts: list[Launch], values: Fields, cost: Callable[[Launch], float
 
 
 def _fastest(best: Launch, others: list[Launch], cost: Callable[[Launch], float]) -> Launch:
-    """The fastest; the first unless another is clearly faster."""
+    """Return the fastest; the first unless another is clearly faster."""
     fastest = min([best, *others], key=cost)
     return fastest if cost(fastest) < cost(best) * (1 - _GAIN) else best
 

@@ -145,7 +145,7 @@ class Draw:
         call: Callable[..., Arrays],
         **options: Any,
     ) -> Case:
-        """The case of arrays that this drew; see `Case`."""
+        """Return the case of arrays that this drew; see `Case`."""
         return Case(
             self.op, self.shape, self.dtype.name, differentiable, fixed, axes, output_axes, call, **options
         )
@@ -168,7 +168,7 @@ class Draw:
         return jnp.asarray(self._rng.uniform(low, high, shape), self.dtype)
 
     def permutation(self, n: int) -> jax.Array:
-        """The integers below `n` in any order."""
+        """Return the integers below `n` in any order."""
         return jnp.asarray(self._rng.permutation(n), jnp.int32)
 
     def inputs(self, shape: tuple[int, ...]) -> jax.Array:
@@ -190,7 +190,7 @@ class Draw:
         return jnp.asarray(np.stack([a, b], -1).astype(np.int32))
 
     def detection(self, shape: tuple[int, ...], bits: int) -> Detection:
-        """A detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
+        """Return a detection of values of its own, as `lutjax.detect_signs` sees them; by numpy, without compiling anything."""
         values = np.asarray(self.inputs((*shape, bits))).astype(accumulator(self.dtype))
         if bits:
             closest = np.argmin(np.abs(values), -1)
@@ -218,17 +218,17 @@ class Detections:
         self._bits: dict[str, int] = {}
 
     def add(self, name: str, d: Detection, axes: Axes) -> None:
-        """Adds a detection."""
+        """Add a detection."""
         self.margins[f"{name}_margin"] = d.margin
         self.ids |= {f"{name}_index": d.index, f"{name}_flip": d.flip}
         self.axes |= {f"{name}_{part}": axes for part in ("index", "flip", "margin")}
         self._bits[name] = d.bits
 
     def of(self, name: str, a: Arrays) -> Detection:
-        """The detection of a name, made of the arrays of a call."""
+        """Return the detection of a name, made of the arrays of a call."""
         return Detection(a[f"{name}_index"], a[f"{name}_flip"], a[f"{name}_margin"], self._bits[name])
 
 
 def outputs_of_detection(d: Detection) -> Arrays:
-    """Outputs by name."""
+    """Return outputs by name."""
     return {"index": d.index, "flip": d.flip, "margin": d.margin}

@@ -24,7 +24,7 @@ def anchors_of(draw: Draw, s: Sizes) -> jax.Array:
 
 
 def inputs_of(draw: Draw, s: Sizes) -> jax.Array:
-    """Inputs of every group."""
+    """Return the inputs of every group."""
     groups = s.get("groups")
     shape = () if groups is None else (1 if s.get("shared") else groups,)
     return draw.inputs((s["batch"], *shape, s["inputs"]))

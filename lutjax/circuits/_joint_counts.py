@@ -73,7 +73,7 @@ class Joint:
         return self.gain() - _ALONE * sum(max(a.saved, 0) for a in self.addends)
 
     def with_addend(self, addend: Addend) -> "Joint | None":
-        """The sum with one more bit, None where that takes too many nodes."""
+        """Return the sum with one more bit, None where that takes too many nodes."""
         nodes = self.nodes + tuple(n for n in addend.nodes if n not in self.nodes)
         if len(nodes) > _INPUTS:
             return None
@@ -134,7 +134,7 @@ def _joined(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
 
 
 def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterator[Addend]:
-    """A bit as tables of nodes further and further down, while other gates do not read those between."""
+    """Return a bit as tables of nodes further and further down, while other gates do not read those between."""
     node, inverted = literal >> 1, literal & 1
     yield Addend(literal, (node,), 0b01 if inverted else 0b10, 0)
     nodes, table = builder.read(node)
@@ -156,7 +156,7 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
 
 
 def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
-    """Sums of bits with common inputs, each bit in one of them at most, those with the largest gain first."""
+    """Return sums of bits with common inputs, each bit in one of them at most, those with the largest gain first."""
     readers: dict[int, list[Addend]] = collections.defaultdict(list)
     for view in views:
         for node in view.nodes:
@@ -196,7 +196,7 @@ def _overlapping(views: Sequence[Addend]) -> Iterator[Joint]:
 
 
 def _threes(views: Sequence[Addend]) -> Iterator[Joint]:
-    """Sums of three gates of two inputs each, where that gains."""
+    """Return sums of three gates of two inputs each, where that gains."""
     left = sorted(views, key=lambda view: -view.saved)
     while len(left) > 2:
         joint: Joint | None = _NOTHING

@@ -237,7 +237,7 @@ class _Gates:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _table(products: tuple[Product, ...], n: int) -> int:
-    """The table over n inputs of a sum of products, the reverse of `truth.cubes`."""
+    """Return the table over n inputs of a sum of products, the reverse of `truth.cubes`."""
     table = 0
     for read, values in products:
         product = truth.FULL[n]

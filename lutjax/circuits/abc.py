@@ -202,7 +202,7 @@ _TO_ANDS = (
 
 
 def _placed(given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The file of a circuit in a form that ABC reads; files of other forms are read first."""
+    """Return the file of a circuit in a form that ABC reads; files of other forms are read first."""
     if not isinstance(given, Circuit):
         path = pathlib.Path(given).resolve()
         if path.suffix not in (".blif", ".aig", ".aag", ".json", ".v"):

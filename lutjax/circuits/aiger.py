@@ -132,7 +132,7 @@ class _File:
             raise ValueError(f"aiger.read: {what} is {line[:40]!r}; expected text.") from None
 
     def number(self, what: str) -> int:
-        """A number of the binary form: groups of 7 bits, the lowest first."""
+        """Return a number of the binary form: groups of 7 bits, the lowest first."""
         number = shift = 0
         while True:
             if self.at >= len(self.data):

@@ -96,7 +96,7 @@ class Graph:
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
     def two(self, a: int, b: int, table: int) -> int:
-        """A table of two literals."""
+        """Return a table of two literals."""
         if table in (0b0110, 0b1001):
             return self.difference(a, b) ^ (table & 1)
         if table in (0b1010, 0b0101):
@@ -112,7 +112,7 @@ class Graph:
         return self.conjunction(a ^ (~at & 1), b ^ (~at >> 1 & 1)) ^ inverted
 
     def table(self, literals: Sequence[int], table: int) -> int:
-        """A table of literals, as `_cheapest` takes it apart."""
+        """Return a table of literals, as `_cheapest` takes it apart."""
         n = len(literals)
         kind, i, j, first, second = _cheapest(table, n)[1]
         if kind == "constant":
@@ -135,7 +135,7 @@ class Graph:
         return self.disjunction(self.conjunction(x, high), self.conjunction(x ^ 1, low))
 
     def compact(self, outputs: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """The nodes on which the outputs depend, counted anew, and the outputs."""
+        """Return the nodes on which the outputs depend, counted anew, and the outputs."""
         needed = alive(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
         new = list(range(self.first))
         count = itertools.count(self.first)
@@ -187,7 +187,7 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
-    """The table of inputs i < j, and the table over the other inputs and then that one, if there are such two."""
+    """Return the table of inputs i < j, and the table over the other inputs and then that one, if there are such two."""
     low = truth.LOW[n][i] & truth.LOW[n][j]
     quarters = [table >> (((a & 1) << i) + ((a >> 1) << j)) & low for a in range(4)]
     zero = quarters[0]

@@ -148,7 +148,7 @@ def _at_once(lut: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, int] | None]:
-    """The tables that it takes until every column has one bit, and the first step."""
+    """Return the tables that it takes until every column has one bit, and the first step."""
     if not heights:
         return 0, None
     if heights[0] < 2:
@@ -336,7 +336,7 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
 
 
 def _first_largest(builder: Builder, rows: Sequence[list[Literal]], bits: int) -> list[Literal]:
-    """The first of up to three rows whose first bits are the largest number."""
+    """Return the first of up to three rows whose first bits are the largest number."""
     if len(rows) == 1:
         return rows[0]
     if len(rows) == 2:

@@ -184,7 +184,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """Number, words and comment of each line; a line that ends in a backslash goes on in the next."""
+    """Yield number, words and comment of each line; a line that ends in a backslash goes on in the next."""
     words: list[str] = []
     start = None
     for number, line in enumerate(text.splitlines(), 1):

@@ -351,14 +351,14 @@ def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
 
 
 def _pack(bits: np.ndarray) -> np.ndarray:
-    """Samples of uint8 0 and 1 ``[rows, samples]`` as uint64 ``[rows, words]``, whatever the byte order of the machine."""
+    """Return samples of uint8 0 and 1 ``[rows, samples]`` as uint64 ``[rows, words]``, whatever the byte order of the machine."""
     octets = np.packbits(bits, axis=1, bitorder="little")
     octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
     return np.ascontiguousarray(octets).view("<u8").astype(np.uint64)
 
 
 def _unpack(words: np.ndarray, n_samples: int) -> np.ndarray:
-    """The reverse of `_pack`."""
+    """Return the reverse of `_pack`."""
     octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
     return np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
 

@@ -263,14 +263,14 @@ def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> 
 
 
 def _free(prefix: str, names: Sequence[str]) -> str:
-    """A prefix for names of our own: none of the ports has a name of it and digits."""
+    """Return a prefix for names of our own: none of the ports has a name of it and digits."""
     while any(re.fullmatch(rf"{prefix}\d*(_\w*)?", name) for name in names):
         prefix += "_"
     return prefix
 
 
 def _stages(circuit: Circuit, registers: int) -> Sequence[int]:
-    """Number of registers on the way from the inputs to each node."""
+    """Return the number of registers on the way from the inputs to each node."""
     return [max(0, (level - 1) // registers) if registers else 0 for level in circuit.levels]
 
 

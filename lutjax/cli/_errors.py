@@ -20,7 +20,7 @@ class Commands(click.Group):
     """A group of commands whose errors are one line and a status that is not 0, where the machine or a run is at fault."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the command line. What the terminal has no character for, such as a part of a path that is no text, is printed escaped."""
+        """Run the command line. What the terminal has no character for, such as a part of a path that is no text, is printed escaped."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
@@ -34,7 +34,7 @@ class Commands(click.Group):
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command that was asked for."""
+        """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:

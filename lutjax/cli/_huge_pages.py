@@ -16,7 +16,7 @@ huge_pages_option = click.option(
 
 
 def restart_with_huge_pages() -> None:
-    """Replaces the process by the same command with huge pages for its memory, and says so.
+    """Replace the process by the same command with huge pages for its memory, and say so.
 
     Rows of large tables lie all over the memory, and finding them costs a CPU as much as reading them; larger pages
     are found faster. glibc reads its settings when a process starts, so there is no way but to start again. Does

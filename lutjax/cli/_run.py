@@ -344,7 +344,7 @@ def _check_new(out: Path, kind: "type[Experiment]") -> None:
 
 @contextmanager
 def usage_errors(source: type[ValueError], option: str) -> Iterator[None]:
-    """A value that a config refuses is bad usage, and so are data that cannot be used."""
+    """Report a value that a config refuses, and unusable data, as bad usage."""
     try:
         yield
     except FolderError:
@@ -416,7 +416,7 @@ class UntilClosed:
 
 
 def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
-    """Shows a run on a terminal, or in lines where there is none.
+    """Show a run on a terminal, or in lines where there is none.
 
     Args:
       again: the command that goes on with it.
@@ -465,5 +465,5 @@ def _terminal(out: Path, tensorboard: bool, again: str) -> Any:
 
 
 def command(*words: str) -> str:
-    """A command of lutjax as a shell takes it."""
+    """Return a command of lutjax as a shell takes it."""
     return shlex.join(["lutjax", *words])

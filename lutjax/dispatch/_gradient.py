@@ -29,7 +29,7 @@ from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
 
 def _mark(needs: tuple[bool, ...]) -> jax.Array:
-    """An empty array whose shape says which arguments are differentiated; see `_marked`."""
+    """Return an empty array whose shape says which arguments are differentiated; see `_marked`."""
     return jnp.zeros((0, sum(need << i for i, need in enumerate(needs)) + 1), jnp.int8)
 
 
@@ -40,7 +40,7 @@ def _marked(mark: jax.Array, n: int) -> tuple[bool, ...]:
 
 
 def _outline(a: jax.Array) -> jax.Array:
-    """An empty array that keeps the shape of `a`, behind an axis of length 0, its dtype and the mesh axes it varies over."""
+    """Return an empty array that keeps the shape of `a`, behind an axis of length 0, its dtype and the mesh axes it varies over."""
     return _compat.cast_varying(jnp.zeros((0, *a.shape), a.dtype), _compat.varying_axes(a))
 
 
@@ -145,7 +145,7 @@ def differentiable(plan: Plan, tapped: bool) -> Callable[..., Any]:
 
 
 def _known_after(cotangents: tuple[Any, ...], axes: frozenset[str], has_rules: bool) -> jax.Array:
-    """The dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
+    """Return the dependency token: a scalar that depends on every cotangent, and varies over these mesh axes."""
     element = _some_element if has_rules else first_element
     leaves = [a for a in jax.tree.leaves(cotangents) if a.size]
     total = sum((element(a).astype(jnp.float32) for a in leaves), jnp.float32(0))
@@ -163,7 +163,7 @@ def _some_element_of_each(size: int, mapped: Any, a: jax.Array) -> tuple[jax.Arr
 def _sum_over_devices(
     ct: jax.Array, axes: tuple[str, ...], dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """A kernel's cotangent in the dtype of its argument, summed over the mesh axes that only other arguments vary over.
+    """Return a kernel's cotangent in the dtype of its argument, summed over the mesh axes that only other arguments vary over.
 
     That sum is the transpose of their common cast. It is made here because integers must be summed before they
     are divided.

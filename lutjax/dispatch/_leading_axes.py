@@ -23,7 +23,7 @@ def batch_shape(ranks: Ranks, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def folded(call: Call, cotangent: jax.Array) -> tuple[Any, jax.Array]:
-    """The call of an op and the cotangent of its output as kernels get them."""
+    """Return the call of an op and the cotangent of its output as kernels get them."""
     ranks = (*call.ranks(), rank_of_output(call.ranks()))
     args = (*call.prepared().values(), cotangent)
     *values, cotangent = fold(ranks, args, batch_shape(ranks, args))
@@ -46,7 +46,7 @@ def fold(ranks: Ranks, args: tuple[Any, ...], batch: tuple[int, ...]) -> tuple[A
 
 
 def shapes_of_kernel(call: Call, feature_axis: int) -> Call:
-    """The call with shapes in place of arrays, as kernels get it with one batch axis: by it an implementation is chosen."""
+    """Return the call with shapes in place of arrays, as kernels get it with one batch axis: by it an implementation is chosen."""
     n = 0 if call.features_first else math.prod(batch_shape(call.ranks(), call.values()))
 
     def shape(a: jax.Array, rank: int) -> jax.Array | jax.ShapeDtypeStruct:

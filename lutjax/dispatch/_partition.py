@@ -237,7 +237,7 @@ def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
     starts = np.array([[s.start or 0 for s in parts[device]] for device in mesh.devices.flat], int)
 
     def place(n: int, starts: np.ndarray) -> Place:
-        """The axes of an axis of `n` elements, whose parts on the devices begin there if it had an element for each device."""
+        """Return the axes of an axis of `n` elements, whose parts on the devices begin there if it had an element for each device."""
         along = {i: int(starts.take(1, i).flat[0]) for i, size in enumerate(starts.shape) if size > 1}
         axes = sorted((i for i, step in along.items() if step), key=lambda i: -along[i])
         sizes = [mesh.devices.shape[i] for i in axes]
@@ -296,7 +296,7 @@ def on_part(
     local = tuple((name, count if name == "groups" else value) for name, value in options)
 
     def axis_of(name: str, shape: tuple[int, ...]) -> int | None:
-        """The axis of groups, of an array that has all of them."""
+        """Return the axis of groups, of an array that has all of them."""
         for i, letter in enumerate(letters[name]):
             if letter == "go" or (letter in ("g", "h") and shape[i] == n_groups):
                 return i

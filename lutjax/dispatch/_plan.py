@@ -120,7 +120,7 @@ def choose(
     cotangent: Any = None,
     step: Step | None = None,
 ) -> Choice:
-    """An implementation for each device; for some of several, if the others have none.
+    """Return an implementation for each device; for some of several, if the others have none.
 
     Only one of several devices will run the call: a forced implementation need not fit them all.
     """

@@ -175,7 +175,7 @@ def compiled(plan: Plan, *, tapped: bool = False, feature_axis: int = -1) -> Cal
 
     @functools.cache
     def function_of(over: Over) -> Callable[..., Any]:
-        """The op with a batch axis in front."""
+        """Return the op with a batch axis in front."""
         of_part = plan.replace(over=over)
         if op.differentiable:
             return differentiable(of_part, tapped)
@@ -268,7 +268,7 @@ def _lacks_elements(arrays: Any, plan: Plan) -> bool:
 def _jitted(
     function: Callable[..., Any], on_explicit_axes: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
-    """A jitted function that a profile shows by its name.
+    """Return a jitted function that a profile shows by its name.
 
     `on_explicit_axes` takes its place where arrays lie on a mesh with explicit axes.
     """

@@ -130,7 +130,7 @@ class Call:
     @classmethod
     @functools.cache
     def letters(cls) -> dict[str, tuple[str, ...]]:
-        """A letter for each axis of each array, by its name, and of the ``output``, as kernels get them; empty if nothing is said."""
+        """Return a letter for each axis of each array, by its name, and of the ``output``, as kernels get them; empty if nothing is said."""
         if cls.output is None:
             return {}
 
@@ -145,7 +145,7 @@ class Call:
         return {**found, "output": with_batch(cls.output)}
 
     def of_part(self: C, index: Any) -> C:
-        """The call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
+        """Return the call as a device runs it that has a part of the detectors, the part with this number: what numbers them begins at 0 there."""
         return self
 
     @property
@@ -159,37 +159,37 @@ class Call:
         return tuple(f.name for f in cls._fields() if "static" in f.metadata)
 
     def values(self) -> tuple[Any, ...]:
-        """The arrays, in the order of their names."""
+        """Return the arrays, in the order of their names."""
         return tuple([getattr(self, name) for name in self.arrays()])
 
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """The static options with their names."""
+        """Return the static options with their names."""
         return tuple([(name, getattr(self, name)) for name in self._options()])
 
     @classmethod
     def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:
-        """The call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
+        """Return the call of `values` and `options`. Transformations put placeholders where the arrays are: none is looked at."""
         call = object.__new__(cls)
         call.__dict__.update(zip(cls.arrays(), arrays, strict=True))
         call.__dict__.update(options)
         return call
 
     def replace(self: C, **changes: Any) -> C:
-        """The call with other values of some fields; unlike those of a constructor they may be placeholders."""
+        """Return the call with other values of some fields; unlike those of a constructor they may be placeholders."""
         call = object.__new__(type(self))
         call.__dict__.update(self.__dict__, **changes)
         return call
 
     def by_rows(self) -> "Call":
-        """The call with a table ``[T, R, ...]``, whose values do not matter, that reads the same rows."""
+        """Return the call with a table ``[T, R, ...]``, whose values do not matter, that reads the same rows."""
         return self
 
     def prepared(self: C) -> C:
-        """The call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
+        """Return the call as kernels get it: what every kernel would do to an array first. Runs inside the compiled op."""
         return self
 
     def residuals(self: C, outputs: Any) -> C:
-        """The call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
+        """Return the call as the backward pass gets it: what it needs is kept, other arrays may be left out (None)."""
         return self
 
 

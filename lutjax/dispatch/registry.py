@@ -990,7 +990,7 @@ class KernelRegistry:
                 yield spec, spec.why_not(request) or spec.why_later(request)
 
     def _missing(self, op: str) -> list[KernelSpec]:
-        """Implementations of packages that are not installed."""
+        """Return the implementations of packages that are not installed."""
         return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:

@@ -278,7 +278,7 @@ class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
         return 1 if self.sum_heads else self.heads
 
     def _arrays_of_layer(self) -> tuple[Variable, ...]:
-        """The variables but for the scalars of the read."""
+        """Return the variables but for the scalars of the read."""
         n_tables, width, outputs = self.heads * self.tables, self.width, self.outputs
         assert width is not None
         assert outputs is not None

@@ -13,7 +13,7 @@ class WithCircuit:
     def circuit(
         self, *, inputs: str | Format | Columns = "bits", outputs: str | None = None, **options: Any
     ) -> Circuit:
-        """The hard network as a circuit, outside of JAX. It does not follow later changes of this model.
+        """Return the hard network as a circuit, outside of JAX. It does not follow later changes of this model.
 
         A tree becomes as many gates as it has at all places; `LogicTreeNetConfig.n_gates_at_places` counts them all before
         anything is built.

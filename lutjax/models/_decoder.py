@@ -77,7 +77,7 @@ class Decoder(nnx.Module):
         return self.unembed(hidden).astype(hidden.dtype)
 
     def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
-        """The vectors of tokens."""
+        """Return the vectors of tokens."""
         _check_tokens(type(self).__name__, tokens)
         return _meshes.rows(self._vectors(), jnp.asarray(tokens))
 

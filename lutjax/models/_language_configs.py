@@ -297,7 +297,7 @@ class LUTTransformerConfig(Config):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LUTTransformerConfig":
-        """The config that `to_dict` made these fields of.
+        """Return the config that `to_dict` made these fields of.
 
         Raises:
           ValueError: a field is unknown or missing.

@@ -120,7 +120,7 @@ class LogicCA(nnx.Module):
         return same
 
     def circuit(self, **options: Any) -> Circuit:
-        """The hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
+        """Return the hard rule of one cell as a circuit, outside of JAX. It does not follow later changes of this model.
 
         `lutjax.circuits.step_automaton` runs it on a grid.
 
@@ -192,7 +192,7 @@ class LogicCA(nnx.Module):
         deterministic: bool = False,
         keep_every: int = 1,
     ) -> Shaped[jax.Array, "*batch height width channels"]:
-        """The state after some steps.
+        """Return the state after some steps.
 
         Args:
           state: numbers from 0 to 1, or bits.
@@ -341,7 +341,7 @@ def run_soft(
     keep_every: int = 1,
     states: bool = False,
 ) -> Float[jax.Array, "*states channels batch height width"]:
-    """The soft automaton, channels first. Its gradient keeps states alone and computes steps again.
+    """Run the soft automaton, channels first. Its gradient keeps states alone and computes steps again.
 
     Args:
       config: config of the automaton.
@@ -488,7 +488,7 @@ def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Arr
 
 
 def _shifted(config: LogicCAConfig, state: Array) -> list[jax.Array]:
-    """The eight neighbors of every cell."""
+    """Return the eight neighbors of every cell."""
     height, width = state.shape[-2:]
     mode = "wrap" if config.periodic else "constant"
     padded = jnp.pad(state, ((0, 0), (0, 0), (1, 1), (1, 1)), mode=mode)
@@ -512,7 +512,7 @@ def run_hard(
     *,
     states: bool = False,
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
-    """The hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs.
+    """Run the hard automaton, channels first: bits in, bits out; 32 cells of a row are a word while it runs.
 
     Args:
       config: config of the automaton.
@@ -558,7 +558,7 @@ def run_tables(
     *,
     states: bool = False,
 ) -> Shaped[jax.Array, "*states channels batch height width"]:
-    """The hard automaton of layers of any sizes, of which the last has a gate for each channel; see `run_hard`.
+    """Run the hard automaton of layers of any sizes, of which the last has a gate for each channel; see `run_hard`.
 
     Args:
       config: has its channels, the number of layers of perception, the edge and the rate of updates.

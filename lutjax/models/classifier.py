@@ -111,7 +111,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
         return jnp.moveaxis(votes, 0, -1)
 
     def packed(self) -> PackedClassifier:
-        """The hard network on 32 samples a word. It does not follow later changes of this model."""
+        """Return the hard network on 32 samples a word. It does not follow later changes of this model."""
         return pack(self)
 
     def _circuit(
@@ -130,7 +130,7 @@ class LogicClassifier(WithCircuit, nnx.Module):
 
 
 def pack(classifier: LogicClassifier) -> PackedClassifier:
-    """The hard network of a classifier as it is now, on 32 samples a word.
+    """Return the hard network of a classifier as it is now, on 32 samples a word.
 
     Source: docs/logic.md, section 7.
     """

@@ -194,7 +194,7 @@ class GPT(Decoder):
                     take(name, own.memory, other.memory)
 
     def init_cache(self, batch_shape: tuple[int, ...]) -> None:
-        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
+        """Make empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``."""
         n = math.prod(batch_shape)
         self.cache_index = nnx.Cache(jnp.int32(0))
         self.cached_lengths = nnx.Cache(jnp.zeros((n,), jnp.int32))

@@ -206,7 +206,7 @@ def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _of_samples(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Samples in blocks, ``[blocks, 32 * words, F]``."""
+    """Return samples in blocks, ``[blocks, 32 * words, F]``."""
     # Two loops, because XLA would encode a bit anew for each gate that reads it.
     words = jax.lax.map(functools.partial(_encode, packed), x)
     # Putting sample 32 w + j of a block into bit j of word w is expensive: it holds sample W j + w.
@@ -231,7 +231,7 @@ def _blocks(n_words: int) -> tuple[int, int]:
 
 
 def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
-    """Samples ``[32 W, F]`` as words ``[bits, W]``: sample ``W j + w`` is bit j of word w."""
+    """Return samples ``[32 W, F]`` as words ``[bits, W]``: sample ``W j + w`` is bit j of word w."""
     x = x.T.reshape(x.shape[1], 1, 32, -1)
     words = jnp.uint32(0)
     for place in range(32):
@@ -281,7 +281,7 @@ def classes_of_bits(words: jax.Array, n_classes: int) -> jax.Array:
 
 
 def _sums_of_bits(words: jax.Array) -> jax.Array:
-    """Sums over the rows of words, bit by bit: uint32 ``[k, rows, W]`` -> ``[4, 8, k, W]``, of bit 8 i + j at [i, j].
+    """Sum over the rows of words, bit by bit: uint32 ``[k, rows, W]`` -> ``[4, 8, k, W]``, of bit 8 i + j at [i, j].
 
     Rows are added in fields of 4 bits, these sums in fields of 8 bits, and what does not fit there as whole words.
     """
@@ -301,7 +301,7 @@ def _sums_of_bits(words: jax.Array) -> jax.Array:
 
 
 def _add_rows(arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
-    """Sums over axis 1 of several arrays, in one pass."""
+    """Sum over axis 1 of several arrays, in one pass."""
     zeros = (jnp.uint32(0),) * len(arrays)
     added = jax.lax.reduce(
         tuple(arrays), zeros, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), (1,)

@@ -160,7 +160,7 @@ class LUTTransformer(Decoder):
                     cache[...] = cache[...].at[target].set(cache[...][source])
 
     def init_cache(self, batch_shape: tuple[int, ...], *, blocks: tuple[int, int] | None = None) -> None:
-        """Makes empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
+        """Make empty caches (`nnx.Cache`) for texts of this batch shape, for calls with ``decode=True``.
 
         Of earlier tokens they keep the ids of rows, where attention is ``"concatenated"``: one byte for each detector of up to 8 anchor pairs. With
         the memory ``"counts"`` they keep how many tokens had each row.

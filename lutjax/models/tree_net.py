@@ -123,7 +123,7 @@ class LogicTreeNet(WithCircuit, nnx.Module):
         return jnp.moveaxis(self.votes(y), 0, -1)
 
     def packed(self) -> "PackedTreeNet":
-        """The hard network on 32 samples a word. It does not follow later changes of this model."""
+        """Return the hard network on 32 samples a word. It does not follow later changes of this model."""
         trees = [layer.spec.hard(layer._arrays()) for layer in self.trees]
         gates = [layer.truth_tables() for layer in self.gates]
         return PackedTreeNet(

@@ -30,7 +30,7 @@ def lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """A fully connected layer of look-up tables: `lutjax.detect`, then `lutjax.lookup`.
+    """Apply a fully connected layer of lookup tables: `lutjax.detect`, then `lutjax.lookup`.
 
     Definition::
 
@@ -97,7 +97,7 @@ def sparse_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """A sparsely connected layer of look-up tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
+    """Apply a sparsely connected layer of lookup tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
 
     Definition::
 

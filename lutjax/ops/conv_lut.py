@@ -42,7 +42,7 @@ def conv_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
-    """A convolution of look-up tables: `lutjax.lut` on every window of an image, with the same tables everywhere.
+    """Apply a convolution of lookup tables: `lutjax.lut` on every window of an image, with the same tables everywhere.
 
     Windows are never copied: an anchor at a place is a value of the image, and detectors of all places read the image itself.
 

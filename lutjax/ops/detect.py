@@ -47,7 +47,7 @@ def detect(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Detection:
-    """Compares pairs of inputs: the bits address a row, the closest comparison carries the gradient.
+    """Compare pairs of inputs: the bits address a row, the closest comparison carries the gradient.
 
     Detector ``t`` computes ``delta_r = x[a_r] - x[b_r]`` for its ``C`` anchor pairs. Bit ``r`` of the index is
     ``delta_r > 0``; the margin is the delta of the first pair with the smallest ``|delta|``, and ``flip`` its bit.

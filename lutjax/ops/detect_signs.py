@@ -38,7 +38,7 @@ class DetectSigns(Call, op="detect_signs", output=""):
 def detect_signs(
     positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0, implementation: Implementation = None
 ) -> Detection:
-    """The detection of values that are deltas themselves: bit = value > 0.
+    """Detect values that are deltas themselves: bit = value > 0.
 
     Attention reads its trained positions so.
 

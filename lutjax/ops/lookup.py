@@ -41,7 +41,7 @@ def lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sums the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
+    """Sum the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
 
     Rows do not change continuously, so the gradient of a margin is a surrogate: what the sum would lose if the closest
     comparison changed, times the *surrogate derivative*, which is large where that comparison is close.

@@ -120,7 +120,7 @@ def lookup_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
-    """Sums, for each query, a row for every earlier key and every detector.
+    """Sum, for each query, a row for every earlier key and every detector.
 
     The row of a pair at distance ``d = query place - key place - 1`` puts bits side by side,
     ``query.index << (key.bits + N) | key.index << N | position.index[d]``, and

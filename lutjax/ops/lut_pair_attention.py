@@ -115,7 +115,7 @@ def lut_pair_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
-    """Sums, for each query, the row that a detection of every pair with an earlier key addresses.
+    """Sum, for each query, the row that a detection of every pair with an earlier key addresses.
 
     For a query ``j``, an earlier key ``i`` and detector ``t``, the vector ``z = [x[i], x[j], positions[d, t]]``
     with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``. Detections are computed

@@ -41,7 +41,7 @@ def margins(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any detectors comparisons"]:
-    """Compares pairs of inputs and returns every difference, where `lutjax.detect` keeps the closest.
+    """Compare pairs of inputs and return every difference, where `lutjax.detect` keeps the closest.
 
     Definition, for one sample; ``du`` is the cotangent of ``u`` and ``dx`` that of ``x``::
 

@@ -85,7 +85,7 @@ def packed_lut(
 def pack_bits(
     bits: Num[Array, "features samples"] | Bool[Array, "features samples"],
 ) -> UInt32[jax.Array, "features words"]:
-    """Samples as bits of words.
+    """Return samples as bits of words.
 
     Definition::
 
@@ -115,7 +115,7 @@ def pack_bits(
 def unpack_bits(
     words: UInt32[Array, "features words"], n_samples: int
 ) -> Bool[jax.Array, "features {n_samples}"]:
-    """The samples of words, the reverse of `pack_bits`.
+    """Return the samples of words, the reverse of `pack_bits`.
 
     Definition::
 

@@ -13,7 +13,7 @@ from lutjax.ops import _checks
 def scale_gradient(
     x: Float[Array, "*shape"], factor: Scalar | Num[Array, "..."]
 ) -> Float[jax.Array, "*shape"]:
-    """The identity, with its cotangent times `factor`.
+    """Return the input unchanged, and scale its cotangent by `factor`.
 
     Scales a layer's learning rate without touching what flows through it: ``lookup(scale_gradient(weights, f), d)``
     scales the table's gradient and leaves the margin's alone.

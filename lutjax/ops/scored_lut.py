@@ -69,7 +69,7 @@ def scored_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """A layer of look-up tables that reads rows with coefficients, which say how sure the comparisons are.
+    """Apply a layer of lookup tables that weights rows by the confidence of the comparisons.
 
     The layer to put in place of a dense one: `lutjax.margins`, a read, and `lutjax.weighted_lookup` in one kernel each way.
 

@@ -83,7 +83,7 @@ def sparse_lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sums addressed rows whose slots reach chosen outputs only.
+    """Sum addressed rows whose slots reach chosen outputs only.
 
     Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
     `lutjax.lookup` of a table that is zero elsewhere.

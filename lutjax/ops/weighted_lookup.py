@@ -46,7 +46,7 @@ def weighted_lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sums rows of tables with coefficients: ``y[b] = sum_tk coefficients[b, t, k] * weights[t, index[b, t, k]]``.
+    """Sum rows of tables with coefficients: ``y[b] = sum_tk coefficients[b, t, k] * weights[t, index[b, t, k]]``.
 
     The primitive of scored reads (`lutjax.reads`), product-key memories, hashed n-gram tables and top-k mixtures of rows. A
     coefficient of exactly 0 reads nothing and adds nothing, whatever its row holds.

@@ -28,7 +28,7 @@ def checked_size(op: str) -> str:
 
 
 def check(op: str, column: Column, dtype: str) -> dict[str, Cell]:
-    """Runs an op where a device of the column is here, and lowers it elsewhere: a cell for each direction."""
+    """Run an op where a device of the column is here, and lower it elsewhere: a cell for each direction."""
     device = column.device
     if device is not None:
         run = functools.partial(_run, device=device)
@@ -51,7 +51,7 @@ def check_compilation(op: str, column: Column, dtype: str) -> dict[str, Cell]:
 
 
 def _together(before: Cell | None, cell: Cell) -> Cell:
-    """The cell of several TPUs: the kinds of all that compile; a failure or a reason of any."""
+    """Return the cell of several TPUs: the kinds of all that compile; a failure or a reason of any."""
     if before is None or before.state != cell.state:
         return cell if before is None or before.state == State.COMPILES else before
     kinds = (*before.kinds, *cell.kinds) if cell.state == State.COMPILES else cell.kinds
@@ -108,7 +108,7 @@ _Check = Callable[[testing.Program, tuple[str, ...]], _Outcomes]
 def _each_direction(
     op: str, column: Column, dtype: str, check: _Check, kinds: tuple[str, ...]
 ) -> dict[str, Cell]:
-    """The cells of an op, by direction. `kinds`: of the devices that are checked."""
+    """Return the cells of an op, by direction. `kinds`: of the devices that are checked."""
     spec = column.spec(op)
     if spec is None:
         return {}

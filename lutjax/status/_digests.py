@@ -87,7 +87,7 @@ def _reached(target: str, direction: str) -> dict[tuple[str, str], bytes]:
 
 
 def _places(module: str, chain: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Module and name of the definitions that names with dots between them mean in a module."""
+    """Return module and name of the definitions that dotted names mean in a module."""
     source = _source(module)
     assert source is not None
     if chain[0] in source.definitions:

@@ -167,7 +167,7 @@ def places(columns: Iterable[Column] = COLUMNS) -> Iterator[tuple[str, Direction
 
 
 def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | None:
-    """The cell of what is not registered; None where something is."""
+    """Return the cell of what is not registered; None where something is."""
     spec = column.spec(op)
     if spec is not None and direction in spec.directions:
         return None
@@ -180,7 +180,7 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
 
 
 def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
-    """The cell of what nobody checked: a fused op in plain JAX is its parts, ops with cells of their own."""
+    """Return the cell of what nobody checked: a fused op in plain JAX is its parts, ops with cells of their own."""
     by_parts = column.implementation == "xla" and PARTS in KERNELS.get(op, {})
     return Cell(op, direction, column.key, dtype, State.PARTS if by_parts else State.UNKNOWN)
 

@@ -41,7 +41,7 @@ def _as_record(cell: Cell) -> dict[str, Any]:
 
 
 def read(folder: Path | None = None) -> dict[Place, Cell]:
-    """The strongest record of each cell, by default of those in the package; with a remark where the source has changed since."""
+    """Return the strongest record of each cell, by default of those in the package; with a remark where the source has changed since."""
     best: dict[Place, Cell] = {}
     for record in shipped.read(folder):
         cell = _of_record(record)
@@ -55,7 +55,7 @@ def _strength(cell: Cell) -> tuple[bool, int]:
 
 
 def _of_record(record: dict[str, Any]) -> Cell | None:
-    """The cell of a record; None of an op or column that is not there. Of kernels that are not installed sources can be here."""
+    """Return the cell of a record; None of an op or column that is not there. Of kernels that are not installed sources can be here."""
     cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
     column = next((c for c in COLUMNS if c.key == cell.column), None)
     if column is None or cell.op not in kernel_registry.ops():

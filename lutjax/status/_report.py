@@ -30,7 +30,7 @@ LEGEND = {
 
 
 def totals(cells: Iterable[Cell]) -> dict[str, int]:
-    """Number of cells in each state."""
+    """Return the number of cells in each state."""
     count = Counter(cell.state for cell in cells)
     return {str(state): count[state] for state in State if count[state]}
 
@@ -53,7 +53,7 @@ def reasons(cells: Iterable[Cell]) -> list[str]:
 
 
 def not_installed(cells: Iterable[Cell]) -> list[str]:
-    """Packages that are missing here, one line for each column and package."""
+    """Return the missing packages, one line for each column and package."""
     missing = (f"{_title(c.column)}: {c.reason}" for c in cells if c.state == State.UNKNOWN and c.reason)
     return list(dict.fromkeys(missing))
 

@@ -80,7 +80,7 @@ class RowRule:
         return {}
 
     def init(self, weights: Any) -> RowState:
-        """The state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number.
+        """Return the state of a table ``[detectors, rows, outputs]``: zeros. Of a list of edges ``[edges]`` each is a row of one number.
 
         Raises:
           ValueError: `decay` is "every", and the table a list of edges.
@@ -105,7 +105,7 @@ class RowRule:
     def step_table(
         self, weights: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
-        """A whole table and its state ``[detectors, rows, outputs]`` after a step, or a list of edges ``[edges]``, each a row of one number."""
+        """Return a whole table and its state ``[detectors, rows, outputs]`` after a step, or a list of edges ``[edges]``, each a row of one number."""
         if weights.ndim > 1:
             return self.step(weights, gradient, state, rate)
         given = jax.tree.map(lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate))
@@ -127,7 +127,7 @@ class RowRule:
         return rows - rate * direction, new
 
     def after(self, old: RowState, moved: RowState, rate: jax.Array) -> RowState:
-        """The state of a table after a step, from that before it and that of its rows, which says nothing of `DECAY`."""
+        """Return the state of a table after a step, from that before it and that of its rows, which says nothing of `DECAY`."""
         return {**moved, DECAY: self._decay_after(old[DECAY], rate)} if self.counts_decay else moved
 
     def _decay_after(self, decay: jax.Array, rate: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ class RowRule:
     def current(
         self, weights: jax.Array, state: RowState, rows: jax.Array | None = None
     ) -> tuple[jax.Array, RowState]:
-        """A table ``[detectors, rows, outputs]`` and its state, with the decay of all steps taken of its rows, or of `rows` alone.
+        """Return a table ``[detectors, rows, outputs]`` and its state, with the decay of all steps taken of its rows, or of `rows` alone.
 
         Args:
           rows: ids, ``[..., detectors]``.

@@ -90,7 +90,7 @@ def check(
     accumulate: FixedPoint | None = None,
     tolerance: float | None = None,
 ) -> None:
-    """Compares outputs and cotangents of an op with the reference, each by its name.
+    """Compare outputs and cotangents of an op with the reference, each by its name.
 
     Args:
       case: from `cases` or `case`.
@@ -131,7 +131,7 @@ def check_factored(
     transformation: str = "none",
     tolerance: float | None = None,
 ) -> None:
-    """Compares cotangents with the reference where that of the table is a `lutjax.training.tables.TableGradient`.
+    """Compare cotangents with the reference where that of the table is a `lutjax.training.tables.TableGradient`.
 
     Args:
       case: as for `check`; of an op that looks up.
@@ -270,7 +270,7 @@ def update_program(
 def check_update(
     case: Case, implementation: Implementation = None, rule: RowRule | None = None, **options: Any
 ) -> None:
-    """Compares the update of a table with the rule applied to the reference's gradient, row by row.
+    """Compare the update of a table with the rule applied to the reference's gradient, row by row.
 
     Args:
       case: as for `check`; of an op that looks up.
@@ -387,7 +387,7 @@ def check_compilation(case: Case, implementation: Implementation = None, *, tpu:
 
 
 def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:
-    """Raises if two arrays differ by more than rounding: relative to the largest magnitude, NaN equal to NaN."""
+    """Raise if two arrays differ by more than rounding: relative to the largest magnitude, NaN equal to NaN."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, expected {expected.shape}"
     assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, expected {expected.dtype}"
@@ -411,7 +411,7 @@ def _require_one_of(where: str, transformation: str, names: tuple[str, ...]) -> 
 
 
 def _reference(case: Case) -> Any:
-    """The module with the op's definition."""
+    """Return the module with the op's definition."""
     return importlib.import_module(case.reference)
 
 
@@ -481,7 +481,7 @@ def _value_and_factored(
 
 @jax.custom_vjp
 def _inner(a: jax.Array, ct: jax.Array) -> jax.Array:
-    """A scalar whose gradient in `a` is exactly `ct`."""
+    """Return a scalar whose gradient in `a` is exactly `ct`."""
     return jnp.sum(a.astype(jnp.float32))
 
 
@@ -542,7 +542,7 @@ def _times(arrays: Arrays, sign: jax.Array) -> Arrays:
 def _scanned_gradients(
     f: Callable[..., Arrays], case: Case, ct: Arrays, gradients: Gradients
 ) -> tuple[Arrays, Arrays]:
-    """Outputs and cotangents twice in a loop, the second time with other values."""
+    """Compute outputs and cotangents twice in a loop, the second time with other values."""
 
     def body(_: None, sign: jax.Array) -> tuple[None, Any]:
         return None, gradients(f, _times(case.differentiable, sign), ct)
@@ -587,7 +587,7 @@ def _mapped(
     *,
     grad_outside: bool,
 ) -> tuple[Arrays, Arrays]:
-    """Mapped over batched arguments, then in addition over the others (a table for each element)."""
+    """Map over batched arguments, then in addition over the others (a table for each element)."""
     results: list[tuple[Arrays, Arrays]] = []
     cts = {name: _variants(case, a, case.output_axes[name]) for name, a in ct.items()}
     for everything in (False, True):

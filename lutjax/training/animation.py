@@ -25,7 +25,7 @@ def animate(
     side: int = 384,
     milliseconds: int = 150,
 ) -> None:
-    """Writes panels side by side as a GIF, each cell a square; the last frame stays for a while.
+    """Write panels side by side as a GIF, each cell a square; the last frame stays for a while.
 
     Args:
       panels: frames by title; one frame stands still beside the others.
@@ -66,7 +66,7 @@ def animate(
 def film(
     run: "Run", model: "LogicCA"
 ) -> tuple[dict[str, UInt8[np.ndarray, "frames height width 3"]], list[str]]:
-    """The hard automaton beside what it was to become, by title, and a caption for each step."""
+    """Return the hard automaton beside what it was to become, by title, and a caption for each step."""
     from lutjax.training.automaton import life
     from lutjax.training.patterns import checkerboard
 
@@ -98,7 +98,7 @@ def film(
 def _states(
     run: "Run", model: "LogicCA", size: int, n_steps: int
 ) -> Bool[np.ndarray, "frames height width channels"]:
-    """The hard automaton's states, one after the other."""
+    """Return the states of the hard automaton, one after the other."""
     import jax
 
     key = jax.random.key(2)

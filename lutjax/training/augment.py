@@ -22,7 +22,7 @@ def warp(
     shift: float | int = 0.0,
     bend: float | int = 0.0,
 ) -> Float[jax.Array, "batch rows columns *channels"]:
-    """Moves, turns, stretches and bends each image about its center, by linear interpolation; what comes in is 0.
+    """Move, turn, stretch and bend each image about its center, by linear interpolation; what comes in is 0.
 
     Args:
       key: a key of `jax.random`.

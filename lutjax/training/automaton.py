@@ -240,7 +240,7 @@ class Run(ModelRun[LogicCA]):
         return self.target is None and self.training.batch_size < N_BOARDS
 
     def best(self, state: State) -> LogicCA:
-        """The model with the best hard automaton so far, on one device."""
+        """Return the model with the best hard automaton so far, on one device."""
         params, others = meshes.local((state.optimizer.best, state.others))
         if self.training.runs > 1:
             first = int(np.argmin(self.wrong_of_runs(state)))
@@ -290,7 +290,7 @@ def grid(record: Record) -> dict[str, Any]:
 
 
 def pattern(record: Record) -> Bool[np.ndarray, "channels height width"] | None:
-    """The bits that a run is to draw; None in the Game of Life."""
+    """Return the bits that a run is to draw; None in the Game of Life."""
     if record.target is None:
         return None
     return np.array([[[bit == "1" for bit in row] for row in channel] for channel in record.target])
@@ -305,7 +305,7 @@ def life(boards: Bool[Array, "*batch height width"]) -> Bool[jax.Array, "*batch 
 
 
 def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
-    """A torus of 8 x 64 cells that holds each of the 512 neighborhoods of 3 x 3 cells once.
+    """Return a torus of 8 x 64 cells that holds each of the 512 neighborhoods of 3 x 3 cells once.
 
     Columns are one cyclic sequence of 8 bits, in which every 3 bits occur once, and each is turned against the one
     before it; pairs of turns are all there are.
@@ -316,6 +316,6 @@ def every_neighborhood() -> Bool[np.ndarray, "8 64"]:
 
 
 def _de_bruijn_of_pairs(n: int) -> list[int]:
-    """A cyclic sequence of n * n numbers below n, in which every pair occurs once."""
+    """Return a cyclic sequence of n * n numbers below n, in which every pair occurs once."""
     pairs = [[a] if a == b else [a, b] for a in range(n) for b in range(a, n)]
     return [number for word in pairs for number in word]

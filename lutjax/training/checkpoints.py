@@ -55,7 +55,7 @@ def warn(message: str) -> None:
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """The steps of the checkpoints in a directory, in ascending order; none if there is no such directory."""
+    """Return the steps of the checkpoints in a directory, in ascending order; none if there is no such directory."""
     directory = Path(directory)
     if not directory.is_dir():
         return []
@@ -113,7 +113,7 @@ def save(
     meta: Mapping[str, Any],
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a checkpoint.
+    """Write a checkpoint.
 
     Args:
       directory: holds the checkpoints of one run; made if it is missing.
@@ -166,7 +166,7 @@ def save(
 
 
 def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the arrays, and returns what `_META` says of them."""
+    """Write the arrays, and return what `_META` says of them."""
     arrays = {name: _flat(tree) for name, tree in trees.items()}
     with _writing(folder), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
         for name, flat in arrays.items():
@@ -186,7 +186,7 @@ def _write(folder: Path, step: int, trees: Mapping[str, Any], meta: Mapping[str,
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Makes an OSError of the error with which Orbax says that a file cannot be written.
+    """Make an OSError of the error with which Orbax says that a file cannot be written.
 
     Its threads print theirs, too; one error is enough.
     """
@@ -205,14 +205,14 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def set_aside(directory: Path, step: int) -> None:
-    """Gives a checkpoint another name, under which it stays until the next one is complete."""
+    """Give a checkpoint another name, under which it stays until the next one is complete."""
     aside = directory / f"{step}{_DAMAGED}"
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(directory / str(step), aside)
 
 
 def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
-    """The step, metadata and digest of the latest checkpoint, of which only this is compared with what was written.
+    """Return the step, metadata and digest of the latest checkpoint, of which only this is compared with what was written.
 
     Raises:
       CheckpointError: there is no checkpoint, or its metadata are damaged.
@@ -227,7 +227,7 @@ def peek(directory: str | os.PathLike[str]) -> tuple[int, dict[str, Any], str]:
 def read_meta(
     directory: str | os.PathLike[str], step: int | None = None, *, on_damage: Callable[[str], None] = warn
 ) -> tuple[int, dict[str, Any]]:
-    """The step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
+    """Return the step and metadata of the latest checkpoint (or of that at `step`) every file of which is whole.
 
     It takes at most 100 times the memory of the checkpoint.
 
@@ -263,7 +263,7 @@ def read_meta(
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint of which every file has been compared."""
+    """Return the metadata of a checkpoint of which every file has been compared."""
     content = _content(folder)
     found = _digests(folder, list(content["files"]))
     for name, digest in content["files"].items():
@@ -276,7 +276,7 @@ def _whole(folder: Path) -> dict[str, Any]:
 
 
 def restore(directory: str | os.PathLike[str], step: int, name: str, template: Any) -> Any:
-    """Reads one tree of a checkpoint whose files `read_meta` has found whole.
+    """Read one tree of a checkpoint whose files `read_meta` has found whole.
 
     Args:
       directory: directory of the checkpoints.
@@ -311,7 +311,7 @@ def restore(directory: str | os.PathLike[str], step: int, name: str, template: A
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """A phrase for every field of `wanted` that has another value in `saved`, or is not there."""
+    """Return a phrase for every field of `wanted` that has another value in `saved`, or is not there."""
     return [
         f"{field} is {saved[field]!r} in the checkpoint, not {value!r}"
         if field in saved

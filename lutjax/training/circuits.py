@@ -16,7 +16,7 @@ INPUTS = (3, 5)
 def live(
     model: LogicCA, n_outputs: int, gates: Int[np.ndarray, " gates"] | None = None
 ) -> Bool[np.ndarray, " gates"]:
-    """The gates on which the first channels depend, over any number of steps.
+    """Return the gates on which the first channels depend, over any number of steps.
 
     A gate depends on those of its inputs that its truth table depends on.
 

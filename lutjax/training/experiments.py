@@ -108,14 +108,14 @@ class Experiment(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """The data, the model and the steps in words."""
+        """Return the data, the model and the steps in words."""
 
     @abstractmethod
     def evaluate(self, state: State) -> float:
-        """A test of a state, while the run goes on."""
+        """Return the result of a test of a state, while the run goes on."""
 
     def evaluate_other(self, state: State) -> float | None:
-        """A second test of a state; None for kinds that have none."""
+        """Return the result of a second test of a state; None for kinds without one."""
         return None
 
     @property
@@ -128,7 +128,7 @@ class Experiment(ABC):
         """Parts of the work after the last step, the results first."""
 
     def curves_part(self) -> Part:
-        """The table of all that was measured: one of the parts of every kind."""
+        """Return the table of all that was measured: one of the parts of every kind."""
         return Part(
             runs.CURVES,
             "writing the curves",
@@ -136,14 +136,14 @@ class Experiment(ABC):
         )
 
     def compare(self, show: "Show") -> None:  # noqa: B027 (many kinds have nothing to do here)
-        """Computes what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
+        """Compute what the results are compared with, after the last step and before the parts of the work that follows; it may take long."""
 
     def remark(self, state: State) -> str:
         """Return what is shown beside a test of a state, in words; empty where there is nothing to say."""
         return ""
 
     def speed(self, seconds: float) -> str:
-        """The speed in words, of the seconds that a step takes."""
+        """Return the speed in words, of the seconds that a step takes."""
         return f"{1e3 * seconds:.2f} ms/step"
 
     def solved(self) -> str | None:
@@ -176,7 +176,7 @@ class Watcher:
         pass
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Steps were run: numbers of steps done, each with the mean loss since the one before. They come together where steps are short."""
+        """Show numbers of steps done, each with the mean loss since the previous one. They come together where steps are short."""
 
     def test(self, done: int, value: float) -> None:
         """A test was made after `done` steps."""
@@ -192,10 +192,10 @@ class Show:
     """Shows a run to who started it. This one shows nothing."""
 
     def line(self, text: str) -> None:
-        """Shows a line."""
+        """Show a line."""
 
     def doing(self, text: str) -> AbstractContextManager[object]:
-        """Shows what is done in a block."""
+        """Show what is done in a block."""
         return contextlib.nullcontext()
 
     def watchers(self, experiment: Experiment, done: int) -> list[Watcher]:
@@ -220,7 +220,7 @@ class StoppedError(Exception):
 
 
 def start(experiment: Experiment, folder: Path, show: Show) -> None:
-    """Runs all steps of a new run and finishes it.
+    """Run all steps of a new run and finish it.
 
     Raises:
       InUseError: the folder holds a run or files that it would write over, or another process writes into it.
@@ -340,7 +340,7 @@ def resume(
 
 
 def dry_run(experiment: Experiment, show: Show) -> None:
-    """Shows parameters, memory and time of a run that is not started. Writes nothing."""
+    """Show parameters, memory and time of a run that is not started, and write nothing."""
     from lutjax.benchmark.measure import planned_bytes
 
     show = _of_first(show)
@@ -500,7 +500,7 @@ def _show_kernels(show: Show, experiment: Experiment, state: State, trace: Calla
 def _train(
     experiment: Experiment, state: State, folder: Path, done: int, show: Show, stop: loop.Stop
 ) -> tuple[State, int]:
-    """Runs the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
+    """Run the steps that are not done: the state after them, of which there is a checkpoint, and their number."""
     record, intervals, saved = experiment.record, experiment.intervals, done
     history = record.history
 
@@ -563,7 +563,7 @@ def _train(
 def _finish(
     experiment: Experiment, state: State, folder: Path, done: int, finished: runs.Finished, show: Show
 ) -> None:
-    """Does what is done after the last step and is not done yet."""
+    """Do what is done after the last step and is not done yet."""
     why = experiment.over(done)
     assert why is not None
     if finished.why:  # its parts have changed, or a file was deleted

@@ -407,12 +407,12 @@ class Steps(Repeated):
         self._jitted = jax.jit(step, donate_argnums=0, **options)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
-        """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
         state, losses = self._run(self._jitted, state, first, [count])
         return state, losses[0]
 
     def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
-        """Runs steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
+        """Run steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
         return self._run(self._jitted, state, first, ends)
 
     def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
@@ -437,7 +437,7 @@ class Steps(Repeated):
         return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
-        """The program for states of these shapes and dtypes, and how to call it."""
+        """Return the program for states of these shapes and dtypes, and how to call it."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
         program = self._jitted.lower(state, number, self.data, self._batch()).compile()
 

@@ -75,7 +75,7 @@ class TrainState(struct.PyTreeNode):
         others: Any = None,
         **more: Any,
     ) -> "TrainState":
-        """The state before the first step; `more`: attributes of a subclass.
+        """Return the state before the first step; `more`: attributes of a subclass.
 
         Raises:
           ValueError: as ``tx.init``.
@@ -84,7 +84,7 @@ class TrainState(struct.PyTreeNode):
         return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=tx.init(params), **more)
 
     def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
-        """The state after a step; `more`: attributes to replace, such as `others` with new statistics.
+        """Return the state after a step; `more`: attributes to replace, such as `others` with new statistics.
 
         Args:
           grads: from `lutjax.training.tables.value_and_grad` of the parameters.
@@ -97,7 +97,7 @@ class TrainState(struct.PyTreeNode):
         return self.replace(params=params, opt_state=opt_state, **more)
 
     def current(self, rows: Mapping[str, Any] | None = None) -> "TrainState":
-        """The state with the decay of all steps so far taken of the rows of all tables: see `lutjax.training.tables.Optimizer.current`.
+        """Return the state with the decay of all steps so far taken of the rows of all tables: see `lutjax.training.tables.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.

@@ -542,6 +542,6 @@ def _evaluation_windows(size: int, context: int, max_windows: int | None, batch:
 
 
 def _windows(text: Array, starts: Array, context: int) -> tuple[Array, Array]:
-    """Inputs and labels, int32 ``[batch, context]``."""
+    """Return inputs and labels, int32 ``[batch, context]``."""
     windows = text[starts[:, None] + jnp.arange(context + 1)[None, :]].astype(jnp.int32)
     return windows[:, :-1], windows[:, 1:]

@@ -239,7 +239,7 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
 ) -> str:
-    """The text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
+    """Return the text that a model adds to `prompt`; bytes that are not UTF-8 become replacement characters."""
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
     added = b"".join(stream(model, prompt.encode(errors="surrogateescape"), n_bytes, **options))
     return added.decode(errors="replace")

@@ -100,12 +100,12 @@ class Repeated:
         return jax.tree.map(meshes.put, self._data, self._of_data)
 
     def __call__(self, state: State, first: int, count: int) -> tuple[State, Array]:
-        """Runs `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
         state, loss, _ = self._call(self._jitted, state, first, [count])
         return state, loss
 
     def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Array]:
-        """Runs steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
+        """Run steps from step `first`: the state after them, and the mean loss of each part of them. Consumes the state.
 
         Args:
           state: the state; consumed.
@@ -135,7 +135,7 @@ class Repeated:
         return n
 
     def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
-        """The program for states of these shapes and dtypes, and how to call it."""
+        """Return the program for states of these shapes and dtypes, and how to call it."""
         number, ends = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (MOST,)))
         program = self._jitted.lower(state, number, ends, self.data).compile()
 
@@ -157,7 +157,7 @@ def run(
     stopped: Callable[[], bool] = lambda: False,
     slowest: Callable[[float], float] = float,
 ) -> tuple[State, int]:
-    """Runs steps `first` to ``steps - 1``, tells their losses to a log and calls hooks, in their order, between chunks of steps.
+    """Run steps `first` to ``steps - 1``, tell their losses to a log and call hooks, in their order, between chunks of steps.
 
     A chunk ends wherever a hook is due, so where those end does not depend on where a run was resumed. One of several logging intervals
     takes about `CALL` seconds; how many it has changes nothing in the result.
@@ -261,7 +261,7 @@ class Stop:
 
 @contextmanager
 def stop_on_signal(second: Callable[[], object] = interrupt) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a Ctrl-C after it interrupts at once.
+    """Turn the first Ctrl-C, SIGTERM or hangup into a question that `run` can ask; a Ctrl-C after it interrupts at once.
 
     Only the main thread may use it. A hangup that is ignored, as by ``nohup``, stays ignored.
     """

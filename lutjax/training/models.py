@@ -105,7 +105,7 @@ class Structure(Generic[M]):
         return params, others
 
     def model(self, params: Any, others: Any) -> M:
-        """The model made of these arrays, which it shares."""
+        """Return the model made of these arrays, which it shares."""
         model: M = nnx.merge(self._graph, filled(self._params, params), filled(self._others, others))
         return model
 
@@ -172,7 +172,7 @@ class ModelRun(Generic[M]):
         return Repeated(step, data, of_state=self._shardings(self.mesh), of_data=of_data)
 
     def init(self) -> State:
-        """The state before the first step."""
+        """Return the state before the first step."""
         if self.mesh is None:
             return self._first_state(*self.structure.init(self._seed))
         # Each device makes its own part, in one program: the whole may be larger than its memory.
@@ -188,7 +188,7 @@ class ModelRun(Generic[M]):
         return self._first_state(*self.structure.drawn(key))
 
     def abstract(self) -> State:
-        """The state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
+        """Return the state's shapes and dtypes, and on a mesh where its arrays lie, for reading a checkpoint."""
         state: State = jax.eval_shape(self._first_state, *self.structure.abstract())
         return state if self.mesh is None else meshes.placed(state, self._shardings(self.mesh))
 
@@ -220,7 +220,7 @@ class ModelRun(Generic[M]):
 def save(
     folder: Path, step: int, state: State, record: runs.Record, run: ModelRun[Any] | None = None
 ) -> None:
-    """Writes a checkpoint into the folder of a run; see `runs.save`. An optimizer's state of None is left out."""
+    """Write a checkpoint into the folder of a run; see `runs.save`. An optimizer's state of None is left out."""
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
         trees["optimizer"] = state.optimizer
@@ -228,7 +228,7 @@ def save(
 
 
 def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
-    """The state of a run at a checkpoint that `runs.read` has found whole.
+    """Return the state of a run at a checkpoint that `runs.read` has found whole.
 
     Raises:
       CheckpointError: the arrays are not those of the run, or an anchor or a wire is not an input.
@@ -241,7 +241,7 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
 
 
 def load(folder: Path, step: int, structure: Structure[M], mesh: Mesh | None = None) -> M:
-    """The model of a checkpoint that `runs.read` has found whole, on a mesh or on one device.
+    """Return the model of a checkpoint that `runs.read` has found whole, on a mesh or on one device.
 
     Raises:
       CheckpointError: as `restore`.

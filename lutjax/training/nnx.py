@@ -156,7 +156,7 @@ class Optimizer(nnx.Module):
         self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, self.tx.init(_arrays(model))))
 
     def update(self, model: nnx.Module, gradients: Any) -> None:
-        """Moves the module's parameters by one step.
+        """Move the module's parameters by one step.
 
         Args:
           model: the module.
@@ -169,7 +169,7 @@ class Optimizer(nnx.Module):
         self._keep(model, *self.tx.apply(_arrays(model), gradients, self._state))
 
     def current(self, model: nnx.Module, rows: Mapping[str, Any] | None = None) -> None:
-        """Takes the decay of all steps so far of the rows of the module's tables: see `lutjax.training.tables.Optimizer.current`.
+        """Take the decay of all steps so far of the rows of the module's tables: see `lutjax.training.tables.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.
@@ -186,7 +186,7 @@ class Optimizer(nnx.Module):
 
 
 def filled(state: Any, arrays: Any) -> Any:
-    """A copy of an `nnx.State` with the arrays of nested dicts in it."""
+    """Return a copy of an `nnx.State` with the arrays of nested dicts in it."""
     state = jax.tree.map(lambda a: a, state)  # replace_by_pure_dict writes into its argument
     nnx.replace_by_pure_dict(state, arrays)
     return state

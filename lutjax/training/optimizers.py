@@ -31,7 +31,7 @@ _EPS = 1e-20
 def learning_rate(
     schedule: str, *, rate: Any, steps: Any, batch_size: int, warmup: float, cooldown: float
 ) -> optax.Schedule:
-    """The rate of every step, counted from 0.
+    """Return the rate of every step, counted from 0.
 
     `constant` is ``rate``; `cosine` falls from ``rate`` after the warm-up to a tenth of it after the last step; `published` is ``rate * min(1 / sqrt(1 + t), t / 4000 / sqrt(4000))`` with ``t`` the
     samples seen so far (docs/semantics.md, section 9; meant for ``rate = 1`` and the summed loss). All
@@ -95,7 +95,7 @@ def annealed(annealing: str, *, first: float, last: float, steps: int) -> optax.
 def optimizer(
     name: str, rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """An optimizer by name.
+    """Return an optimizer by name.
 
     Args:
       name: one of `OPTIMIZERS`.

@@ -50,7 +50,7 @@ def checkerboard(size: int) -> Pattern:
 
 
 def lizard(size: int = 20) -> Pattern:
-    """A lizard from above, in the middle of a larger grid.
+    """Return a lizard from above, in the middle of a larger grid.
 
     Raises:
       ValueError: the grid is smaller than the lizard.
@@ -60,7 +60,7 @@ def lizard(size: int = 20) -> Pattern:
 
 
 def letter(size: int = 16) -> Pattern:
-    """The letter G in red, yellow, green and blue: channels are red, green and blue.
+    """Return the letter G in red, yellow, green and blue: channels are red, green and blue.
 
     Raises:
       ValueError: the grid is smaller than the letter.
@@ -75,7 +75,7 @@ def letter(size: int = 16) -> Pattern:
 
 
 def read_image(path: Path, size: int | None = None, *, threshold: float | None = None) -> Pattern:
-    """An image as a pattern: of one channel where it is black and white, else of red, green and blue. See `lutjax.training.pixels.read`.
+    """Return an image as a pattern: of one channel where it is black and white, else of red, green and blue. See `lutjax.training.pixels.read`.
 
     Args:
       path: the image file.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> None:
-    """Writes training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte.
+    """Write training loss, test losses and the bigram baseline of a run as a PNG, in nats per byte.
 
     Args:
       history: losses of the run.
@@ -47,7 +47,7 @@ def plot_losses(history: "History", bigram: float, steps: str, path: Path) -> No
 def plot_accuracies(
     history: "History", baselines: Mapping[str, float], path: Path, *, regression: bool = False
 ) -> None:
-    """Writes the accuracies of the hard and the soft network over steps, and those of others, as a PNG; of regression R2."""
+    """Write the accuracies of the hard and the soft network over steps, and those of others, as a PNG; of regression R2."""
     figure, axes = _figure(8, 5)
     unit = 1 if regression else 100
     for points, label in ((history.test, "hard network"), (history.other, "soft network")):
@@ -68,7 +68,7 @@ def plot_accuracies(
 
 
 def plot_confusion(counts: np.ndarray, path: Path, names: Sequence[str] = ()) -> None:
-    """Writes how often each actual class (row) was predicted as each (column), ``[classes, classes]``, as a PNG."""
+    """Write how often each actual class (row) was predicted as each (column), ``[classes, classes]``, as a PNG."""
     n_classes = len(counts)
     figure, axes = _figure(6, 6)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)

@@ -102,7 +102,7 @@ class History:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "History":
-        """The history that `dataclasses.asdict` made these fields of."""
+        """Return the history that `dataclasses.asdict` made these fields of."""
         return cls(**{name: [(s, x) for s, x in points] for name, points in fields.items()})
 
 
@@ -152,7 +152,7 @@ class Finished:
         return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
 
     def write(self, folder: Path) -> None:
-        """Records it in the folder of a run."""
+        """Record it in the folder of a run."""
         with written(folder / _FINISHED) as path:
             path.write_text(json.dumps(dataclasses.asdict(self)))
 
@@ -207,7 +207,7 @@ def changed(folder: Path) -> list[str]:
 
 
 def write_curves(path: Path, history: History, names: tuple[str, ...]) -> None:
-    """Writes all that was measured as a table: step, kind, value. `names` are those of the two or three kinds."""
+    """Write all that was measured as a table: step, kind, value. `names` are those of the two or three kinds."""
     rows = [
         (step, name, repr(value))
         for name, points in zip(names, (history.train, history.test, history.other), strict=False)
@@ -232,7 +232,7 @@ def written(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keeps other runs from writing into the folder of a run, which is made if it is missing.
+    """Keep other runs from writing into the folder of a run, which is made if it is missing.
 
     The first process holds it for all that train the run. The operating system takes it away from a process that ends, however it ends.
 
@@ -378,7 +378,7 @@ def save(
     record: Record,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a checkpoint into the folder of a run; see `checkpoints.save`.
+    """Write a checkpoint into the folder of a run; see `checkpoints.save`.
 
     Args:
       folder: folder of the run.
@@ -397,7 +397,7 @@ def save(
 
 
 def kind(folder: Path) -> str:
-    """The kind of the run in a folder, one of `COMMANDS`.
+    """Return the kind of the run in a folder, one of `COMMANDS`.
 
     Raises:
       CheckpointError: there is no run, its checkpoints are damaged, or it is of a kind that this version does not know.
@@ -464,7 +464,7 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
 def read(
     folder: Path, record: type[R], *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> tuple[int, R]:
-    """The steps done at the latest checkpoint that is whole, and its record.
+    """Return the steps done at the latest checkpoint that is whole, and its record.
 
     It takes at most 100 times the memory of the run.
 
@@ -498,7 +498,7 @@ def read(
 
 
 def set_aside_damaged(folder: Path, step: int) -> None:
-    """Gives the checkpoints after that of a step, which `read` has passed over, another name."""
+    """Give the checkpoints after that of a step, which `read` has passed over, another name."""
 
     def set_aside() -> None:
         for later in checkpoints.steps(folder / FOLDER):

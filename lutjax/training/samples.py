@@ -81,7 +81,7 @@ class Samples:
 
 
 def load_digits() -> Samples:
-    """The 1797 images of 8 x 8 pixels, from 0 to 16, that come with scikit-learn.
+    """Return the 1797 images of 8 x 8 pixels, from 0 to 16, that come with scikit-learn.
 
     Raises:
       SamplesError: scikit-learn is not installed.
@@ -97,7 +97,7 @@ def load_digits() -> Samples:
 
 
 def load_samples(path: Path) -> Samples:
-    """The arrays ``x``, ``[N, F]`` or images ``[N, H, W]`` or ``[N, H, W, C]``, and ``y``, integers ``[N]``, of an ``.npz`` file.
+    """Return the arrays ``x``, ``[N, F]`` or images ``[N, H, W]`` or ``[N, H, W, C]``, and ``y``, integers ``[N]``, of an ``.npz`` file.
 
     Raises:
       SamplesError: it cannot be read, lacks an array, or they cannot be used; see `samples`.
@@ -194,7 +194,7 @@ def _is_text(data: bytes, dtype: np.dtype[Any]) -> bool:
 
 
 def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
-    """Checked samples of two arrays.
+    """Return checked samples of two arrays.
 
     Args:
       x: numbers ``[N, F]``, or images ``[N, H, W]`` or ``[N, H, W, C]``.
@@ -234,7 +234,7 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
 
 
 def split(whole: Samples, seed: int) -> tuple[Samples, Samples]:
-    """A training and a test part, a random fifth (rounded up), whatever the classes.
+    """Return a training and a test part, a random fifth (rounded up), whatever the classes.
 
     The test part is the first fifth of ``numpy.random.default_rng(seed).permutation(N)``.
     """

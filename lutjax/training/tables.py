@@ -162,7 +162,7 @@ class Optimizer:
         return Split(params, self.tables)
 
     def init(self, params: Any) -> OptimizerState:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Raises:
           ValueError: nothing says which parameters are tables; or `tables` or `rates` names one that is not there, or `rates` has
@@ -360,7 +360,7 @@ class Optimizer:
 def _update_all(
     table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any
 ) -> tuple[jax.Array, RowState]:
-    """A table after a step of a rule, from its gradient as an array."""
+    """Return a table after a step of a rule, from its gradient as an array."""
     dtype = accumulator(table.dtype)
     gradient = gradient.astype(dtype)
     rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates

@@ -30,7 +30,7 @@ class Events(Watcher):
         self._writer.close()
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Writes training losses."""
+        """Write training losses."""
         for done, loss in losses:
             self._writer.add_scalar(self._names[0], loss, done)
 

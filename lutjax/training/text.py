@@ -60,7 +60,7 @@ class Text:
 
 
 def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
-    """Reads and splits a text. It takes at most 20 times the memory of the files.
+    """Read and split a text. It takes at most 20 times the memory of the files.
 
     Args:
       path: a file; or a folder, all UTF-8 files of which are joined in the order of their paths (hidden
@@ -84,7 +84,7 @@ def load_text(path: str | Path | None = None, *, context: int = 1) -> Text:
 
 
 def split_text(data: bytes | np.memmap, *, name: str, context: int = 1) -> Text:
-    """Splits `data` into training, validation and test part; see `Text`.
+    """Split `data` into training, validation and test part; see `Text`.
 
     Raises:
       TextError: a part holds fewer than ``context + 2`` bytes, or the text more than places in int32 reach.

@@ -87,7 +87,7 @@ class Document:
 
 
 def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:
-    """The launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them. It takes at most 100 times the memory of the file.
+    """Return the launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them. It takes at most 100 times the memory of the file.
 
     Returns:
       Launches by the name of the kernel and its sizes, rounded to powers of two.
@@ -111,12 +111,12 @@ def measured(device_kind: str) -> dict[Key, Launch]:
 
 
 def read(path: str | os.PathLike[str]) -> Document:
-    """A file that was written by `Document.write`."""
+    """Return a file that was written by `Document.write`."""
     return parse(Path(path).read_bytes(), os.fspath(path))
 
 
 def parse(text: str | bytes, where: str) -> Document:
-    """The document of a text; `where` names it in errors."""
+    """Return the document of a text; `where` names it in errors."""
     try:
         document = _json.loads(text)
     except ValueError as error:

@@ -59,7 +59,7 @@ def bucket(sizes: Sizes) -> Bucket:
 
 
 def round_to_power(size: int) -> int:
-    """The nearest power of two, the larger of equals; 0 for 0."""
+    """Return the nearest power of two, the larger of equals; 0 for 0."""
     if size <= 0:
         return 0
     below = 1 << (size.bit_length() - 1)

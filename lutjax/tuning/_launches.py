@@ -83,7 +83,7 @@ class _Recorder:
 
 @contextlib.contextmanager
 def use(launches: Mapping[str, Launch] | Mapping[Key, Launch] | str | os.PathLike[str]) -> Iterator[None]:
-    """Calls in this block launch these kernels so; other kernels and calls are not affected.
+    """Launch these kernels so in this block; other kernels and calls are not affected.
 
     Also inside functions under `jax.jit`, which are traced anew for it. Of nested blocks the inner one counts.
 
@@ -163,7 +163,7 @@ def _checked(function: str, launches: Any) -> Mapping[Any, Launch]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Asked]]:
-    """Collects the kernels that calls in this block launch, in the order of their tracing.
+    """Collect the kernels that calls in this block launch, in the order of their tracing.
 
     Everything in it is traced anew; with `jax.eval_shape` nothing needs to run. An inner block has its own list.
 
@@ -181,7 +181,7 @@ def recorded() -> Iterator[list[Asked]]:
 
 
 def launch_of(kernel: str, sizes: Sizes, device: Device, rule: Callable[[Sizes], Launch]) -> Launch:
-    """The launch of a kernel: that which its call was given, else that of `use`, else what was measured on such devices at like sizes, else the rule's."""
+    """Return the launch of a kernel: that which its call was given, else that of `use`, else what was measured on such devices at like sizes, else the rule's."""
     explicit, recorder = LAUNCHES.value, RECORDER.value
     source: Literal["use", "measured", "rule"] = "use"
     launch = None if explicit is None else explicit.of(kernel, sizes)

@@ -274,7 +274,7 @@ def _packed(candidates: np.ndarray, n_inputs: int, n_detectors: int) -> tuple[np
 
 
 def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, where: str) -> None:
-    """Raises if an anchor pair names an input that does not exist, or one input twice.
+    """Raise if an anchor pair names an input that does not exist, or one input twice.
 
     Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
     when a checkpoint is read.
@@ -298,7 +298,7 @@ def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, whe
 
 
 def check_targets(targets: Int[Array, "#detectors #rows slots"], n_outputs: int, *, where: str) -> None:
-    """Raises if a target is neither an output nor -1 (an unused slot)."""
+    """Raise if a target is neither an output nor -1 (an unused slot)."""
     ids = np.asarray(targets)
     if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(

@@ -80,7 +80,7 @@ def existing(d: Detection) -> Detection:
 
 
 def cotangent(margin: Any, bits: int) -> Detection:
-    """The cotangent of a detection: of its margin alone."""
+    """Return the cotangent of a detection: of its margin alone."""
     return _unflatten(bits, (None, None, margin))
 
 

@@ -94,7 +94,7 @@ class FixedPoint:
     def for_bound(
         cls, bound: float | int, *, terms: int = 1, resolution: float | int | None = None
     ) -> "FixedPoint":
-        """The largest power of two as scale with which so many addends fit.
+        """Return the largest power of two as scale with which so many addends fit.
 
         Args:
           bound: largest magnitude of an addend, > 0. terms: most addends of one sum.
@@ -126,7 +126,7 @@ class FixedPoint:
         return cls(scale)
 
     def check(self, bound: float | int, terms: int = 1) -> None:
-        """Raises if so many addends of such a magnitude do not fit, or are too small to count.
+        """Raise if so many addends of such a magnitude do not fit, or are too small to count.
 
         Raises:
           ValueError: the sum is beyond `range`, or `bound` below `resolution`; or impossible arguments.
@@ -155,7 +155,7 @@ class FixedPoint:
         return jnp.where(jnp.isnan(values), 0, jnp.clip(values, -limit, limit)).astype(jnp.int32)
 
     def total(self, addends: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """A sum of int32 addends as a floating-point number."""
+        """Return a sum of int32 addends as a floating-point number."""
         # Compilers add two such numbers where each device has a part of both: as floats, before the parts are summed.
         addends = jax.lax.optimization_barrier(addends)
         return (addends.astype(accumulator(dtype)) / self.scale).astype(dtype)
@@ -181,7 +181,7 @@ def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:
 
 
 def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) -> jax.Array:
-    """A sum of `addends` as a number of the given dtype."""
+    """Return a sum of `addends` as a number of the given dtype."""
     return total.astype(dtype) if accumulate is None else accumulate.total(total, dtype)
 
 
@@ -190,7 +190,7 @@ _MOST_APART = 2**22  # integers between a sum and its floating-point twin
 
 
 def without_check(options: Mapping[str, Any]) -> dict[str, Any]:
-    """An op's options as its kernels get them."""
+    """Return an op's options as its kernels get them."""
     accumulate = options.get("accumulate")
     if accumulate is None or not accumulate.checked:
         return dict(options)

@@ -13,7 +13,7 @@ from lutjax._typing import Array
 def readers(
     wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, fan_out: int | None = None
 ) -> Int[jax.Array, "{n_inputs} fan_out"]:
-    """The reverse of a wire list: for each input the places that read it.
+    """Return the reverse of a wire list: for each input the places that read it.
 
     With it the gradient of an op's input is a sum over readers: deterministic on every device, and without the
     memory of a scatter.
@@ -66,7 +66,7 @@ def readers(
 
 
 def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:
-    """Raises if a wire is not an input.
+    """Raise if a wire is not an input.
 
     Ids of a traced array are not known; ops clamp them instead. Layers call this when they are built and
     when a checkpoint is read. A gate may read one input twice.

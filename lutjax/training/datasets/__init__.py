@@ -141,7 +141,7 @@ def load(
     regression: bool = False,
     image_size: tuple[int, int] | None = None,
 ) -> Data:
-    """The data at a path.
+    """Return the data at a path.
 
     Reading takes at most 200 times the memory of files that are not compressed, and at most 8,000 times the memory of others
     (``.npz``, ``.gz``, Parquet, images), or 400 MB: these are read if they unpack to at most 100 times their size, or to 4 MiB (128 MiB for

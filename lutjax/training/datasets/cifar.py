@@ -41,7 +41,7 @@ def holds(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """The training and the test part of a folder of CIFAR-10; images are uint8, pixels in the order row, column, channel.
+    """Return the training and the test part of a folder of CIFAR-10; images are uint8, pixels in the order row, column, channel.
 
     Raises:
       SamplesError: a file is missing or damaged.

@@ -95,7 +95,7 @@ def missing(cells: Cells) -> Bool[np.ndarray, " rows"]:
 
 
 def read(path: Path, target: str, *, exclude: Sequence[str] = (), encoding: str | None = None) -> Table:
-    """The table of a CSV or Parquet file.
+    """Return the table of a CSV or Parquet file.
 
     Args:
       path: ``.csv`` or ``.tsv``, perhaps compressed by gzip (``.csv.gz``), with the names of columns in its first line; or

@@ -56,7 +56,7 @@ def holds(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[Samples, Samples]:
-    """The training and the test part of a folder of four IDX files; images are uint8.
+    """Return the training and the test part of a folder of four IDX files; images are uint8.
 
     Raises:
       SamplesError: a file is missing or damaged, or they do not belong together.

@@ -10,7 +10,7 @@ from lutjax_cpu import _pairs
 
 
 def _detections(call: LookupAttention) -> dict[str, Detection]:
-    """Detections of query, key and position; without positions one that is never the closest."""
+    """Return the detections of query, key and position; without positions one that is never the closest."""
     position = call.position
     if position is None:
         none = zeros_varying(call.query.index, (1, 1), jnp.int32)
