@@ -1,4 +1,4 @@
-"""The figures of docs/appendix/images.md are those of their rows, and the commands that make them do what they say."""
+"""The benchmarks of images split, write and count as their page says."""
 
 import json
 import pathlib
@@ -36,17 +36,6 @@ def few(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "few.npz"
     np.savez(path, x=x.astype(np.uint8), y=y)
     return path
-
-
-@pytest.mark.parametrize("name", ["images", "published"])
-def test_tables_are_those_of_the_rows(commands: Any, name: str) -> None:
-    page = (ROOT / "docs" / "appendix" / "images.md").read_text()
-    lines = (ROOT / "docs" / "benchmarks" / f"{name}.jsonl").read_text().splitlines()
-    module = commands[name]
-    table = module.table([json.loads(line) for line in lines])
-    assert f"{module.MARKS[0]}\n{table}{module.MARKS[1]}" in page, (
-        f"python benchmarks/{name}.py --rows docs/benchmarks/{name}.jsonl --page docs/appendix/images.md writes the table"
-    )
 
 
 def test_images_of_a_split(commands: Any, few: pathlib.Path) -> None:

@@ -45,12 +45,6 @@ def interpretable(direction="forward", is_slow=lambda op: False):
     ]
 
 
-@pytest.fixture
-def interpreted():
-    with pallas_interpreter.interpreted():
-        yield
-
-
 @pytest.mark.parametrize(("op", "shape"), interpretable())
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):

@@ -14,11 +14,7 @@ from lutjax.ops.detect import Detect
 from lutjax.ops.lut_pair_attention import LutPairAttention
 from lutjax.training.tables import SGD, RowAdagrad
 
-
-@pytest.fixture(autouse=True)
-def interpreted():
-    with pallas_interpreter.interpreted():
-        yield
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def values(rng, *shape, wild=True):

@@ -21,12 +21,6 @@ from lutjax.tables._row_rules import SGD, RowAdagrad
 
 
 @pytest.fixture
-def interpreted():
-    with pallas_interpreter.interpreted():
-        yield
-
-
-@pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 8 rows, 128 samples and 128 outputs: several along every axis."""
     for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):

@@ -1,6 +1,5 @@
 """Headless Chromium, driven through a pipe by its DevTools protocol."""
 
-import base64
 import json
 import os
 import select
@@ -193,11 +192,6 @@ class Browser:
         )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
-
-    def screenshot(self, path):
-        """Write the whole page as a PNG."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
-        Path(path).write_bytes(base64.b64decode(data))
 
     def problems(self):
         """Return the errors and warnings of the page, and what it asked of the network beyond itself."""
