@@ -13,6 +13,16 @@ document.addEventListener("DOMContentLoaded", () => {
   const reach = () => tables.forEach((table) => (table.tabIndex = table.scrollWidth > table.clientWidth ? 0 : -1));
   reach();
   addEventListener("resize", reach);
+  // Excerpts of search results begin with the text of a page, not with the theme's buttons and contents.
+  if (typeof Search !== "undefined") {
+    const textOf = Search.htmlToText;
+    Search.htmlToText = (html, anchor) => {
+      const page = new DOMParser().parseFromString(html, "text/html");
+      const chrome = ".bd-header-article, .bd-sidebar-secondary, .prev-next-footer, .bd-footer, #jb-print-docs-body";
+      page.querySelectorAll(chrome).forEach((part) => part.remove());
+      return textOf(page.documentElement.outerHTML, anchor);
+    };
+  }
   // Frames are as high as their pages, which a browser only tells of pages of the same server.
   document.querySelectorAll("iframe.gallery-frame").forEach((frame) => {
     const fit = () => {
