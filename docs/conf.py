@@ -88,12 +88,15 @@ html_sourcelink_suffix = ""
 _repository = os.environ.get("READTHEDOCS_GIT_CLONE_URL", "").removesuffix(".git")
 if "GITHUB_REPOSITORY" in os.environ:
     _repository = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}".format_map(os.environ)
+if not _repository.startswith("https://"):
+    _repository = ""  # an address for SSH is no link
 html_theme_options: dict[str, Any] = {
     "show_toc_level": 2,
     "show_navbar_depth": 1,
     "use_download_button": True,
     "repository_url": _repository,
-    "repository_branch": os.environ.get("GITHUB_REF_NAME", "main"),
+    "repository_provider": "github",
+    "repository_branch": os.environ.get("READTHEDOCS_GIT_COMMIT_HASH", os.environ.get("GITHUB_SHA", "main")),
     "path_to_docs": "docs",
     "use_repository_button": bool(_repository),
     "use_source_button": bool(_repository),
