@@ -1,5 +1,9 @@
 """The pages of the gallery, as they are in the repository: their circuits in NumPy, and all of them in a browser."""
 
+import base64
+import gzip
+import json
+import re
 import sys
 
 import browser as browsers
@@ -97,13 +101,16 @@ def test_what_heals_heals():
 
 
 def test_digits_are_read_as_the_examples_say():
-    import json
-    import re
-
     text = (PLAY / "digits.html").read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="circuit">(.*?)</script>', text, re.DOTALL)[1])
     votes = circuit_of("digits")(np.array(data["examples"]))
     assert (np.asarray(votes).argmax(-1) == data["labels"]).mean() > 0.9
+
+
+def test_the_tables_of_the_text_page_are_whole():
+    text = (PLAY / "text.html").read_text(encoding="utf-8")
+    model = json.loads(re.search(r'id="model">(.*?)</script>', text, re.DOTALL)[1])
+    assert len(gzip.decompress(base64.b64decode(model["tables"]))) == 1_933_312
 
 
 @pytest.mark.parametrize("width", [390, 1200])
