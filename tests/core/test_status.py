@@ -202,7 +202,7 @@ def test_every_check_is_shown_at_once():
     """The standard error has a line before the first check, and one for each."""
     result = command("status", "--op", "packed_lut", "--json")
     first, *lines = result.stderr.splitlines()
-    assert first == f"checking {len(lines)} combinations of op, implementation and dtype"
+    assert first == f"Checking {len(lines)} combinations of op, implementation and dtype"
     assert "packed_lut, xla/cpu, uint32: runs here" in lines
     json.loads(result.stdout)
     assert not command("status", "--op", "packed_lut", "--recorded").stderr
