@@ -610,9 +610,9 @@ def test_an_interrupted_run_has_what_was_measured(
     [
         ([], 2, "Missing option '--out'"),
         (["--output", "missing/a.json"], 2, "'missing' is not a writable folder"),
-        (["--output", "old.json"], 2, "'old.json' exists; --update measures again"),
+        (["--output", "old.json"], 2, "'old.json' exists; measure it again (--update)"),
         (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),
-        (["--output", "old.json", "--update", "--resume"], 2, "give one of them"),
+        (["--output", "old.json", "--update", "--resume"], 2, "exclude each other; choose one"),
         (["--output", "bad.json", "--resume"], 2, "bad.json is not JSON"),
         (["--output", "new.json", "--shape", "large"], 2, "'large' is not a shape"),
         (["--output", "new.json", "--shape", "ffn"], 1, "lookup: runs on gpu, the call runs on"),
