@@ -1,0 +1,175 @@
+"""Layers have the variables, initial values and outputs that were recorded in `layer_states.npz`.
+
+Checkpoints depend on the names, collections and values. After an intended change of a layer,
+
+    python tests/core/test_layer_states.py
+
+records them again, from the repository root with `tests/support` on `PYTHONPATH`.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from every_layer import CASES, POSITIONS, sequences, vectors
+from flax import nnx
+from layer_libraries import LIBRARIES, Case, inputs_of, nnx_layer
+
+from lutjax.layers import haiku as lutjax_haiku, linen
+
+RECORDED = pathlib.Path(__file__).parents[1] / "golden" / "layer_states.npz"
+DECODING = {"decode": True, "window": 3}
+MORE = {
+    "LUTAttention, cache of keys": sequences("LUTAttention", **POSITIONS, **DECODING),
+    "LUTAttention, cache of ids": sequences("LUTAttention", cached="ids", **DECODING),
+    "LUTAttention, cache of counts": sequences("LUTAttention", cached="counts", decode=True),
+    "LUTPairAttention, cache": sequences("LUTPairAttention", **DECODING),
+    "LUT, inferred": vectors("LUT", n_detectors=4, n_anchors=2),
+    "LogicGates, inferred": vectors("LogicGates", wiring="learnable"),
+}
+
+
+def recorded_cases() -> dict[str, Case]:
+    """Return the first case of each layer and set of variables."""
+    found: dict[Any, str] = {}
+    for name, case in CASES.items():
+        if "gumbel" not in name:
+            kinds = tuple((v.name, v.kind) for v in case.spec.variables())
+            found.setdefault((case.layer, kinds), name)
+    return {name: CASES[name] for name in found.values()} | MORE
+
+
+NAMES = recorded_cases()
+
+
+def arguments_of(library: str, name: str, case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a constructor."""
+    if name.endswith("inferred") and library != "nnx":
+        return (), {"out_features": case.sizes[1], **case.options}
+    return case.sizes, case.options
+
+
+def drawn(library: str, name: str, case: Case, x: jax.Array) -> dict[str, Any]:
+    """Return the variables of a new layer, by their collection or type and their name."""
+    args, options = arguments_of(library, name, case)
+    if library == "nnx":
+        layer = nnx_layer(case)
+        if case.options.get("decode"):
+            layer.init_cache(x.shape, ids="ids" in name, counts="counts" in name)
+        return {
+            f"{type(v).__name__}/{'.'.join(map(str, path))}": v.get_value()
+            for path, v in nnx.to_flat_state(nnx.state(layer, nnx.Not(nnx.RngState)))
+        }
+    if library == "linen":
+        layer = getattr(linen, case.layer)(*args, **options)
+        return flat(layer.init(jax.random.key(0), x, **case.call))
+    params, state = transformed(name, case).init(jax.random.key(0), x)
+    return {**flat({"params": params}), **flat({"state": state})}
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    return {"/".join(str(k.key) for k in path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def nested(arrays: dict[str, Any], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *parts, last = path.split("/", depth)
+        place = found
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = array
+    return found
+
+
+def transformed(name: str, case: Case) -> Any:
+    args, options = arguments_of("haiku", name, case)
+    return hk.transform_with_state(
+        lambda x: getattr(lutjax_haiku, case.layer)(*args, **options)(x, **case.call)
+    )
+
+
+def output(library: str, name: str, case: Case, arrays: dict[str, Any], x: jax.Array) -> jax.Array:
+    """Return the output of a layer with these variables."""
+    args, options = arguments_of(library, name, case)
+    if library == "nnx":
+        layer = nnx_layer(case)
+        if case.options.get("decode"):
+            layer.init_cache(x.shape, ids="ids" in name, counts="counts" in name)
+        for path, array in arrays.items():
+            getattr(layer, path.partition("/")[2]).set_value(jnp.asarray(array))
+        rngs = {"rngs": nnx.Rngs(5)} if case.spec.random else {}
+        return layer(x, **case.call, **rngs)
+    rng = jax.random.key(5)
+    if library == "linen":
+        layer = getattr(linen, case.layer)(*args, **options)
+        rngs = {case.spec.stream: rng} if case.spec.random else {}
+        return layer.apply(nested(arrays, 1), x, **case.call, rngs=rngs, mutable=["cache"])[0]
+    trees = nested(arrays, 2)
+    return transformed(name, case).apply(trees.get("params", {}), trees.get("state", {}), rng, x)[0]
+
+
+def trained(arrays: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Return the variables with other numbers in place of zeros, with which outputs say something."""
+    names = {v.name for v in case.spec.variables() if v.kind in ("tables", "params", "quantised")}
+    rng = np.random.default_rng(0)
+    found = {}
+    for path, array in sorted(arrays.items()):
+        array, name = np.asarray(array), path.rpartition("/")[2]
+        if name in names and name != "exponents" and array.size and not array.any():
+            numbers = rng.integers(-100, 100, array.shape)
+            array = (numbers if array.dtype == np.int8 else numbers / 64).astype(array.dtype)
+        found[path] = array
+    return found
+
+
+def recorded() -> Iterator[tuple[str, np.ndarray]]:
+    for name, case in NAMES.items():
+        x = inputs_of(case)
+        for library in LIBRARIES:
+            arrays = drawn(library, name, case, x)
+            for path, array in arrays.items():
+                yield f"{name}|{library}|{path}", np.asarray(array)
+            y = output(library, name, case, trained(arrays, case), x)
+            yield f"{name}|{library}|", np.asarray(y)
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, np.ndarray]:
+    with np.load(RECORDED) as file:
+        return dict(file)
+
+
+def assert_same(found: Any, want: np.ndarray, where: str) -> None:
+    """Check equality up to the rounding of elementary functions, which differs between CPUs."""
+    found = np.asarray(found)
+    assert (found.dtype, found.shape) == (want.dtype, want.shape), where
+    if np.issubdtype(want.dtype, np.floating):
+        np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6, err_msg=where)
+    else:
+        np.testing.assert_array_equal(found, want, err_msg=where)
+
+
+@pytest.mark.thorough("*-linen", "*-haiku")
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_state(name: str, library: str, states: dict[str, np.ndarray]) -> None:
+    """A new layer has the recorded variables and values, and the recorded state gives the recorded output."""
+    case, prefix = NAMES[name], f"{name}|{library}|"
+    x = inputs_of(case)
+    of_layer = {key.removeprefix(prefix): a for key, a in states.items() if key.startswith(prefix)}
+    want = of_layer.pop("")
+    found = drawn(library, name, case, x)
+    assert found.keys() == of_layer.keys()
+    for path, array in found.items():
+        assert_same(array, of_layer[path], path)
+    assert_same(output(library, name, case, trained(of_layer, case), x), want, "output")
+
+
+if __name__ == "__main__":
+    np.savez_compressed(RECORDED, **dict(recorded()))
