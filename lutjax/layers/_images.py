@@ -18,7 +18,7 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
-from lutjax.layers._tables import TableOptions, TableSpec
+from lutjax.layers._tables import TableSpec
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.reads import Read
 from lutjax.values._dtypes import accumulator
@@ -29,20 +29,15 @@ from lutjax.wiring._sizes import Size, as_image, pair, shape_of
 _window_groups = functools.lru_cache(maxsize=32)(wiring.window_groups)
 
 
-@dataclasses.dataclass(eq=False)
-class _ImageArguments(TableOptions):
-    """Arguments of all layers of tables over images."""
+@dataclasses.dataclass(unsafe_hash=True)
+class _ReadSpec(ScoredSpec, TableSpec):
+    """Base of the specs of layers of tables over images, which read one row each or rows with scores."""
 
     _: dataclasses.KW_ONLY
     read: Read | None = None
     table_dropout: float | int = 0.0
     deterministic: bool = False
     quantized: bool = False
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _ReadSpec(_ImageArguments, ScoredSpec, TableSpec):
-    """Base of the specs of layers of tables over images, which read one row each or rows with scores."""
 
     def _check_sizes(self) -> None:
         self._check_scored()
@@ -164,8 +159,8 @@ class _ImageSpec(_ReadSpec):
         )
 
 
-@dataclasses.dataclass(eq=False)
-class SpatialLUTArguments(_ImageArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class SpatialLUTSpec(_ImageSpec):
     """Layer of look-up tables between two maps: groups of detectors read a part of one and reach a part of the other.
 
     The detectors of a group compare pairs of the inputs in its receptive field, and their tables add to the outputs in its
@@ -200,14 +195,6 @@ class SpatialLUTArguments(_ImageArguments):
     """
 
     connectivity: Connectivity
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class SpatialLUTSpec(SpatialLUTArguments, _ImageSpec):
-    """Spec of `SpatialLUT`.
-
-    Source: docs/semantics.md, section 11.
-    """
 
     example: ClassVar[Example] = (
         "wiring.full((6, 5), (3, 4)), n_detectors=4, n_anchors=3",
@@ -294,8 +281,8 @@ def _check_windows(spec: Any) -> None:
             setattr(spec, name, size)
 
 
-@dataclasses.dataclass(eq=False)
-class WindowLUTArguments(_ImageArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class WindowLUTSpec(_ImageSpec):
     """Layer of look-up tables over windows of an image: each place of the window has tables of its own.
 
     The detectors of a place compare pairs of the values in its window, and their tables add to the outputs of that place. Inputs are
@@ -338,14 +325,6 @@ class WindowLUTArguments(_ImageArguments):
     kernel: Size
     stride: Size = 1
     padding: Size = 0
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
-    """Spec of `WindowLUT`.
-
-    Source: docs/semantics.md, section 11.
-    """
 
     example: ClassVar[Example] = (
         "(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3",
@@ -390,8 +369,8 @@ class WindowLUTSpec(WindowLUTArguments, _ImageSpec):
         return self._rounded(y).reshape(*values.shape[:-1], *self.connectivity.out_shape)
 
 
-@dataclasses.dataclass(eq=False)
-class ConvLUTArguments(_ImageArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class ConvLUTSpec(_ReadSpec):
     """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
 
     Detectors compare pairs of the values in a window, and their tables add to the outputs of its place. Windows are not copied, so the
@@ -441,14 +420,6 @@ class ConvLUTArguments(_ImageArguments):
     padding: Size = 0
     groups: int = 1
     pool: Size | str | None = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class ConvLUTSpec(ConvLUTArguments, _ReadSpec):
-    """Spec of `ConvLUT`.
-
-    Source: docs/semantics.md, section 11.
-    """
 
     example: ClassVar[Example] = (
         "(8, 6, 3), 10, kernel=3, padding=1, n_detectors=16, n_anchors=5",

@@ -21,7 +21,7 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
-from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES, accumulation
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivative_of
@@ -138,9 +138,9 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
     return spec._cast(x)
 
 
-@dataclasses.dataclass(eq=False)
-class _LogicArguments(Arguments):
-    """Arguments of all layers with wires and estimators."""
+@dataclasses.dataclass(unsafe_hash=True)
+class _LogicSpec(Spec):
+    """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
@@ -152,12 +152,6 @@ class _LogicArguments(Arguments):
     wires: Any = None
     deterministic: bool = False
 
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _LogicSpec(_LogicArguments, Spec):
-    """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
-
-    _: dataclasses.KW_ONLY
     wires_fan_out: int | None = None
 
     given: ClassVar[tuple[str, ...]] = ("wires",)
@@ -287,9 +281,12 @@ class _LogicSpec(_LogicArguments, Spec):
         return {"feature_axis": self.feature_axis, "implementation": self.implementation}
 
 
-@dataclasses.dataclass(eq=False)
-class _WiredArguments(_LogicArguments):
-    """Arguments of layers whose gates or tables read inputs of a vector."""
+@dataclasses.dataclass(unsafe_hash=True)
+class _WiredSpec(_LogicSpec):
+    """Base of specs whose gates or tables read inputs of a vector.
+
+    Trained scores choose among the candidates of learned wirings (`CHOSEN`), or mix them.
+    """
 
     in_features: int
     out_features: int
@@ -298,14 +295,6 @@ class _WiredArguments(_LogicArguments):
     candidates: int = 8
     scores_init: Initializer = GAUSSIAN
     accumulate: lutjax.FixedPoint | None = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _WiredSpec(_WiredArguments, _LogicSpec):
-    """Base of specs whose gates or tables read inputs of a vector.
-
-    Trained scores choose among the candidates of learned wirings (`CHOSEN`), or mix them.
-    """
 
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
 
@@ -516,8 +505,8 @@ class _WiredSpec(_WiredArguments, _LogicSpec):
         raise NotImplementedError
 
 
-@dataclasses.dataclass(eq=False)
-class LogicGatesArguments(_WiredArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicGatesSpec(_WiredSpec):
     """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
 
     With ``deterministic=True`` (an argument of the layer and of each call) every gate is the one with the largest logit:
@@ -567,14 +556,6 @@ class LogicGatesArguments(_WiredArguments):
     _: dataclasses.KW_ONLY
     logits_init: Initializer = RESIDUAL
 
-
-@dataclasses.dataclass(unsafe_hash=True)
-class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
-    """Spec of `LogicGates`.
-
-    Source: docs/logic.md, sections 1 and 4.
-    """
-
     example: ClassVar[Example] = ("16, 40", (32, 16), (32, 40))
 
     op = staticmethod(lutjax.bilinear_gates)
@@ -614,8 +595,8 @@ class LogicGatesSpec(LogicGatesArguments, _WiredSpec):
         return 2 * (1 - constant) - one, 1 - constant
 
 
-@dataclasses.dataclass(eq=False)
-class LogicRNNArguments(LogicGatesArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicRNNSpec(LogicGatesSpec):
     """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
 
     Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
@@ -639,14 +620,6 @@ class LogicRNNArguments(LogicGatesArguments):
 
     Raises:
       ValueError: a size is impossible, or a wire is neither an input nor a gate.
-
-    Source: docs/logic.md, section 10.
-    """
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class LogicRNNSpec(LogicRNNArguments, LogicGatesSpec):
-    """Spec of `LogicRNN`.
 
     Source: docs/logic.md, section 10.
     """
@@ -794,17 +767,12 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
     return found
 
 
-@dataclasses.dataclass(eq=False)
-class _TableArguments(_WiredArguments):
-    """Arguments of layers with tables over bits."""
+@dataclasses.dataclass(unsafe_hash=True)
+class _TableSpec(_WiredSpec):
+    """Base of specs with tables over bits."""
 
     _: dataclasses.KW_ONLY
     n_inputs: int = 4
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _TableSpec(_TableArguments, _WiredSpec):
-    """Base of specs with tables over bits."""
 
     @property
     def arity(self) -> int:
@@ -846,8 +814,8 @@ class _TableSpec(_TableArguments, _WiredSpec):
         return {**sizes, "n_inputs": read[1]} if len(read) > 1 else sizes
 
 
-@dataclasses.dataclass(eq=False)
-class SoftLUTArguments(_TableArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class SoftLUTSpec(_TableSpec):
     """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
 
     With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
@@ -881,14 +849,6 @@ class SoftLUTArguments(_TableArguments):
     _: dataclasses.KW_ONLY
     parameterization: str = "light"
     table_init: Initializer | None = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class SoftLUTSpec(SoftLUTArguments, _TableSpec):
-    """Spec of `SoftLUT`.
-
-    Source: docs/logic.md, sections 3 and 4.
-    """
 
     example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
 
@@ -946,8 +906,8 @@ class SoftLUTSpec(SoftLUTArguments, _TableSpec):
         return self._logits(arrays) > 0
 
 
-@dataclasses.dataclass(eq=False)
-class BinaryLUTArguments(_TableArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class BinaryLUTSpec(_TableSpec):
     """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
 
     A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
@@ -982,14 +942,6 @@ class BinaryLUTArguments(_TableArguments):
     estimator: str = "straight_through"
     table_init: Initializer = uniform_table
 
-
-@dataclasses.dataclass(unsafe_hash=True)
-class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
-    """Spec of `BinaryLUT`.
-
-    Source: docs/logic.md, section 3.
-    """
-
     example = ("16, 40, n_inputs=3", (32, 16), (32, 40))
 
     op = staticmethod(lutjax.binary_lut)
@@ -1021,8 +973,8 @@ class BinaryLUTSpec(BinaryLUTArguments, _TableSpec):
         return jnp.asarray(arrays["table"]) > 0
 
 
-@dataclasses.dataclass(eq=False)
-class GroupSumArguments(Arguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class GroupSumSpec(Spec):
     """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
 
     Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
@@ -1044,14 +996,6 @@ class GroupSumArguments(Arguments):
     _: dataclasses.KW_ONLY
     feature_axis: int = -1
     accumulate: lutjax.FixedPoint | None = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class GroupSumSpec(GroupSumArguments, Spec):
-    """Spec of `GroupSum`.
-
-    Source: docs/logic.md, section 4.
-    """
 
     example = ("2, tau=2.0", (32, 6), (32, 2))
 
@@ -1086,8 +1030,8 @@ class GroupSumSpec(GroupSumArguments, Spec):
         return sums / jnp.asarray(self.tau, x.dtype)
 
 
-@dataclasses.dataclass(eq=False)
-class ThermometerArguments(Arguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class ThermometerSpec(Spec):
     """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
 
     Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
@@ -1132,17 +1076,8 @@ class ThermometerArguments(Arguments):
     widths: Any = None
     deterministic: bool = False
 
-
-@dataclasses.dataclass(unsafe_hash=True)
-class ThermometerSpec(ThermometerArguments, Spec):
-    """Spec of `Thermometer`.
-
-    Source: docs/logic.md, section 4.
-    """
-
     example = ("16, 3", (32, 16), (32, 48))
 
-    _: dataclasses.KW_ONLY
     has_widths: bool = False
 
     given: ClassVar[tuple[str, ...]] = ("thresholds", "widths")

@@ -25,11 +25,11 @@ from lutjax.layers._logic import (
     RESIDUAL,
     LogicGatesSpec,
     SoftLUTSpec,
-    _LogicArguments,
     _LogicSpec,
 )
 from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
+from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
 from lutjax.wiring._sizes import Size, pair, shape_of
 
@@ -37,8 +37,8 @@ LEAVES = ("balanced", "random")
 """Wirings of leaves."""
 
 
-@dataclasses.dataclass(eq=False)
-class LogicConvArguments(_LogicArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class LogicConvSpec(_LogicSpec):
     """Layer that convolves an image with trees of gates, and takes the or of neighboring places.
 
     A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
@@ -94,30 +94,6 @@ class LogicConvArguments(_LogicArguments):
     logits_init: Initializer = RESIDUAL
     table_init: Initializer | None = None
 
-
-class _Gates(LogicGatesSpec):
-    """Spec of nodes that are gates."""
-
-    @property
-    def layer(self) -> str:
-        return "LogicConv"
-
-
-class _Tables(SoftLUTSpec):
-    """Spec of nodes that are tables."""
-
-    @property
-    def layer(self) -> str:
-        return "LogicConv"
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class LogicConvSpec(LogicConvArguments, _LogicSpec):
-    """Spec of `LogicConv`.
-
-    Source: docs/logic.md, section 8.
-    """
-
     example: ClassVar[Example] = (
         "(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2",
         (32, 8, 8, 3),
@@ -165,16 +141,19 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         self._nodes()  # checks the other options
 
     # ------------------------------------------------------------------------------------- sizes
-    def _nodes(self) -> _Gates | _Tables:
+    def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
         """Return the spec of all nodes of all trees, without their wires."""
         n_nodes = sum(self.levels)
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("estimator", "param_dtype", "n_inputs")
         }
+        options["class_name"] = self.layer
         if self.parameterization == "gates":
             arity = options.pop("n_inputs")
-            return _Gates(arity, n_nodes, logits_init=self.logits_init, **options).at(self.temperature)
-        tables = _Tables(
+            return LogicGatesSpec(arity, n_nodes, logits_init=self.logits_init, **options).at(
+                self.temperature
+            )
+        tables = SoftLUTSpec(
             self.n_inputs,
             n_nodes,
             parameterization=self.parameterization,
@@ -222,7 +201,7 @@ class LogicConvSpec(LogicConvArguments, _LogicSpec):
         return [self.n_kernels * self.n_inputs**level for level in reversed(range(self.depth))]
 
     @property
-    def connectivity(self) -> wiring.Connectivity:
+    def connectivity(self) -> Connectivity:
         """Windows at all places, and the trees there, before the or: for `lutjax.wiring.show`."""
         return wiring.window_groups(
             self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.n_kernels

@@ -18,7 +18,7 @@ from lutjax._names import PLACEMENTS
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host import HostTable, Normal
@@ -52,8 +52,8 @@ class History(NamedTuple):
     values: Float[Array, "*batch _ features"]
 
 
-@dataclasses.dataclass(eq=False)
-class NgramMemoryArguments(Arguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class NgramMemorySpec(Spec):
     """Layer of hashed n-gram tables beside attention: the last tokens address rows, and a gate reads them.
 
     ``y = memory(x, tokens)`` is to be added to `x`, the vectors of the tokens at some depth of a model. Each n-gram that ends at a token has a row in
@@ -111,14 +111,6 @@ class NgramMemoryArguments(Arguments):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     placement: str | HostTables = "device"
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class NgramMemorySpec(NgramMemoryArguments, Spec):
-    """Spec of `NgramMemory`.
-
-    Source: docs/semantics.md, section 14.
-    """
 
     example: ClassVar[Example] = ("16, rows=1000", (4, 32, 16), (4, 32, 16))
 

@@ -19,7 +19,7 @@ from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
-from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
 
@@ -37,9 +37,9 @@ def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
     return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
 
 
-@dataclasses.dataclass(eq=False)
-class _KeyArguments(Arguments):
-    """Arguments of all layers whose rows are addressed by products of keys."""
+@dataclasses.dataclass(unsafe_hash=True)
+class _KeySpec(Spec):
+    """Base of the specs of layers whose rows are addressed by products of keys."""
 
     in_features: int
     out_features: int
@@ -57,87 +57,6 @@ class _KeyArguments(Arguments):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     placement: str | HostTables = "device"
-
-
-@dataclasses.dataclass(eq=False)
-class ProductKeyMemoryArguments(_KeyArguments):
-    """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
-
-    A projection makes two queries for each head, each divided by the root of its mean square and scaled. Each is compared with a set of
-    `n_keys` keys by inner products. Row ``i * n_keys + j`` of the table has the sum of the scores of key ``i`` of the first set and key ``j`` of the
-    second; each head reads the `k` rows with the largest sums, weighted by their softmax. They are among the pairs of the
-    `k` best keys of both sets, so ``2 * n_keys`` scores stand for ``n_keys**2``. The rows of all heads are added.
-
-    Variables:
-      query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
-      query_scale: trained, ``[heads, 2, key_size]``, ones.
-      half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
-      weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
-
-    Args:
-      in_features: inputs.
-      out_features: outputs.
-      n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
-      heads: pairs of queries, with keys of their own.
-      k: rows that each head reads.
-      key_size: numbers of a key; by default half as many as inputs, rounded up.
-      dtype: dtype of the projection and of the output; by default that of inputs and parameters together. The table keeps its own, and scores
-        are at least float32.
-      param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
-      weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
-      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first axis: inside of a
-        `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
-      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
-        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
-
-    Raises:
-      ValueError: a size is impossible.
-
-    Source: docs/semantics.md, section 15.
-
-    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
-    itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
-    """
-
-
-@dataclasses.dataclass(eq=False)
-class ProductKeyExpertsArguments(_KeyArguments):
-    """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
-
-    Experts are chosen and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its
-    weight: two rows are read for it.
-
-    Variables:
-      query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
-      down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
-      up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
-
-    Args:
-      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
-      n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
-      k: experts that each head asks.
-      weights_init: draws both tables, as in `jax.nn.initializers`.
-      activation: of the neurons, a function of arrays.
-
-    Raises:
-      ValueError: a size is impossible.
-
-    Source: docs/semantics.md, section 15.
-
-    Published: He, Mixture of A Million Experts, 2024 (PEER).
-    """
-
-    _: dataclasses.KW_ONLY
-    heads: int = 8
-    k: int = 16
-    activation: Callable[..., Any] = jax.nn.gelu
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _KeySpec(_KeyArguments, Spec):
-    """Base of the specs of layers whose rows are addressed by products of keys."""
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features", "n_keys", "heads", "k"):
@@ -226,10 +145,45 @@ def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProductKeyMemorySpec(ProductKeyMemoryArguments, _KeySpec):
-    """Spec of `ProductKeyMemory`.
+class ProductKeyMemorySpec(_KeySpec):
+    """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
+
+    A projection makes two queries for each head, each divided by the root of its mean square and scaled. Each is compared with a set of
+    `n_keys` keys by inner products. Row ``i * n_keys + j`` of the table has the sum of the scores of key ``i`` of the first set and key ``j`` of the
+    second; each head reads the `k` rows with the largest sums, weighted by their softmax. They are among the pairs of the
+    `k` best keys of both sets, so ``2 * n_keys`` scores stand for ``n_keys**2``. The rows of all heads are added.
+
+    Variables:
+      query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
+      query_scale: trained, ``[heads, 2, key_size]``, ones.
+      half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
+      weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
+      heads: pairs of queries, with keys of their own.
+      k: rows that each head reads.
+      key_size: numbers of a key; by default half as many as inputs, rounded up.
+      dtype: dtype of the projection and of the output; by default that of inputs and parameters together. The table keeps its own, and scores
+        are at least float32.
+      param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
+      weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
+      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first axis: inside of a
+        `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
+      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
+        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
+
+    Raises:
+      ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
+    itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
     """
 
     example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
@@ -248,11 +202,36 @@ class ProductKeyMemorySpec(ProductKeyMemoryArguments, _KeySpec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProductKeyExpertsSpec(ProductKeyExpertsArguments, _KeySpec):
-    """Spec of `ProductKeyExperts`.
+class ProductKeyExpertsSpec(_KeySpec):
+    """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
+
+    Experts are chosen and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its
+    weight: two rows are read for it.
+
+    Variables:
+      query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
+      down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
+      up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+
+    Args:
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
+      n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
+      k: experts that each head asks.
+      weights_init: draws both tables, as in `jax.nn.initializers`.
+      activation: of the neurons, a function of arrays.
+
+    Raises:
+      ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 15.
+
+    Published: He, Mixture of A Million Experts, 2024 (PEER).
     """
+
+    _: dataclasses.KW_ONLY
+    heads: int = 8
+    k: int = 16
+    activation: Callable[..., Any] = jax.nn.gelu
 
     example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
 

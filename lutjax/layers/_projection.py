@@ -16,7 +16,6 @@ from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import (
     QUANTIZED,
-    Arguments,
     Arrays,
     Example,
     Initializer,
@@ -144,8 +143,8 @@ class ScoredSpec(Spec):
         return drawn.astype(dtype) / jnp.asarray(kept, dtype)
 
 
-@dataclasses.dataclass(eq=False)
-class ProjectionLUTArguments(Arguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class ProjectionLUTSpec(ScoredSpec):
     """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
 
     The first projection makes the inputs of the heads, ``width`` for each. The tables of a head compare pairs of its inputs, and add
@@ -215,14 +214,6 @@ class ProjectionLUTArguments(Arguments):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     anchors: Any = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class ProjectionLUTSpec(ProjectionLUTArguments, ScoredSpec):
-    """Spec of `ProjectionLUT`.
-
-    Source: docs/semantics.md, section 12.
-    """
 
     example: ClassVar[Example] = ("16, 16, heads=4, tables=8, bits=3", (32, 16), (32, 16))
     given: ClassVar[tuple[str, ...]] = ("anchors",)

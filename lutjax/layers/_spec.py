@@ -1,13 +1,14 @@
 """Layers without a library: arguments, variables, checks and casts.
 
-A layer is two classes, side by side in `_tables.py`, `_images.py`, `_projection.py`, `_memory.py`, `_product_keys.py`, `_logic.py` or `_logic_images.py`. ``LUTArguments`` is a dataclass: its fields are the
-constructor's arguments and its docstring is the documentation, which ``python docs/signatures.py`` writes into the ``LUT`` of every library. ``LUTSpec`` adds the variables and the
-forward pass, and holds no arrays. A library's ``LUT`` has a spec: it stores the variables
-that the spec names in the library's own way, and hands them back as a mapping from name to array.
+A layer is a dataclass such as ``LUTSpec`` in `_tables.py`, `_images.py`, `_projection.py`, `_memory.py`, `_product_keys.py`, `_logic.py` or
+`_logic_images.py`. Its fields are the constructor arguments, and its docstring is the documentation of the layer in every library. It declares the
+variables, checks them, and computes the forward pass from a mapping of names to arrays. A spec holds no arrays: the layer of a library stores the
+variables in its own way.
 """
 
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -68,11 +69,7 @@ class Variable:
         return self.init(key()) if self.derive is None else self.derive(before)
 
 
-class Arguments:
-    """Base of the arguments of layers."""
-
-
-# Specs are values: not frozen, as a dataclass cannot be whose base is not, yet nobody changes one.
+# Specs are values and never change. They are not frozen because `__post_init__` normalizes arguments.
 @dataclasses.dataclass(unsafe_hash=True)
 class Spec:
     """Base of all specs, which add arguments, variables and a forward pass."""
@@ -81,6 +78,8 @@ class Spec:
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
     implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
     stream: ClassVar[str] = "gates"  # of random numbers, where the library has streams
+
+    class_name: str = dataclasses.field(default="", kw_only=True, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle` and `copy.deepcopy`."""
@@ -93,8 +92,8 @@ class Spec:
 
     @property
     def layer(self) -> str:
-        """Name of the layer, for messages."""
-        return type(self).__name__.removesuffix("Spec")
+        """Name of the layer in messages: that of its class, which may be a subclass written by a user."""
+        return self.class_name or layer_name(type(self))
 
     @classmethod
     def arrays_of(cls, given: Arrays) -> Arrays:
@@ -304,23 +303,50 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
-def arguments(spec_type: type[Spec]) -> list[str]:
+def layer_name(spec_type: type[Spec]) -> str:
+    """Return the name of the layer of a spec."""
+    return spec_type.__name__.removesuffix("Spec")
+
+
+@functools.cache
+def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
     """Return the names of the arguments of a layer."""
-    return [field.name for field in dataclasses.fields(spec_type) if field.name not in spec_type.implied]
+    others = {*spec_type.implied, "class_name"}
+    return tuple(field.name for field in dataclasses.fields(spec_type) if field.name not in others)
 
 
+def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect.Parameter]:
+    """Return the parameters of the constructor of a layer.
+
+    Args:
+      inferred: whether `in_features` may be None, to be inferred from the first input.
+    """
+    names = set(arguments(spec_type))
+    found = [p for p in inspect.signature(spec_type).parameters.values() if p.name in names]
+    if not inferred or found[0].name != "in_features":
+        return found
+    # Arguments after one with a default need a default too; the spec rejects None for them.
+    return [
+        p.replace(default=None, annotation=p.annotation | None)
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+        else p
+        for p in found
+    ]
+
+
+@functools.cache
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
     """Return the names of the attributes that a layer shares with its spec."""
-    fields = {field.name for field in dataclasses.fields(spec_type)} - set(spec_type.given)
+    fields = set(arguments(spec_type)) | set(spec_type.implied)
+    fields -= set(spec_type.given)
     derived = ("out_features", "out_shape", "connectivity")
     return frozenset(fields | {name for name in derived if hasattr(spec_type, name)})
 
 
-def n_inputs(spec_type: type[Spec], options: Mapping[str, Any], x: Any) -> int | None:
+def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
     """Return the number of inputs of `x` for a layer whose `in_features` is None, and None for other layers."""
     if options.get("in_features", 0) is not None:
         return None
-    layer = spec_type.__name__.removesuffix("Spec")
     require_array(layer, "x", x)
     if not x.ndim:
         raise ValueError(f"{layer}: x has shape []; expected an axis of inputs.")
@@ -337,11 +363,12 @@ def unknown_inputs(layer: str) -> ValueError:
 
 
 def build(
-    spec_type: type[Spec], options: Mapping[str, Any], *, owner: bool = False
+    spec_type: type[Spec], options: Mapping[str, Any], *, name: str = "", owner: bool = False
 ) -> tuple[Any, tuple[Variable, ...]]:
     """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
 
     Args:
+      name: class of the layer, for messages; by default that of the spec.
       owner: whether the layer has tables in the memory of the host itself; otherwise its `placement` may be `HostTables`, of which the spec knows only that they are there.
 
     Raises:
@@ -350,11 +377,12 @@ def build(
     """
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}
-    options = checked(spec_type.__name__.removesuffix("Spec"), spec_type, options)
+    name = name or layer_name(spec_type)
+    options = checked(name, spec_type, options)
     placed = isinstance(options.get("placement"), HostTables)
     if placed:
         options["placement"] = "host"
-    spec = spec_type(**options, **spec_type.implied_by(explicit))
+    spec = spec_type(**options, **spec_type.implied_by(explicit), class_name=name)
     given = spec_type.arrays_of(explicit)
     if placed and owner:
         raise ValueError(

@@ -17,7 +17,7 @@ from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
-from lutjax.layers._spec import Arguments, Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets, draw_anchors
@@ -34,9 +34,9 @@ def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
-@dataclasses.dataclass(eq=False)
-class TableOptions(Arguments):
-    """Options of all layers that add rows of tables."""
+@dataclasses.dataclass(unsafe_hash=True)
+class TableSpec(Spec):
+    """Base of the specs of layers that add rows of tables."""
 
     _: dataclasses.KW_ONLY
     n_detectors: int
@@ -48,60 +48,6 @@ class TableOptions(Arguments):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     anchors: Any = None
-
-
-@dataclasses.dataclass(eq=False)
-class _TableArguments(TableOptions):
-    """Arguments of all layers that add rows of tables over a vector."""
-
-    in_features: int
-    out_features: int
-
-
-@dataclasses.dataclass(eq=False)
-class LUTArguments(_TableArguments):
-    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
-
-    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
-    the output is the sum of these rows. There is no bias: a constant input selects rows too.
-
-    With `groups` inputs, detectors and outputs fall into groups that follow each other: the detectors of a group read its inputs and
-    add to its outputs.
-
-    Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first; with `groups`
-        ``[..., out_features / groups]``.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-
-    Args:
-      in_features: inputs.
-      out_features: outputs.
-      n_detectors: detectors, each with one table.
-      n_anchors: anchor pairs of each detector.
-      epsilon: half-width of the dead zone of a comparison.
-      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
-        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs
-        are not cast, and the output has the dtype of the tables.
-      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
-      weights_init: draws the tables, as in `jax.nn.initializers`.
-      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the op; see `lutjax.lut`.
-      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
-      groups: number of groups; anchors are ids of the inputs of a group.
-
-    Raises:
-      ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
-
-    Source: docs/semantics.md, section 3.
-    """
-
-    _: dataclasses.KW_ONLY
-    groups: int | None = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class TableSpec(TableOptions, Spec):
-    """Base of the specs of layers that add rows of tables."""
 
     given: ClassVar[tuple[str, ...]] = ("anchors",)
 
@@ -184,8 +130,11 @@ class TableSpec(TableOptions, Spec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _TableSpec(_TableArguments, TableSpec):
+class _TableSpec(TableSpec):
     """Base of the specs of layers that add rows of tables over a vector."""
+
+    in_features: int
+    out_features: int
 
     min_rank: ClassVar[int] = 1  # least number of axes of the inputs
 
@@ -226,11 +175,44 @@ class _TableSpec(_TableArguments, TableSpec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class LUTSpec(LUTArguments, _TableSpec):
-    """Spec of `LUT`.
+class LUTSpec(_TableSpec):
+    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
+
+    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
+    the output is the sum of these rows. There is no bias: a constant input selects rows too.
+
+    With `groups` inputs, detectors and outputs fall into groups that follow each other: the detectors of a group read its inputs and
+    add to its outputs.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first; with `groups`
+        ``[..., out_features / groups]``.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+
+    Args:
+      in_features: inputs.
+      out_features: outputs.
+      n_detectors: detectors, each with one table.
+      n_anchors: anchor pairs of each detector.
+      epsilon: half-width of the dead zone of a comparison.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
+        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs
+        are not cast, and the output has the dtype of the tables.
+      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
+      weights_init: draws the tables, as in `jax.nn.initializers`.
+      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      implementation: which implementation runs the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      groups: number of groups; anchors are ids of the inputs of a group.
+
+    Raises:
+      ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
 
     Source: docs/semantics.md, section 3.
     """
+
+    _: dataclasses.KW_ONLY
+    groups: int | None = None
 
     example: ClassVar[Example] = ("8, 4, n_detectors=16, n_anchors=6", (32, 8), (32, 4))
 
@@ -277,37 +259,6 @@ class LUTSpec(LUTArguments, _TableSpec):
     ) -> Float[jax.Array, "*batch outputs"]:
         x, weights = self._inputs(x), self._stored(arrays["weights"])
         return self._run(lutjax.lut, x, weights, arrays["anchors"])
-
-
-@dataclasses.dataclass(eq=False)
-class SparseLUTArguments(LUTArguments):
-    """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
-
-    Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
-      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
-
-    Args:
-      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
-        implementation, anchors: as in `LUT`.
-      groups: as in `LUT`; targets are ids of the outputs of a group.
-      n_targets: outputs that each row reaches, drawn without replacement.
-      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
-        ``"layer"``.
-      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them for each row.
-
-    Raises:
-      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
-
-    Source: docs/semantics.md, section 4.
-    """
-
-    _: dataclasses.KW_ONLY
-    n_targets: int | None = None
-    targets_per: str = "row"
-    targets: Any = None
 
 
 class _WithTargets(TableSpec):
@@ -384,15 +335,37 @@ class _WithTargets(TableSpec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
-    """Spec of `SparseLUT`; `targets_shape` is the shape of explicit targets.
+class SparseLUTSpec(_WithTargets, LUTSpec):
+    """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
+
+    Args:
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
+        implementation, anchors: as in `LUT`.
+      groups: as in `LUT`; targets are ids of the outputs of a group.
+      n_targets: outputs that each row reaches, drawn without replacement.
+      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
+        ``"layer"``.
+      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them for each row.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
 
     Source: docs/semantics.md, section 4.
     """
 
+    _: dataclasses.KW_ONLY
+    n_targets: int | None = None
+    targets_per: str = "row"
+    targets: Any = None
+
     example = ("8, 100, n_detectors=16, n_anchors=3, n_targets=5", (32, 8), (32, 100))
 
-    _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
     edge_sizes: tuple[int, int, int, int] | None = (
         None  # detectors, rows, outputs and width of a list of edges
@@ -477,7 +450,7 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
         super()._check_sizes()
         if self.n_targets is None and self.targets_shape is None:
             raise ValueError(
-                "SparseLUT: give either n_targets, to draw the targets, or the targets themselves."
+                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
             )
         self._check_targets()
 
@@ -492,53 +465,11 @@ class SparseLUTSpec(SparseLUTArguments, _WithTargets, LUTSpec):
         return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], targets, self.n_outputs)
 
 
-@dataclasses.dataclass(eq=False)
-class LUTAttentionArguments(_TableArguments):
-    """Layer of concatenated look-up-table attention: one row per pair of positions.
+@dataclasses.dataclass(unsafe_hash=True)
+class _SequenceSpec(_WithTargets, _TableSpec):
+    """Base of the two kinds of attention: positions, window, segments and the cache."""
 
-    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
-    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
-    causal layer outputs 0. There are no heads: use more detectors.
-
-    Variables:
-      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, zeros at first.
-      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
-        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
-        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
-
-    Args:
-      in_features, out_features, n_detectors, epsilon: as in `LUT`.
-      dtype: as in `LUT`. Positions are cast to `dtype`.
-      param_dtype: as in `LUT`. It is that of positions, too.
-      weights_init, accumulate, implementation, anchors: as in `LUT`.
-      n_anchors: anchor pairs of each detector; query and key are detected alike.
-      n_positions: largest distance that has a position: the longest sequence is one longer.
-      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
-      shared_positions: whether all detectors read the same positions, or each its own.
-      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
-      window: number of positions before it that a query sees; all of them if not given.
-      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
-        those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
-      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
-      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes for each detector in
-        place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
-        before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
-        texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
-      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are; calls then say
-        which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
-      pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
-        `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
-      n_targets: as in `SparseLUT`. By default rows reach all outputs.
-      targets_per, targets: as in `SparseLUT`.
-
-    Raises:
-      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
-
-    Source: docs/semantics.md, section 5.
-    """
+    min_rank: ClassVar[int] = 2
 
     _: dataclasses.KW_ONLY
     n_positions: int = 0
@@ -554,15 +485,6 @@ class LUTAttentionArguments(_TableArguments):
     n_targets: int | None = None
     targets_per: str = "row"
     targets: Any = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class _SequenceSpec(LUTAttentionArguments, _WithTargets, _TableSpec):
-    """Base of the two kinds of attention: positions, window, segments and the cache."""
-
-    min_rank: ClassVar[int] = 2
-
-    _: dataclasses.KW_ONLY
     targets_shape: tuple[int, ...] | None = None
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
@@ -1157,7 +1079,48 @@ def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTAttentionSpec(_SequenceSpec):
-    """Spec of `LUTAttention`.
+    """Layer of concatenated look-up-table attention: one row per pair of positions.
+
+    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
+    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
+    causal layer outputs 0. There are no heads: use more detectors.
+
+    Variables:
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, zeros at first.
+      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
+        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
+        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
+
+    Args:
+      in_features, out_features, n_detectors, epsilon: as in `LUT`.
+      dtype: as in `LUT`. Positions are cast to `dtype`.
+      param_dtype: as in `LUT`. It is that of positions, too.
+      weights_init, accumulate, implementation, anchors: as in `LUT`.
+      n_anchors: anchor pairs of each detector; query and key are detected alike.
+      n_positions: largest distance that has a position: the longest sequence is one longer.
+      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
+      shared_positions: whether all detectors read the same positions, or each its own.
+      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
+      window: number of positions before it that a query sees; all of them if not given.
+      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
+        those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
+      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes for each detector in
+        place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
+        before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
+        texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are; calls then say
+        which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
+      pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
+        `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
+      n_targets: as in `SparseLUT`. By default rows reach all outputs.
+      targets_per, targets: as in `SparseLUT`.
+
+    Raises:
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
 
     Source: docs/semantics.md, section 5.
     """
@@ -1206,8 +1169,8 @@ class LUTAttentionSpec(_SequenceSpec):
         return self._rounded(lutjax.lookup_attention(weights, query, key, position, **options))
 
 
-@dataclasses.dataclass(eq=False)
-class LUTPairAttentionArguments(LUTAttentionArguments):
+@dataclasses.dataclass(unsafe_hash=True)
+class LUTPairAttentionSpec(_SequenceSpec):
     """Layer of look-up-table attention that detects each pair of positions as one vector.
 
     Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, one
@@ -1239,14 +1202,6 @@ class LUTPairAttentionArguments(LUTAttentionArguments):
 
     _: dataclasses.KW_ONLY
     interleave: bool = False
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class LUTPairAttentionSpec(LUTPairAttentionArguments, _SequenceSpec):
-    """Spec of `LUTPairAttention`.
-
-    Source: docs/semantics.md, section 6.
-    """
 
     example = ("8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4", (4, 32, 8), (4, 32, 6))
 

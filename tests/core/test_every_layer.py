@@ -8,6 +8,7 @@ from layer_libraries import spec_type_of
 
 from lutjax import reads, wiring
 from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
+from lutjax.layers._spec import arguments as arguments_of
 
 NO_NUMBERS = {"dtype", "param_dtype", "implementation", "decode", "cached", "blocks", "row_axis", "placement"}
 """Arguments that say how, where or when, and not what, is computed; and those that draw variables."""
@@ -26,7 +27,7 @@ def test_every_layer_of_a_library(library):
 def test_every_argument_of_a_layer(layer):
     spec_type = spec_type_of(layer)
     cases = [case for case in CASES.values() if case.layer == layer]
-    arguments = {f.name: f for f in dataclasses.fields(spec_type) if f.name not in spec_type.implied}
+    arguments = {f.name: f for f in dataclasses.fields(spec_type) if f.name in arguments_of(spec_type)}
     wanted = {
         n for n, f in arguments.items() if f.kw_only and n not in NO_NUMBERS and not n.endswith("_init")
     }

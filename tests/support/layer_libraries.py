@@ -223,5 +223,5 @@ def assert_refused(case: Case, message: str) -> None:
 def options_of(cls: type) -> dict[str, Any]:
     """The fields of a dataclass and their defaults, without those of variables, of modes and of Linen."""
     own = {"anchors", "targets", "wires", "thresholds", "decode", "deterministic", "parent", "name"}
-    own |= {"targets_shape", "edge_sizes", "wires_fan_out", "has_widths"}
+    own |= {"class_name", "targets_shape", "edge_sizes", "wires_fan_out", "has_widths"}
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}

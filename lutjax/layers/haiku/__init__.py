@@ -39,24 +39,106 @@ Example:
 """
 
 from lutjax._extras import needed_by
+from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
 
 with needed_by("lutjax.layers.haiku"):
     from lutjax.layers._declared import tables_of
-    from lutjax.layers.haiku._images import ConvLUT, SpatialLUT, WindowLUT
-    from lutjax.layers.haiku._logic import (
-        BinaryLUT,
-        GroupSum,
-        LogicConv,
-        LogicGates,
-        LogicRNN,
-        SoftLUT,
-        Thermometer,
-    )
-    from lutjax.layers.haiku._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
-    from lutjax.layers.haiku._projection import ProjectionLUT
-    from lutjax.layers.haiku._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+    from lutjax.layers.haiku import _layer
+    from lutjax.layers.haiku._layer import make_layer
 
 __all__ = [
     "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip
+
+LUT = make_layer(_tables.LUTSpec, _layer.Layer)
+SparseLUT = make_layer(_tables.SparseLUTSpec, _layer.Layer)
+LUTAttention = make_layer(
+    _tables.LUTAttentionSpec,
+    _layer.Attention,
+    """
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LUTAttention
+      >>> sizes = dict(n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2)
+      >>> f = hk.transform_with_state(lambda x: LUTAttention(8, 8, decode=True, **sizes)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((4, 1, 8)))
+      >>> jax.tree.map(jnp.shape, params)
+      {'lut_attention': {'positions': (31, 1, 2), 'weights': (16, 256, 8)}}
+      >>> y, state = f.apply(params, state, None, jnp.ones((4, 3, 8)))
+      >>> y.shape, int(state["lut_attention"]["cache_index"])
+      ((4, 3, 8), 3)
+    """,
+)
+LUTPairAttention = make_layer(_tables.LUTPairAttentionSpec, _layer.Attention)
+ProjectionLUT = make_layer(
+    _projection.ProjectionLUTSpec,
+    _layer.Switched,
+    """
+    Masks of table dropout need a key in `apply`. With ``quantized=True`` the state has the arrays of
+    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
+    """,
+)
+WindowLUT = make_layer(_images.WindowLUTSpec, _layer.Switched)
+ConvLUT = make_layer(_images.ConvLUTSpec, _layer.Switched)
+SpatialLUT = make_layer(_images.SpatialLUTSpec, _layer.Switched)
+LogicGates = make_layer(
+    _logic.LogicGatesSpec,
+    _layer.Wired,
+    """
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import LogicGates
+      >>> f = hk.transform_with_state(lambda x, hard: LogicGates(16, 40)(x, deterministic=hard))
+      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)), False)
+      >>> jax.tree.map(jnp.shape, (params, state))
+      ({'logic_gates': {'logits': (40, 16)}}, {'logic_gates': {'readers': (16, 5), 'wires': (40, 2)}})
+      >>> f.apply(params, state, None, jnp.ones((32, 16)), True)[0].shape
+      (32, 40)
+    """,
+)
+SoftLUT = make_layer(_logic.SoftLUTSpec, _layer.Wired)
+BinaryLUT = make_layer(_logic.BinaryLUTSpec, _layer.Wired)
+LogicConv = make_layer(_logic_images.LogicConvSpec, _layer.Convolution)
+LogicRNN = make_layer(_logic.LogicRNNSpec, _layer.Recurrent)
+GroupSum = make_layer(_logic.GroupSumSpec, _layer.Layer)
+Thermometer = make_layer(
+    _logic.ThermometerSpec,
+    _layer.Switched,
+    """
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.layers.haiku import Thermometer
+      >>> thresholds = lutjax.thermometer_thresholds(jnp.array([[0.0], [3.0]]), 2)
+      >>> f = hk.transform_with_state(lambda x: Thermometer(1, 2, thresholds=thresholds)(x))
+      >>> params, state = f.init(jax.random.key(0), jnp.array([[1.5]]))
+      >>> print(f.apply(params, state, None, jnp.array([[1.5]]))[0])
+      [[1. 0.]]
+    """,
+)
+NgramMemory = make_layer(
+    _memory.NgramMemorySpec,
+    _layer.Memory,
+    """
+    Example:
+      >>> import haiku as hk, jax, jax.numpy as jnp
+      >>> from lutjax.layers.haiku import NgramMemory
+      >>> f = hk.transform(lambda x, tokens: NgramMemory(16, rows=1000)(x, tokens))
+      >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
+      >>> params = f.init(jax.random.key(0), x, tokens)
+      >>> f.apply(params, None, x, tokens).shape
+      (4, 32, 16)
+
+    With its tables in the memory of the host, beside parameters and state::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, rows=1000, placement=memory)(x, tokens))
+      >>> params, state = f.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(state)
+      >>> f.apply(params, state, None, x, tokens)[0].shape, memory["ngram_memory/weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
+    """,
+)
+ProductKeyMemory = make_layer(_product_keys.ProductKeyMemorySpec, _layer.Keyed)
+ProductKeyExperts = make_layer(_product_keys.ProductKeyExpertsSpec, _layer.Keyed)

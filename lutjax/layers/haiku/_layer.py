@@ -1,18 +1,21 @@
-"""Base of the layers of Haiku: a spec, and its variables as parameters and state."""
+"""Layers of Haiku, made from their specifications."""
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Shaped
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int, Shaped, UInt32
 
 from lutjax._typing import Array
-from lutjax.layers import _spec
+from lutjax.layers import _memory, _spec, _tables
 from lutjax.layers._copies import by_name, state_of
 from lutjax.layers._declared import declare, on_host
+from lutjax.layers._documentation import Library, document
 
 if TYPE_CHECKING:
     from haiku._src.module import ModuleMetaclass
@@ -29,6 +32,19 @@ else:
 
 _HINT = (
     " Use haiku.transform_with_state, not haiku.transform, and pass the state that init returned to apply."
+)
+
+_LIBRARY = Library(
+    argument="name: of the module.",
+    note="In Haiku a trained variable is a parameter, and other variables are state, so a layer needs `haiku.transform_with_state`: see\n"
+    "`lutjax.layers.haiku`.",
+    example=""">>> import haiku as hk, jax, jax.numpy as jnp{imports}
+>>> from lutjax.layers.haiku import {name}
+>>> f = hk.transform_with_state(lambda x: {name}({arguments})(x))
+>>> params, state = f.init(jax.random.key(0), jnp.ones({inputs}))
+>>> y, state = f.apply(params, state, None, jnp.ones({inputs}))
+>>> y.shape
+{outputs}""",
 )
 
 
@@ -48,7 +64,7 @@ class Layer(hk.Module, metaclass=_Module):
 
     @hk.transparent
     def _make_spec(self) -> None:
-        self.spec, _ = _spec.build(self.spec_type, self._options)
+        self.spec, _ = _spec.build(self.spec_type, self._options, name=type(self).__name__)
         for name in _spec.sizes(self.spec_type):
             setattr(self, name, getattr(self.spec, name))
 
@@ -68,7 +84,7 @@ class Layer(hk.Module, metaclass=_Module):
                 raise _spec.unknown_inputs(type(self).__name__)
             return jnp.zeros(shape, dtype)
 
-        found = None if x is None else _spec.n_inputs(self.spec_type, self._options, x)
+        found = None if x is None else _spec.n_inputs(type(self).__name__, self._options, x)
         kept = hk.get_state("in_features", [found or 0], bool, init=first)
         self._options["in_features"] = self.in_features = int(kept.shape[0])
         self._make_spec()
@@ -92,7 +108,7 @@ class Layer(hk.Module, metaclass=_Module):
             return v.make(hk.next_rng_key, arrays)
 
         _, variables = _spec.build(
-            self.spec_type, self._options
+            self.spec_type, self._options, name=self.spec.layer
         )  # functions that draw, which cannot be pickled
         declare((self.module_name,), variables)
         for v in variables:
@@ -122,6 +138,40 @@ class Layer(hk.Module, metaclass=_Module):
         self.spec.check(self._arrays())
 
 
+def make_layer(spec_type: type[_spec.Spec], base: type[Layer], own: str = "") -> Any:
+    """Return the class of a layer, whose constructor takes the arguments of its spec.
+
+    Args:
+      base: class with the call of the layer.
+      own: documentation of the layer in Haiku, see `document`.
+    """
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
+    signature = inspect.Signature(
+        [self, *_spec.parameters(spec_type, inferred=True), name], return_annotation=None
+    )
+
+    def __init__(*args: Any, **options: Any) -> None:
+        layer = args[0]
+        try:
+            bound = signature.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(layer).__name__}: {error}.") from None
+        bound.apply_defaults()
+        super(made, layer).__init__(bound.arguments["name"])
+        layer._make(bound.arguments)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    namespace = {
+        "__module__": __package__,
+        "__doc__": document(spec_type, _LIBRARY, own),
+        "spec_type": spec_type,
+        "__init__": __init__,
+    }
+    made: Any = type(base)(_spec.layer_name(spec_type), (base,), namespace)
+    return made
+
+
 class Switched(Layer):
     """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
 
@@ -138,3 +188,129 @@ class Switched(Layer):
         noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
         y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise, **options)
         return y
+
+
+class Wired(Switched):
+    """Base of layers of gates with wires."""
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs.
+
+        Args:
+          x: inputs.
+          deterministic: whether to run the hard network; takes precedence over the layer's own.
+          temperature: in place of the layer's own; it may be traced.
+        """
+        return self._run(x, deterministic, temperature=temperature)
+
+    def truth_tables(self) -> tuple[jax.Array, jax.Array]:
+        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
+        """
+        self._infer()
+        wires, tables = self.spec.truth_tables(self._held())
+        return wires, tables
+
+    def expected_needs(
+        self, temperature: Float[Array, ""] | float | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return for each gate the expected number of required inputs, and the probability that it requires any.
+
+        See `lutjax.layers.nnx.LogicGates.expected_needs`.
+
+        Args:
+          temperature: in place of the layer's own.
+        """
+        self._infer()
+        inputs, any_input = self.spec.expected_needs(self._held(), temperature)
+        return inputs, any_input
+
+
+class Convolution(Wired):
+    """Base of `LogicConv`, whose hard trees also run on packed images."""
+
+    def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
+        """Return the bits of the hard trees, for 32 samples a word; see `lutjax.layers.nnx.LogicConv.from_words`."""
+        y: jax.Array = self.spec.from_words(self._held(), words)
+        return y
+
+
+class Recurrent(Wired):
+    """Base of `LogicRNN`, whose calls take a state."""
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        state: Shaped[Array, "..."] | None = None,
+        deterministic: bool | None = None,
+        temperature: Float[Array, ""] | float | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return the states after each step, ``[..., length, out_features]``; see `lutjax.layers.nnx.LogicRNN`."""
+        return self._run(x, deterministic, temperature=temperature, state=state)
+
+    def from_words(
+        self,
+        words: UInt32[Array, "inputs length *batch"],
+        state: UInt32[Array, "outputs *batch"] | None = None,
+    ) -> UInt32[jax.Array, "outputs length *batch"]:
+        """Return the states of the hard network, for 32 sequences a word; see `lutjax.layers.nnx.LogicRNN.from_words`."""
+        self._infer()
+        y: jax.Array = self.spec.from_words(self._held(), words, state)
+        return y
+
+
+class Attention(Layer):
+    """Base of the two kinds of attention: the call and the cache."""
+
+    __call__ = _tables.attention_call
+
+    def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
+        self._infer(x)
+        if not (self.spec.decode if decode is None else decode):
+            return self.spec(self._held(), x, **others)
+        cache = {
+            name: hk.get_state(name, value.shape, value.dtype, init=lambda *_, value=value: value)
+            for name, value in self.spec.empty_cache(x.shape, x.dtype).items()
+        }
+        y, latest = self.spec.attend_with_cache(self._held(), cache, x, **others)
+        for name, value in latest.items():
+            hk.set_state(name, value)
+        return y
+
+
+class Memory(Layer):
+    """Base of `NgramMemory`, whose calls take token ids."""
+
+    __call__ = _memory.memory_call  # type: ignore[assignment]
+
+    def _remember(self, x: Any, tokens: Any, **others: Any) -> Any:
+        return self.spec(self._held(), x, tokens, **others)
+
+    def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
+        """Return the rows that tokens read, ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
+        return self.spec.row_ids(tokens, segments)
+
+    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> _memory.History:
+        """Return the state before the first token of texts; see `lutjax.layers.nnx.NgramMemory.history`."""
+        found: _memory.History = self.spec.history(batch_shape, dtype)
+        return found
+
+
+class Keyed(Layer):
+    """Base of layers whose rows are addressed by products of keys."""
+
+    def reads(
+        self, x: Float[Array, "*batch inputs"]
+    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
+        """Return the row ids of inputs, those of each head one after the other, and their weights."""
+        self._infer(x)
+        found: tuple[jax.Array, jax.Array] = self.spec.reads(self._held(), x)
+        return found

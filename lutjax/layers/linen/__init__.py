@@ -38,24 +38,107 @@ A model of several layers has one subtree for each in every collection: ``variab
 """
 
 from lutjax._extras import needed_by
+from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
 
 with needed_by("lutjax.layers.linen"):
     from lutjax.layers._declared import tables_of
-    from lutjax.layers.linen._images import ConvLUT, SpatialLUT, WindowLUT
-    from lutjax.layers.linen._logic import (
-        BinaryLUT,
-        GroupSum,
-        LogicConv,
-        LogicGates,
-        LogicRNN,
-        SoftLUT,
-        Thermometer,
-    )
-    from lutjax.layers.linen._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
-    from lutjax.layers.linen._projection import ProjectionLUT
-    from lutjax.layers.linen._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
+    from lutjax.layers.linen import _layer
+    from lutjax.layers.linen._layer import make_layer
 
 __all__ = [
     "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip
+
+LUT = make_layer(_tables.LUTSpec, _layer.Plain)
+SparseLUT = make_layer(_tables.SparseLUTSpec, _layer.Plain)
+LUTAttention = make_layer(
+    _tables.LUTAttentionSpec,
+    _layer.Attention,
+    """
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax.layers.linen import LUTAttention
+      >>> layer = LUTAttention(
+      ...     8, 8, n_detectors=16, n_anchors=3, n_positions=31, n_position_bits=2, decode=True
+      ... )
+      >>> variables = layer.init(jax.random.key(0), jnp.ones((4, 1, 8)))
+      >>> jax.tree.map(jnp.shape, variables["params"])
+      {'positions': (31, 1, 2), 'weights': (16, 256, 8)}
+      >>> y, new = layer.apply(variables, jnp.ones((4, 3, 8)), mutable=["cache"])
+      >>> y.shape, int(new["cache"]["cache_index"])
+      ((4, 3, 8), 3)
+    """,
+)
+LUTPairAttention = make_layer(_tables.LUTPairAttentionSpec, _layer.Attention)
+ProjectionLUT = make_layer(
+    _projection.ProjectionLUTSpec,
+    _layer.Switched,
+    """
+    Masks of table dropout are drawn from the stream ``dropout``. With ``quantized=True`` the collection ``quantised`` has the arrays of
+    ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
+    """,
+)
+WindowLUT = make_layer(_images.WindowLUTSpec, _layer.Switched)
+ConvLUT = make_layer(_images.ConvLUTSpec, _layer.Switched)
+SpatialLUT = make_layer(_images.SpatialLUTSpec, _layer.Switched)
+LogicGates = make_layer(
+    _logic.LogicGatesSpec,
+    _layer.Wired,
+    """
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax.layers.linen import LogicGates
+      >>> layer = LogicGates(16, 40)
+      >>> variables = layer.init(jax.random.key(0), jnp.ones((32, 16)))
+      >>> jax.tree.map(jnp.shape, variables)
+      {'params': {'logits': (40, 16)}, 'wires': {'readers': (16, 5), 'wires': (40, 2)}}
+      >>> layer.apply(variables, jnp.ones((32, 16)), deterministic=True).shape
+      (32, 40)
+    """,
+)
+SoftLUT = make_layer(_logic.SoftLUTSpec, _layer.Wired)
+BinaryLUT = make_layer(_logic.BinaryLUTSpec, _layer.Wired)
+LogicConv = make_layer(_logic_images.LogicConvSpec, _layer.Convolution)
+LogicRNN = make_layer(_logic.LogicRNNSpec, _layer.Recurrent)
+GroupSum = make_layer(_logic.GroupSumSpec, _layer.Plain)
+Thermometer = make_layer(
+    _logic.ThermometerSpec,
+    _layer.Switched,
+    """
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax.layers.linen import Thermometer
+      >>> thresholds = lutjax.thermometer_thresholds(jnp.array([[0.0], [3.0]]), 2)
+      >>> layer = Thermometer(1, 2, thresholds=thresholds)
+      >>> y, variables = layer.init_with_output(jax.random.key(0), jnp.array([[1.5]]))
+      >>> print(y, variables["thresholds"]["thresholds"])
+      [[1. 0.]] [[1. 2.]]
+    """,
+)
+NgramMemory = make_layer(
+    _memory.NgramMemorySpec,
+    _layer.Memory,
+    """
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from lutjax.layers.linen import NgramMemory
+      >>> layer = NgramMemory(16, rows=1000)
+      >>> x, tokens = jnp.ones((4, 32, 16)), jnp.zeros((4, 32), jnp.int32)
+      >>> variables = layer.init(jax.random.key(0), x, tokens)
+      >>> layer.apply(variables, x, tokens).shape, layer.row_ids(tokens).shape
+      ((4, 32, 16), (4, 32, 8))
+
+    With its tables in the memory of the host, beside the variables::
+
+      >>> from lutjax.training.host import HostTables
+      >>> memory = HostTables()
+      >>> layer = NgramMemory(16, rows=1000, placement=memory)
+      >>> variables = layer.init(jax.random.key(0), x, tokens)
+      >>> memory.draw(variables["keys"])
+      >>> layer.apply(variables, x, tokens).shape, memory["weights"]
+      ((4, 32, 16), HostTable(float32[8, 1000, 2]))
+    """,
+)
+ProductKeyMemory = make_layer(_product_keys.ProductKeyMemorySpec, _layer.Keyed)
+ProductKeyExperts = make_layer(_product_keys.ProductKeyExpertsSpec, _layer.Keyed)

@@ -1,0 +1,42 @@
+"""Docstrings of the layers of a library, from those of their specifications."""
+
+import inspect
+import textwrap
+from typing import NamedTuple
+
+from lutjax.layers._spec import Spec, arguments, layer_name
+
+
+class Library(NamedTuple):
+    """Text that a library adds to the documentation of a layer.
+
+    Attributes:
+      argument: documentation of an argument of its own.
+      note: where the library keeps variables.
+      example: example of a layer with ``{name}``, ``{arguments}``, ``{inputs}`` and ``{outputs}``.
+    """
+
+    argument: str
+    note: str
+    example: str
+
+
+def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
+    """Return the docstring of a layer: the docstring of its spec, with the argument, note and example of a library.
+
+    Args:
+      own: text about the layer in this library, which replaces the example if it contains one.
+    """
+    text = inspect.getdoc(spec_type) or ""
+    if library.argument and arguments(spec_type):
+        before, raises, after = text.partition("\n\nRaises:\n")
+        text = f"{before}\n  {library.argument}{raises}{after}"
+    parts = [text, library.note, inspect.cleandoc(own)]
+    if "Example:" not in own:
+        example, inputs, outputs = spec_type.example
+        imports = "\n>>> from lutjax import wiring" if "wiring." in example else ""
+        body = library.example.format(
+            name=layer_name(spec_type), arguments=example, inputs=inputs, outputs=outputs, imports=imports
+        )
+        parts.append("Example:\n" + textwrap.indent(body, "  "))
+    return "\n\n".join(part for part in parts if part)
