@@ -2,7 +2,8 @@
 
 import inspect
 import textwrap
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from lutjax.layers._spec import Spec, arguments, layer_name
 
@@ -40,3 +41,27 @@ def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
         )
         parts.append("Example:\n" + textwrap.indent(body, "  "))
     return "\n\n".join(part for part in parts if part)
+
+
+def method_of(
+    spec_type: type[Spec], name: str, call: Callable[..., Any], *first: inspect.Parameter
+) -> Callable[..., Any]:
+    """Return a method of a layer that calls the method of its spec with the same name.
+
+    Args:
+      call: gets the layer, the name of the method, and its arguments.
+      first: parameters before those of the method of the spec, in place of its arrays.
+    """
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return call(self, name, *args, **options)
+
+    of_spec = getattr(spec_type, name)
+    layer, *others = inspect.signature(of_spec).parameters.values()
+    if others[0].name == "arrays":
+        others[0:1] = first
+    summary = (inspect.getdoc(of_spec) or "").partition("\n")[0]
+    method.__name__, method.__qualname__ = name, f"{layer_name(spec_type)}.{name}"
+    method.__doc__ = f"{summary}\n\nSee `lutjax.layers.nnx.{layer_name(spec_type)}.{name}`."
+    method.__signature__ = inspect.signature(of_spec).replace(parameters=[layer, *others])  # type: ignore[attr-defined]
+    return method

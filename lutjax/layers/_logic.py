@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Int, UInt32
+from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax import _compat, wiring
@@ -21,7 +21,16 @@ from lutjax._typing import Array
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import (
+    Arrays,
+    Example,
+    Initializer,
+    Spec,
+    Variable,
+    names_layer,
+    plain_call,
+    switched_call,
+)
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
 from lutjax.ops._checks import MAX_WIRES, accumulation
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivative_of
@@ -138,6 +147,43 @@ def _checked_features(spec: Any, x: Any, size: int) -> Any:
     return spec._cast(x)
 
 
+def wired_call(
+    self: Any,
+    x: Shaped[Array, "..."],
+    *,
+    deterministic: bool | None = None,
+    temperature: Float[Array, ""] | float | None = None,
+) -> Float[jax.Array, "..."]:
+    """Return outputs for inputs.
+
+    Args:
+      x: inputs.
+      deterministic: whether to run the hard network; takes precedence over the layer's own.
+      temperature: in place of the layer's own; it may be traced.
+    """
+    y: jax.Array = self._run(x, deterministic, temperature=temperature)
+    return y
+
+
+def recurrent_call(
+    self: Any,
+    x: Shaped[Array, "..."],
+    *,
+    state: Shaped[Array, "..."] | None = None,
+    deterministic: bool | None = None,
+    temperature: Float[Array, ""] | float | None = None,
+) -> Float[jax.Array, "..."]:
+    """Return the states after each step, ``[..., length, out_features]``.
+
+    Args:
+      x: inputs ``[..., length, in_features]``.
+      state: state before the first step, ``[..., out_features]``; 0 by default.
+      deterministic, temperature: as in a call of `LogicGates`.
+    """
+    y: jax.Array = self._run(x, deterministic, temperature=temperature, state=state)
+    return y
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class _LogicSpec(Spec):
     """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
@@ -158,6 +204,7 @@ class _LogicSpec(Spec):
     implied: ClassVar[tuple[str, ...]] = ("wires_fan_out",)
     sizes: ClassVar[tuple[str, ...]] = ()
     estimators: ClassVar[tuple[str, ...]] = ESTIMATORS
+    call: ClassVar[Callable[..., Any]] = wired_call
 
     def __post_init__(self) -> None:
         for name in self.sizes:
@@ -297,6 +344,7 @@ class _WiredSpec(_LogicSpec):
     accumulate: lutjax.FixedPoint | None = None
 
     sizes: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
+    methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs")
 
     op: ClassVar[Callable[..., jax.Array]]
 
@@ -625,6 +673,8 @@ class LogicRNNSpec(LogicGatesSpec):
     """
 
     example = ("16, 40", (32, 5, 16), (32, 5, 40))
+    methods = ("truth_tables", "expected_needs", "from_words")
+    call: ClassVar[Callable[..., Any]] = recurrent_call
 
     @property
     def _n_readable(self) -> int:
@@ -998,6 +1048,7 @@ class GroupSumSpec(Spec):
     accumulate: lutjax.FixedPoint | None = None
 
     example = ("2, tau=2.0", (32, 6), (32, 2))
+    call: ClassVar[Callable[..., Any]] = plain_call
 
     @property
     def out_features(self) -> int:
@@ -1082,6 +1133,7 @@ class ThermometerSpec(Spec):
 
     given: ClassVar[tuple[str, ...]] = ("thresholds", "widths")
     implied: ClassVar[tuple[str, ...]] = ("has_widths",)
+    call: ClassVar[Callable[..., Any]] = switched_call
 
     def __post_init__(self) -> None:
         self._require_size("in_features", 1)

@@ -101,6 +101,7 @@ class LogicConvSpec(_LogicSpec):
     )
 
     sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "depth")
+    methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs", "from_words")
 
     def _check_sizes(self) -> None:
         height, width, channels = shape_of(self.layer, "in_shape", self.in_shape, (3,))

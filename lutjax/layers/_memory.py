@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -50,6 +51,31 @@ class History(NamedTuple):
     tokens: Int[Array, "*batch _"]
     segments: Int[Array, "*batch _"]
     values: Float[Array, "*batch _ features"]
+
+
+def memory_call(
+    self: Any,
+    x: Float[Array, "*batch length features"],
+    tokens: Int[Array, "*batch length"],
+    *,
+    segments: Int[Array, "*#batch length"] | None = None,
+    history: History | None = None,
+) -> Any:
+    """Return what is to be added to the vectors of tokens, ``[..., length, features]``.
+
+    Args:
+      x: vectors of the tokens, from which the gate has its query.
+      tokens: ids of any range, taken modulo ``2**32``.
+      segments: ids ``[..., length]``; n-grams and the convolution see tokens alone that follow each other in one segment.
+      history: of the tokens before, while decoding; see `history`.
+
+    Returns:
+      The output; with a `history` also that of the next call.
+
+    Raises:
+      ValueError, TypeError: a shape or dtype is wrong.
+    """
+    return self._run(x, tokens=tokens, segments=segments, history=history)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -113,6 +139,8 @@ class NgramMemorySpec(Spec):
     placement: str | HostTables = "device"
 
     example: ClassVar[Example] = ("16, rows=1000", (4, 32, 16), (4, 32, 16))
+    call: ClassVar[Callable[..., Any]] = memory_call
+    methods: ClassVar[tuple[str, ...]] = ("row_ids", "history")
 
     def __post_init__(self) -> None:
         self.orders = tuple(self.orders)
@@ -389,28 +417,3 @@ def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:
     """Return an array with axes of size 1 in front, up to so many axes."""
     return a.reshape((1,) * (rank - a.ndim) + a.shape)
-
-
-def memory_call(
-    self: Any,
-    x: Float[Array, "*batch length features"],
-    tokens: Int[Array, "*batch length"],
-    *,
-    segments: Int[Array, "*#batch length"] | None = None,
-    history: History | None = None,
-) -> Any:
-    """Return what is to be added to the vectors of tokens, ``[..., length, features]``.
-
-    Args:
-      x: vectors of the tokens, from which the gate has its query.
-      tokens: ids of any range, taken modulo ``2**32``.
-      segments: ids ``[..., length]``; n-grams and the convolution see tokens alone that follow each other in one segment.
-      history: of the tokens before, while decoding; see `history`.
-
-    Returns:
-      The output; with a `history` also that of the next call.
-
-    Raises:
-      ValueError, TypeError: a shape or dtype is wrong.
-    """
-    return self._remember(x, tokens, segments=segments, history=history)

@@ -19,7 +19,7 @@ from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer, plain_call
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
 
@@ -57,6 +57,9 @@ class _KeySpec(Spec):
     accumulate: lutjax.FixedPoint | None = None
     implementation: Implementation = None
     placement: str | HostTables = "device"
+
+    methods: ClassVar[tuple[str, ...]] = ("reads",)
+    call: ClassVar[Callable[..., Any]] = plain_call
 
     def __post_init__(self) -> None:
         for name in ("in_features", "out_features", "n_keys", "heads", "k"):

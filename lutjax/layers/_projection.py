@@ -1,6 +1,7 @@
 """Layer of scored tables between two projections: arguments, variables and forward pass, for all libraries."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -22,6 +23,7 @@ from lutjax.layers._spec import (
     Spec,
     Variable,
     names_layer,
+    switched_call,
 )
 from lutjax.layers.initializers import Normal
 from lutjax.ops._checks import MAX_BITS, accumulation
@@ -71,6 +73,7 @@ class ScoredSpec(Spec):
     table_dropout: float | int
     deterministic: bool
     quantized: bool
+    call: ClassVar[Callable[..., Any]] = switched_call
 
     @property
     def random(self) -> bool:

@@ -17,8 +17,10 @@ from typing import Any, ClassVar, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from lutjax._arguments import checked, require_array, shown
+from lutjax._typing import Array
 from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables
@@ -77,6 +79,8 @@ class Spec:
     example: ClassVar[Example]
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
     implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
+    methods: ClassVar[tuple[str, ...]] = ()  # that layers have too
+    call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
     stream: ClassVar[str] = "gates"  # of random numbers, where the library has streams
 
     class_name: str = dataclasses.field(default="", kw_only=True, repr=False, compare=False)
@@ -265,6 +269,20 @@ class Spec:
         """Return sums of rows in `dtype`, or in the dtype of the tables without one."""
         dtype = self.dtype  # type: ignore[attr-defined]
         return y if dtype is None else y.astype(dtype)
+
+
+def plain_call(self: Any, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
+    """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+    y: jax.Array = self._run(x)
+    return y
+
+
+def switched_call(
+    self: Any, x: Shaped[Array, "..."], *, deterministic: bool | None = None
+) -> Float[jax.Array, "..."]:
+    """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
+    y: jax.Array = self._run(x, deterministic)
+    return y
 
 
 def missing(layer: str, name: str, hint: str = "") -> ValueError:

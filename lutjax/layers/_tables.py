@@ -17,7 +17,7 @@ from lutjax._typing import Array, Integer
 from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
-from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
+from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer, plain_call
 from lutjax.ops import _checks, _edges
 from lutjax.ops._checks import MAX_BITS, accumulation
 from lutjax.values._anchors import check_anchors, check_targets, draw_anchors
@@ -137,6 +137,7 @@ class _TableSpec(TableSpec):
     out_features: int
 
     min_rank: ClassVar[int] = 1  # least number of axes of the inputs
+    call: ClassVar[Callable[..., Any]] = plain_call
 
     def _check_features(self) -> None:
         for name in ("in_features", "out_features"):
@@ -245,20 +246,18 @@ class LUTSpec(_TableSpec):
             sizes["out_features"] *= self.groups or 1
         return sizes
 
-    def _run(self, op: Callable[..., jax.Array], x: Any, *arguments: Any) -> jax.Array:
-        """Return the outputs of an op, those of all groups side by side."""
+    @names_layer
+    def run(self, op: Callable[..., jax.Array], x: Any, weights: Any, *arguments: Any) -> jax.Array:
+        """Check and cast inputs and tables, and return the outputs of an op, those of all groups side by side."""
+        x, arguments = self._inputs(x), (self._stored(weights), *arguments)
         if self.groups is None:
             return self._rounded(op(x, *arguments, **self._options))
         x = _meshes.reshaped(x, x.ndim - 1, self.groups, self.n_inputs)
         y = op(x, *arguments, groups=self.groups, **self._options)
         return self._rounded(y).reshape(*y.shape[:-2], self.out_features)
 
-    @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
-    ) -> Float[jax.Array, "*batch outputs"]:
-        x, weights = self._inputs(x), self._stored(arrays["weights"])
-        return self._run(lutjax.lut, x, weights, arrays["anchors"])
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        return self.run(lutjax.lut, x, arrays["weights"], arrays["anchors"])
 
 
 class _WithTargets(TableSpec):
@@ -454,15 +453,67 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
             )
         self._check_targets()
 
-    @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
-    ) -> Float[jax.Array, "*batch outputs"]:
-        x, weights = self._inputs(x), self._stored(arrays["weights"])
-        targets = arrays["targets"]
-        if self.edge_sizes is not None:
-            targets = Edges(arrays["first_edges"], targets, *self.edge_sizes)
-        return self._run(lutjax.sparse_lut, x, weights, arrays["anchors"], targets, self.n_outputs)
+    def targets_of(self, arrays: Arrays) -> Any:
+        """Return the targets as the op takes them."""
+        if self.edge_sizes is None:
+            return arrays["targets"]
+        return Edges(arrays["first_edges"], arrays["targets"], *self.edge_sizes)
+
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        targets = self.targets_of(arrays)
+        return self.run(lutjax.sparse_lut, x, arrays["weights"], arrays["anchors"], targets, self.n_outputs)
+
+
+def attention_call(
+    self: Any,
+    x: Float[Array, "*batch queries inputs"],
+    keys: Float[Array, "*batch keys inputs"] | None = None,
+    *,
+    segments: Int[Array, "*#batch queries"] | None = None,
+    key_segments: Int[Array, "*#batch keys"] | None = None,
+    query_start: Integer | Int[Array, "*#batch"] | None = None,
+    key_start: Integer | Int[Array, "*#batch"] | None = None,
+    block_mask: Bool[Array, "_ _"] | None = None,
+    block_sizes: tuple[int, int] | int | None = None,
+    block_tables: Int[Array, "*#batch entries"] | None = None,
+    lengths: Int[Array, "*#batch"] | None = None,
+    decode: bool | None = None,
+) -> Float[jax.Array, "*batch queries outputs"]:
+    """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
+
+    Args:
+      x: inputs of the queries, and of the keys where `keys` is not given.
+      keys: inputs of the keys, for attention from one sequence to another.
+      segments: ids ``[..., length]``; a query attends only to keys of its own segment. While decoding they are ids from 0 on, 0 by
+        default, which the cache keeps; negative ones are padding, which sees nothing and is not seen: texts of different lengths
+        are padded before their first position.
+      key_segments: the same for `keys`.
+      query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
+      key_start: the same of the first key.
+      block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
+      block_sizes: queries and keys of a block, or one number for both.
+      block_tables: where the cache is a pool of blocks, the ids of the blocks of each sequence, ``[..., M]``, -1 for none: position ``p`` lies in
+        block ``block_tables[p // size % M]``, at ``p % size`` there. Blocks that sequences share are read by all; new positions are written
+        to the blocks of their places, which no other sequence may have. Padding comes after new positions there.
+      lengths: positions of each sequence that are in the blocks, ``[...]``; they go together.
+      decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
+        the layer's own `decode`.
+
+    Raises:
+      ValueError: decoding without a cache, or with arguments that the cache replaces.
+    """
+    others = {
+        "segments": segments,
+        "key_segments": key_segments,
+        "query_start": query_start,
+        "key_start": key_start,
+        "block_mask": block_mask,
+        "block_sizes": block_sizes,
+        "block_tables": block_tables,
+        "lengths": lengths,
+    }
+    y: jax.Array = self._attend(x, decode, keys=keys, **others)
+    return y
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -489,6 +540,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
     implied: ClassVar[tuple[str, ...]] = ("targets_shape",)
+    call: ClassVar[Callable[..., Any]] = attention_call
 
     def _check_sizes(self) -> None:
         self._check_targets()
@@ -1003,58 +1055,6 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         """Attend from queries to keys, both as `_keys` returns them."""
         raise NotImplementedError
-
-
-def attention_call(
-    self: Any,
-    x: Float[Array, "*batch queries inputs"],
-    keys: Float[Array, "*batch keys inputs"] | None = None,
-    *,
-    segments: Int[Array, "*#batch queries"] | None = None,
-    key_segments: Int[Array, "*#batch keys"] | None = None,
-    query_start: Integer | Int[Array, "*#batch"] | None = None,
-    key_start: Integer | Int[Array, "*#batch"] | None = None,
-    block_mask: Bool[Array, "_ _"] | None = None,
-    block_sizes: tuple[int, int] | int | None = None,
-    block_tables: Int[Array, "*#batch entries"] | None = None,
-    lengths: Int[Array, "*#batch"] | None = None,
-    decode: bool | None = None,
-) -> Float[jax.Array, "*batch queries outputs"]:
-    """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
-
-    Args:
-      x: inputs of the queries, and of the keys where `keys` is not given.
-      keys: inputs of the keys, for attention from one sequence to another.
-      segments: ids ``[..., length]``; a query attends only to keys of its own segment. While decoding they are ids from 0 on, 0 by
-        default, which the cache keeps; negative ones are padding, which sees nothing and is not seen: texts of different lengths
-        are padded before their first position.
-      key_segments: the same for `keys`.
-      query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
-      key_start: the same of the first key.
-      block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
-      block_sizes: queries and keys of a block, or one number for both.
-      block_tables: where the cache is a pool of blocks, the ids of the blocks of each sequence, ``[..., M]``, -1 for none: position ``p`` lies in
-        block ``block_tables[p // size % M]``, at ``p % size`` there. Blocks that sequences share are read by all; new positions are written
-        to the blocks of their places, which no other sequence may have. Padding comes after new positions there.
-      lengths: positions of each sequence that are in the blocks, ``[...]``; they go together.
-      decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
-        the layer's own `decode`.
-
-    Raises:
-      ValueError: decoding without a cache, or with arguments that the cache replaces.
-    """
-    others = {
-        "segments": segments,
-        "key_segments": key_segments,
-        "query_start": query_start,
-        "key_start": key_start,
-        "block_mask": block_mask,
-        "block_sizes": block_sizes,
-        "block_tables": block_tables,
-        "lengths": lengths,
-    }
-    y: jax.Array = self._attend(x, decode, keys=keys, **others)
-    return y
 
 
 def _of_one_rank(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:

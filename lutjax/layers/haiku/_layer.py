@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import haiku as hk
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped, UInt32
 
-from lutjax._typing import Array
-from lutjax.layers import _memory, _spec, _tables
+from lutjax.layers import _spec
 from lutjax.layers._copies import by_name, state_of
 from lutjax.layers._declared import declare, on_host
-from lutjax.layers._documentation import Library, document
+from lutjax.layers._documentation import Library, document, method_of
 
 if TYPE_CHECKING:
     from haiku._src.module import ModuleMetaclass
@@ -122,11 +119,21 @@ class Layer(hk.Module, metaclass=_Module):
         tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
         return {**self.spec.held(self._arrays()), **tables}
 
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
+    def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
+        """Call the spec, with noise unless the call is deterministic."""
         self._infer(x)
-        y: jax.Array = self.spec(self._held(), x)
-        return y
+        arrays = self._held()
+        if hasattr(self.spec, "deterministic"):
+            calm = self.spec.deterministic if deterministic is None else deterministic
+            noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
+            options |= {"deterministic": calm, **noise}
+        return self.spec(arrays, x, **options)
+
+    def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the spec, if it takes arrays, with those of the layer."""
+        self._infer(args[0] if name == "reads" else None)
+        takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
+        return getattr(self.spec, name)(*((self._held(),) if takes_arrays else ()), *args, **options)
 
     def check(self) -> None:
         """Check the variables. Call it inside a transformed function, without `jit`, when they come from a checkpoint.
@@ -138,11 +145,11 @@ class Layer(hk.Module, metaclass=_Module):
         self.spec.check(self._arrays())
 
 
-def make_layer(spec_type: type[_spec.Spec], base: type[Layer], own: str = "") -> Any:
+def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str = "") -> Any:
     """Return the class of a layer, whose constructor takes the arguments of its spec.
 
     Args:
-      base: class with the call of the layer.
+      base: class with the protocol of the layer.
       own: documentation of the layer in Haiku, see `document`.
     """
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -166,111 +173,16 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer], own: str = "") ->
         "__module__": __package__,
         "__doc__": document(spec_type, _LIBRARY, own),
         "spec_type": spec_type,
+        "__call__": spec_type.call,
         "__init__": __init__,
+        **{n: method_of(spec_type, n, Layer._call_spec) for n in spec_type.methods},
     }
     made: Any = type(base)(_spec.layer_name(spec_type), (base,), namespace)
     return made
 
 
-class Switched(Layer):
-    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
-
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
-        return self._run(x, deterministic)
-
-    def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
-        self._infer(x)
-        arrays = self._held()
-        calm = self.spec.deterministic if deterministic is None else deterministic
-        noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
-        y: jax.Array = self.spec(arrays, x, deterministic=calm, **noise, **options)
-        return y
-
-
-class Wired(Switched):
-    """Base of layers of gates with wires."""
-
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: whether to run the hard network; takes precedence over the layer's own.
-          temperature: in place of the layer's own; it may be traced.
-        """
-        return self._run(x, deterministic, temperature=temperature)
-
-    def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
-
-        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
-        """
-        self._infer()
-        wires, tables = self.spec.truth_tables(self._held())
-        return wires, tables
-
-    def expected_needs(
-        self, temperature: Float[Array, ""] | float | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return for each gate the expected number of required inputs, and the probability that it requires any.
-
-        See `lutjax.layers.nnx.LogicGates.expected_needs`.
-
-        Args:
-          temperature: in place of the layer's own.
-        """
-        self._infer()
-        inputs, any_input = self.spec.expected_needs(self._held(), temperature)
-        return inputs, any_input
-
-
-class Convolution(Wired):
-    """Base of `LogicConv`, whose hard trees also run on packed images."""
-
-    def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
-        """Return the bits of the hard trees, for 32 samples a word; see `lutjax.layers.nnx.LogicConv.from_words`."""
-        y: jax.Array = self.spec.from_words(self._held(), words)
-        return y
-
-
-class Recurrent(Wired):
-    """Base of `LogicRNN`, whose calls take a state."""
-
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        state: Shaped[Array, "..."] | None = None,
-        deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return the states after each step, ``[..., length, out_features]``; see `lutjax.layers.nnx.LogicRNN`."""
-        return self._run(x, deterministic, temperature=temperature, state=state)
-
-    def from_words(
-        self,
-        words: UInt32[Array, "inputs length *batch"],
-        state: UInt32[Array, "outputs *batch"] | None = None,
-    ) -> UInt32[jax.Array, "outputs length *batch"]:
-        """Return the states of the hard network, for 32 sequences a word; see `lutjax.layers.nnx.LogicRNN.from_words`."""
-        self._infer()
-        y: jax.Array = self.spec.from_words(self._held(), words, state)
-        return y
-
-
 class Attention(Layer):
-    """Base of the two kinds of attention: the call and the cache."""
-
-    __call__ = _tables.attention_call
+    """Base of the two kinds of attention, which keep a cache."""
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         self._infer(x)
@@ -284,33 +196,3 @@ class Attention(Layer):
         for name, value in latest.items():
             hk.set_state(name, value)
         return y
-
-
-class Memory(Layer):
-    """Base of `NgramMemory`, whose calls take token ids."""
-
-    __call__ = _memory.memory_call  # type: ignore[assignment]
-
-    def _remember(self, x: Any, tokens: Any, **others: Any) -> Any:
-        return self.spec(self._held(), x, tokens, **others)
-
-    def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
-        """Return the rows that tokens read, ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
-        return self.spec.row_ids(tokens, segments)
-
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> _memory.History:
-        """Return the state before the first token of texts; see `lutjax.layers.nnx.NgramMemory.history`."""
-        found: _memory.History = self.spec.history(batch_shape, dtype)
-        return found
-
-
-class Keyed(Layer):
-    """Base of layers whose rows are addressed by products of keys."""
-
-    def reads(
-        self, x: Float[Array, "*batch inputs"]
-    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
-        """Return the row ids of inputs, those of each head one after the other, and their weights."""
-        self._infer(x)
-        found: tuple[jax.Array, jax.Array] = self.spec.reads(self._held(), x)
-        return found

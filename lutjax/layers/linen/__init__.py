@@ -42,19 +42,18 @@ from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys
 
 with needed_by("lutjax.layers.linen"):
     from lutjax.layers._declared import tables_of
-    from lutjax.layers.linen import _layer
-    from lutjax.layers.linen._layer import make_layer
+    from lutjax.layers.linen._layer import Attention, make_layer
 
 __all__ = [
     "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
 ]  # fmt: skip
 
-LUT = make_layer(_tables.LUTSpec, _layer.Plain)
-SparseLUT = make_layer(_tables.SparseLUTSpec, _layer.Plain)
+LUT = make_layer(_tables.LUTSpec)
+SparseLUT = make_layer(_tables.SparseLUTSpec)
 LUTAttention = make_layer(
     _tables.LUTAttentionSpec,
-    _layer.Attention,
+    Attention,
     """
     Example:
       >>> import jax, jax.numpy as jnp
@@ -70,22 +69,20 @@ LUTAttention = make_layer(
       ((4, 3, 8), 3)
     """,
 )
-LUTPairAttention = make_layer(_tables.LUTPairAttentionSpec, _layer.Attention)
+LUTPairAttention = make_layer(_tables.LUTPairAttentionSpec, Attention)
 ProjectionLUT = make_layer(
     _projection.ProjectionLUTSpec,
-    _layer.Switched,
-    """
+    own="""
     Masks of table dropout are drawn from the stream ``dropout``. With ``quantized=True`` the collection ``quantised`` has the arrays of
     ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
     """,
 )
-WindowLUT = make_layer(_images.WindowLUTSpec, _layer.Switched)
-ConvLUT = make_layer(_images.ConvLUTSpec, _layer.Switched)
-SpatialLUT = make_layer(_images.SpatialLUTSpec, _layer.Switched)
+WindowLUT = make_layer(_images.WindowLUTSpec)
+ConvLUT = make_layer(_images.ConvLUTSpec)
+SpatialLUT = make_layer(_images.SpatialLUTSpec)
 LogicGates = make_layer(
     _logic.LogicGatesSpec,
-    _layer.Wired,
-    """
+    own="""
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from lutjax.layers.linen import LogicGates
@@ -97,15 +94,14 @@ LogicGates = make_layer(
       (32, 40)
     """,
 )
-SoftLUT = make_layer(_logic.SoftLUTSpec, _layer.Wired)
-BinaryLUT = make_layer(_logic.BinaryLUTSpec, _layer.Wired)
-LogicConv = make_layer(_logic_images.LogicConvSpec, _layer.Convolution)
-LogicRNN = make_layer(_logic.LogicRNNSpec, _layer.Recurrent)
-GroupSum = make_layer(_logic.GroupSumSpec, _layer.Plain)
+SoftLUT = make_layer(_logic.SoftLUTSpec)
+BinaryLUT = make_layer(_logic.BinaryLUTSpec)
+LogicConv = make_layer(_logic_images.LogicConvSpec)
+LogicRNN = make_layer(_logic.LogicRNNSpec)
+GroupSum = make_layer(_logic.GroupSumSpec)
 Thermometer = make_layer(
     _logic.ThermometerSpec,
-    _layer.Switched,
-    """
+    own="""
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
       >>> from lutjax.layers.linen import Thermometer
@@ -118,8 +114,7 @@ Thermometer = make_layer(
 )
 NgramMemory = make_layer(
     _memory.NgramMemorySpec,
-    _layer.Memory,
-    """
+    own="""
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from lutjax.layers.linen import NgramMemory
@@ -140,5 +135,5 @@ NgramMemory = make_layer(
       ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """,
 )
-ProductKeyMemory = make_layer(_product_keys.ProductKeyMemorySpec, _layer.Keyed)
-ProductKeyExperts = make_layer(_product_keys.ProductKeyExpertsSpec, _layer.Keyed)
+ProductKeyMemory = make_layer(_product_keys.ProductKeyMemorySpec)
+ProductKeyExperts = make_layer(_product_keys.ProductKeyExpertsSpec)

@@ -1,23 +1,25 @@
 """Layers of Flax Linen, made from their specifications."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Shaped, UInt32
 
-from lutjax._typing import Array
-from lutjax.layers import _memory, _spec, _tables
+from lutjax.layers import _spec
 from lutjax.layers._copies import state_of
 from lutjax.layers._declared import declare, on_host
-from lutjax.layers._documentation import Library, document
+from lutjax.layers._documentation import Library, document, method_of
 
 _INPUTS, _IN_FEATURES = "inputs", "in_features"
 """Collection and name of the variable whose shape is the number of inputs."""
+
+_VARIABLES = inspect.Parameter(
+    "variables", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Mapping[str, Any]
+)
 
 _LIBRARY = Library(
     argument="name: of the module.",
@@ -104,6 +106,25 @@ class Layer(nn.Module):
         arrays = {name: array for kind in variables.values() for name, array in kind.items()}
         return self._build(None if kept is None else len(kept))[0], arrays
 
+    @nn.compact
+    def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
+        """Call the spec, with noise from its stream unless the call is deterministic."""
+        spec, arrays = self._bound(x)
+        if hasattr(spec, "deterministic"):
+            calm = spec.deterministic if deterministic is None else deterministic
+            noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
+            options |= {"deterministic": calm, **noise}
+        return spec(arrays, x, **options)
+
+    def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the spec, if it takes arrays, with the layer's own part of `variables`."""
+        if "arrays" not in inspect.signature(getattr(self.spec_type, name)).parameters:
+            return getattr(self._build()[0], name)(*args, **options)
+        bound = inspect.signature(getattr(type(self), name)).bind(self, *args, **options)
+        _, variables, *others = bound.args
+        spec, arrays = self._spec_and_arrays(variables)
+        return getattr(spec, name)(arrays, *others, **bound.kwargs)
+
     def check(self, variables: Mapping[str, Any]) -> None:
         """Check variables, for example those of a checkpoint.
 
@@ -117,11 +138,11 @@ class Layer(nn.Module):
         spec.check(arrays)
 
 
-def make_layer(spec_type: type[_spec.Spec], base: type[Layer], own: str = "") -> Any:
+def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str = "") -> Any:
     """Return the class of a layer, whose fields are the arguments of its spec.
 
     Args:
-      base: class with the call of the layer.
+      base: class with the protocol of the layer.
       own: documentation of the layer in Linen, see `document`.
     """
     fields: dict[str, Any] = {}
@@ -137,131 +158,15 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer], own: str = "") ->
         "__doc__": document(spec_type, _LIBRARY, own),
         "__annotations__": annotations,
         "spec_type": spec_type,
+        "__call__": spec_type.call,
         **fields,
+        **{n: method_of(spec_type, n, Layer._call_spec, _VARIABLES) for n in spec_type.methods},
     }
     return type(base)(_spec.layer_name(spec_type), (base,), namespace)
 
 
-class Plain(Layer):
-    """Base of layers whose calls take inputs alone."""
-
-    @nn.compact
-    def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
-        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        spec, arrays = self._bound(x)
-        y: jax.Array = spec(arrays, x)
-        return y
-
-
-class Switched(Layer):
-    """Base of layers whose calls are deterministic or not: hard or soft, without dropout or with it."""
-
-    @nn.compact
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the field."""
-        return self._run(x, deterministic)
-
-    def _run(self, x: Any, deterministic: bool | None, **options: Any) -> jax.Array:
-        spec, arrays = self._bound(x)
-        calm = spec.deterministic if deterministic is None else deterministic
-        noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
-        y: jax.Array = spec(arrays, x, deterministic=calm, **noise, **options)
-        return y
-
-
-class Wired(Switched):
-    """Base of layers of gates with wires."""
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs.
-
-        Args:
-          x: inputs.
-          deterministic: whether to run the hard network; takes precedence over the field.
-          temperature: in place of the field; it may be traced.
-        """
-        return self._run(x, deterministic, temperature=temperature)
-
-    def truth_tables(self, variables: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
-
-        Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
-
-        Args:
-          variables: the layer's own part of them.
-        """
-        spec, arrays = self._spec_and_arrays(variables)
-        wires, tables = spec.truth_tables(arrays)
-        return wires, tables
-
-    def expected_needs(
-        self, variables: Mapping[str, Any], temperature: Float[Array, ""] | float | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return for each gate the expected number of required inputs, and the probability that it requires any.
-
-        See `lutjax.layers.nnx.LogicGates.expected_needs`.
-
-        Args:
-          variables: the layer's own part of them.
-          temperature: in place of the field.
-        """
-        spec, arrays = self._spec_and_arrays(variables)
-        inputs, any_input = spec.expected_needs(arrays, temperature)
-        return inputs, any_input
-
-
-class Convolution(Wired):
-    """Base of `LogicConv`, whose hard trees also run on packed images."""
-
-    def from_words(
-        self, variables: Mapping[str, Any], words: UInt32[Array, "channels height width *batch"]
-    ) -> UInt32[jax.Array, "..."]:
-        """Return the bits of the hard trees, for 32 samples a word; see `lutjax.layers.nnx.LogicConv.from_words`."""
-        spec, arrays = self._spec_and_arrays(variables)
-        y: jax.Array = spec.from_words(arrays, words)
-        return y
-
-
-class Recurrent(Wired):
-    """Base of `LogicRNN`, whose calls take a state."""
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Shaped[Array, "..."],
-        *,
-        state: Shaped[Array, "..."] | None = None,
-        deterministic: bool | None = None,
-        temperature: Float[Array, ""] | float | None = None,
-    ) -> Float[jax.Array, "..."]:
-        """Return the states after each step, ``[..., length, out_features]``; see `lutjax.layers.nnx.LogicRNN`."""
-        return self._run(x, deterministic, temperature=temperature, state=state)
-
-    def from_words(
-        self,
-        variables: Mapping[str, Any],
-        words: UInt32[Array, "inputs length *batch"],
-        state: UInt32[Array, "outputs *batch"] | None = None,
-    ) -> UInt32[jax.Array, "outputs length *batch"]:
-        """Return the states of the hard network, for 32 sequences a word; see `lutjax.layers.nnx.LogicRNN.from_words`."""
-        spec, arrays = self._spec_and_arrays(variables)
-        y: jax.Array = spec.from_words(arrays, words, state)
-        return y
-
-
 class Attention(Layer):
-    """Base of the two kinds of attention: the call and the cache."""
-
-    __call__ = _tables.attention_call
+    """Base of the two kinds of attention, which keep a cache."""
 
     @nn.compact
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
@@ -277,40 +182,3 @@ class Attention(Layer):
             for name, value in latest.items():
                 cache[name].value = value
         return y
-
-
-class Memory(Layer):
-    """Base of `NgramMemory`, whose calls take token ids."""
-
-    __call__ = _memory.memory_call
-
-    @nn.compact
-    def _remember(self, x: Any, tokens: Any, **others: Any) -> Any:
-        spec, arrays = self._bound(x)
-        return spec(arrays, x, tokens, **others)
-
-    def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
-        """Return the rows that tokens read, ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
-        return self._build()[0].row_ids(tokens, segments)
-
-    def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> _memory.History:
-        """Return the state before the first token of texts; see `lutjax.layers.nnx.NgramMemory.history`."""
-        found: _memory.History = self._build()[0].history(batch_shape, dtype)
-        return found
-
-
-class Keyed(Plain):
-    """Base of layers whose rows are addressed by products of keys."""
-
-    def reads(
-        self, variables: Mapping[str, Any], x: Float[Array, "*batch inputs"]
-    ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
-        """Return the row ids of inputs, those of each head one after the other, and their weights.
-
-        Args:
-          variables: the layer's own part of them.
-          x: inputs.
-        """
-        spec, arrays = self._spec_and_arrays(variables)
-        found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
-        return found

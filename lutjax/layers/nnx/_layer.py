@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +11,29 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Shaped
 
-from lutjax._arguments import require_rngs
+from lutjax._arguments import require_rngs, shown
 from lutjax._typing import Array
 from lutjax.layers import _spec
 from lutjax.layers._copies import can_be_pickled
+from lutjax.layers._documentation import Library, document
 from lutjax.layers.nnx import _variables
 from lutjax.layers.nnx._variables import Tables
 from lutjax.tables.host import HostTable
 from lutjax.values._ids import is_concrete
 
+_LIBRARY = Library(
+    argument="rngs: draws the variables, from its stream ``params``.",
+    note="In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), otherwise an `Anchors`, `Targets`,\n"
+    "`Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` rejects other states.",
+    example="",  # the docstring of each class has one
+)
 
-def _attribute(name: str) -> property:
-    return property(lambda layer: getattr(layer.spec, name))
+_MODES = ("deterministic", "decode")
+"""Options that `nnx.view` changes."""
 
 
 class _Signature:
-    """Signature of a class as `inspect.signature` shows it, which the metaclass of Flax would hide."""
+    """Signature of a class for `inspect.signature`; the metaclass of Flax would hide it."""
 
     def __get__(self, layer: Any, cls: type) -> inspect.Signature:
         if layer is not None:
@@ -36,10 +43,10 @@ class _Signature:
 
 
 class Layer(nnx.Module):
-    """Base of layers: a spec, and its variables and sizes as attributes.
+    """Base of layers: a spec, and its variables as attributes.
 
-    Sizes, as `in_features`, are those of the arrays, so they follow when arrays are replaced. An array that is assigned
-    to a variable becomes its value: ``layer.weights = array`` is ``layer.weights.set_value(array)``.
+    Sizes and options, such as `in_features`, are read-only attributes. They are those of the arrays, so they follow when arrays are replaced. An
+    array that is assigned to a variable becomes its value: ``layer.weights = array`` is ``layer.weights.set_value(array)``.
     """
 
     spec_type: ClassVar[type[_spec.Spec]]
@@ -48,16 +55,19 @@ class Layer(nnx.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "spec_type" in vars(cls):
-            for name in _spec.sizes(cls.spec_type):
-                setattr(cls, name, _attribute(name))
+            _, _, own = (cls.__doc__ or "").partition("\n")
+            takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
+            cls.__doc__ = document(
+                cls.spec_type, _LIBRARY if takes_rngs else _LIBRARY._replace(argument=""), own
+            )
 
-    def _make(self, arguments: Mapping[str, Any]) -> None:
+    def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
         """Make the spec and the variables of the arguments of the constructor."""
-        rngs = arguments.get("rngs")
         if rngs is not None:
             require_rngs(type(self).__name__, rngs)
-        options = {name: arguments[name] for name in _spec.arguments(self.spec_type)}
-        self._declared, variables = _spec.build(self.spec_type, options, owner=True)
+        self._declared, variables = _spec.build(
+            self.spec_type, arguments, name=type(self).__name__, owner=True
+        )
         arrays: dict[str, Any] = {}
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
@@ -69,9 +79,14 @@ class Layer(nnx.Module):
                     table.draw(jax.random.wrap_key_data(arrays[v.name]))
         _variables.link({v.name: getattr(self, v.name) for v in variables})
 
-    if TYPE_CHECKING:  # variables
+    def __getattr__(self, name: str) -> Any:
+        """Return a size or an option of the layer."""
+        if name in _spec.sizes(type(self).spec_type) and "_declared" in vars(self):
+            return getattr(self.spec, name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-        def __getattr__(self, name: str) -> Any: ...
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_spec.sizes(type(self).spec_type)})
 
     @property
     def spec(self) -> Any:
@@ -82,10 +97,14 @@ class Layer(nnx.Module):
         declared, old = self.__dict__.get("_declared"), self.__dict__.get(name)
         if isinstance(old, nnx.Variable) and not isinstance(value, nnx.Variable):
             self._set_array(name, old, value)
-        elif declared is not None and name in _spec.sizes(self.spec_type):
+        elif name not in _spec.sizes(self.spec_type):
+            super().__setattr__(name, value)
+        elif name in _MODES and declared is not None:
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
-            super().__setattr__(name, value)
+            raise AttributeError(
+                f"{type(self).__name__}: {name} is read-only, as the variables depend on it. Create a layer with {name}={shown(value)}."
+            )
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:
         """Give a variable of the layer another array, and update those that follow from it."""
@@ -126,16 +145,15 @@ class Layer(nnx.Module):
         names = (v.name for v in self._declared.variables())
         _variables.check(self._declared.layer, {name: getattr(self, name) for name in names})
 
-    def _held(self) -> Any:
+    def _checked_arrays(self) -> Any:
         """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
         self._check_origin()
         on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in self._declared.variables() if v.drawn}
         return {**self.spec.held(self._arrays()), **on_host}
 
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
-        """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        y: jax.Array = self.spec(self._held(), x)
-        return y
+    def _run(self, x: Any, **options: Any) -> Any:
+        """Run the forward pass of the spec."""
+        return self.spec(self._checked_arrays(), x, **options)
 
     def check(self) -> None:
         """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
@@ -154,20 +172,13 @@ class Switched(Layer):
     A fork of the stream of their spec, ``gates`` or ``dropout``, draws the noise of those that have some.
     """
 
-    def _make(self, arguments: Mapping[str, Any]) -> None:
-        super()._make(arguments)
-        rngs = arguments.get("rngs")
+    def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
+        super()._build(rngs, **arguments)
         self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
-
-    def __call__(
-        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
-    ) -> Float[jax.Array, "..."]:
-        """Return outputs for inputs; `deterministic` takes precedence over the layer's own."""
-        return self._run(x, deterministic)
 
     def _run(self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any) -> jax.Array:
         spec = self.spec
-        y: jax.Array = spec(self._held(), x, **self._mode(spec, deterministic, rngs), **options)
+        y: jax.Array = spec(self._checked_arrays(), x, **self._mode(spec, deterministic, rngs), **options)
         return y
 
     def _mode(self, spec: Any, deterministic: bool | None, rngs: Any) -> dict[str, Any]:

@@ -16,12 +16,17 @@ from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
 from lutjax.layers._spec import Initializer
 from lutjax.layers.nnx._layer import Layer, Switched
+from lutjax.layers.nnx._variables import Param, Thresholds, Wires
 from lutjax.wiring._names import Wiring
 from lutjax.wiring._sizes import Size
 
 
 class _Wired(Switched):
     """Base of layers of gates with wires."""
+
+    wires: Wires  # not with the wiring "full"
+    readers: Wires  # of drawn wires
+    scores: Param  # of learned wires
 
     def __call__(
         self,
@@ -46,14 +51,14 @@ class _Wired(Switched):
     ) -> _logic.LayerCall:
         spec = self.spec
         options = {**self._mode(spec, deterministic, rngs), "temperature": temperature}
-        return _logic.LayerCall(spec, self._held(), options)
+        return _logic.LayerCall(spec, self._checked_arrays(), options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
         Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
         """
-        wires, tables = self.spec.truth_tables(self._held())
+        wires, tables = self.spec.truth_tables(self._checked_arrays())
         return wires, tables
 
     def expected_needs(
@@ -68,62 +73,12 @@ class _Wired(Switched):
         Args:
           temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._held(), temperature)
+        inputs, any_input = self.spec.expected_needs(self._checked_arrays(), temperature)
         return inputs, any_input
 
 
 class LogicGates(_Wired):
-    """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
-
-    With ``deterministic=True`` (an argument of the layer and of each call) every gate is the one with the largest logit:
-    bits in, bits out.
-
-    Variables:
-      logits: trained, ``[out_features, 16]``.
-      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Wiring ``"full"`` has none.
-      readers: int32 ``[in_features, fan-out]``: which places in `wires` read each input, for the gradient. Left out
-        where it is not known how often inputs are read, where scores choose, and where a few inputs of explicit wires are read by so many gates that
-        the list would be mostly empty.
-      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
-
-    Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
-      out_features: gates, with one output each.
-      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
-        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
-        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
-        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
-        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
-        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
-        layer reads the mixture of all candidates.
-      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
-      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
-        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
-      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
-        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
-        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
-        of the same inputs.
-      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
-        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
-        drawn.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
-        read one input twice.
-      deterministic: whether calls run the hard network.
-      rngs: draws the variables, from its stream ``params``.
-
-    Raises:
-      ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
-
-    Source: docs/logic.md, sections 1 and 4.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Differentiable logic gates of two inputs: `lutjax.bilinear_gates`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,80 +98,25 @@ class LogicGates(_Wired):
 
     spec_type = _logic.LogicGatesSpec
 
+    logits: Param
+
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        estimator: str = "soft",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None,
-        wires: Any = None,
-        deterministic: bool = False,
-        wiring: str | Wiring = "balanced",
-        candidates: int = 8,
-        scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None,
-        logits_init: Initializer = RESIDUAL,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self._make(locals())
+        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
+        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
+    ) -> None:  # fmt: skip
+        self._build(
+            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
+            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
+            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
+            accumulate=accumulate, logits_init=logits_init,
+        )  # fmt: skip
 
 
 class LogicRNN(_Wired):
-    """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
-
-    Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
-    ``[features, length, ...]``. The state is 0 before the first step, or the one that a call is given. With ``deterministic=True`` every gate is the one with the
-    largest logit: bits in, bits out, and `from_words` runs 32 sequences in a word.
-
-    Variables:
-      logits: trained, ``[out_features, 16]``.
-      wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
-
-    Args:
-      in_features: inputs of a step, numbers from 0 to 1 or bits.
-      out_features: gates, and numbers of the state.
-      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
-        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
-        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
-        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
-        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
-        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
-        layer reads the mixture of all candidates.
-      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
-        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
-        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
-        of the same inputs. Noise is the same in all steps of a call.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones: ids below
-        `in_features` are inputs, and ``in_features + g`` is the state of gate g.
-      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
-      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
-        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
-      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
-        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      deterministic: whether calls run the hard network.
-      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
-        drawn. In each step: sums over steps are of floats.
-      rngs: draws the variables, from its stream ``params``.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is neither an input nor a gate.
-
-    Source: docs/logic.md, section 10.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
-
-    .
+    """Recurrent layer of differentiable logic gates.
 
     Example:
       >>> import jax.numpy as jnp
@@ -229,27 +129,21 @@ class LogicRNN(_Wired):
 
     spec_type = _logic.LogicRNNSpec
 
+    logits: Param
+
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        estimator: str = "soft",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None,
-        wires: Any = None,
-        deterministic: bool = False,
-        wiring: str | Wiring = "balanced",
-        candidates: int = 8,
-        scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None,
-        logits_init: Initializer = RESIDUAL,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self._make(locals())
+        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
+        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
+    ) -> None:  # fmt: skip
+        self._build(
+            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
+            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
+            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
+            accumulate=accumulate, logits_init=logits_init,
+        )  # fmt: skip
 
     def __call__(
         self,
@@ -285,62 +179,12 @@ class LogicRNN(_Wired):
         Raises:
           ValueError: words or the state have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._held(), words, state)
+        y: jax.Array = self.spec.from_words(self._checked_arrays(), words, state)
         return y
 
 
 class SoftLUT(_Wired):
-    """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
-
-    With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
-
-    Variables:
-      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
-      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
-
-    Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
-      out_features: tables, with one output each.
-      n_inputs: inputs of each table, 1 to 8.
-      parameterization: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
-        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where inputs are
-        bits this is the "warp" parameterization of other libraries, which take the sigmoid after the interpolation. ``"raw"``:
-        numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only gradients that lead back pass.
-      table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
-        input is 1, and 0.1 elsewhere.
-      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
-        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
-        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
-        of the same inputs. ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
-      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
-        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
-        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
-        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
-        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
-        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
-        layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
-      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
-      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
-        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
-        drawn.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
-        read one input twice.
-      deterministic: whether calls run the hard network.
-      rngs: draws the variables, from its stream ``params``.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not an input.
-
-    Source: docs/logic.md, sections 3 and 4.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Interpolated tables over inputs between 0 and 1: `lutjax.soft_lut`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -353,80 +197,26 @@ class SoftLUT(_Wired):
 
     spec_type = _logic.SoftLUTSpec
 
+    table: Param
+
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        estimator: str = "soft",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None,
-        wires: Any = None,
-        deterministic: bool = False,
-        wiring: str | Wiring = "balanced",
-        candidates: int = 8,
-        scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None,
-        n_inputs: int = 4,
-        parameterization: str = "light",
-        table_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self._make(locals())
+        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
+        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, parameterization: str = "light",
+        table_init: Initializer | None = None, rngs: nnx.Rngs,
+    ) -> None:  # fmt: skip
+        self._build(
+            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
+            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
+            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
+            accumulate=accumulate, n_inputs=n_inputs, parameterization=parameterization, table_init=table_init,
+        )  # fmt: skip
 
 
 class BinaryLUT(_Wired):
-    """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
-
-    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
-    ``value > 0`` of the addressed slot; slot and inputs receive their gradients, the extended finite difference, as if
-    there were no threshold: in training this is the hard network already. With ``estimator="soft"`` outputs are the
-    values themselves, for the last layer before a sum of groups, or before another layer of this kind, which looks at
-    the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
-
-    With ``deterministic=True`` the outputs are the bits, whatever the estimator.
-
-    Variables:
-      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
-      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
-
-    Args:
-      in_features: inputs.
-      out_features: tables, with one output each.
-      n_inputs: inputs of each table, 1 to 8.
-      table_init: draws the tables; uniform(-1, 1) by default.
-      estimator: ``"straight_through"`` or ``"soft"``.
-      temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
-      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every
-        input is read about equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs
-        of several layers depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`,
-        `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned, by trained scores, with the highest in the hard
-        network: ``"top-k"``: for each input of a gate one of `candidates`; a soft layer, too, reads that one, at about the cost
-        of fixed wires. ``"full"``: one of all inputs, with a product of matrices in the backward pass. ``"learnable"``: a soft
-        layer reads the mixture of all candidates. ``"unique"`` is for 2 inputs.
-      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
-      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is
-        drawn.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may
-        read one input twice.
-      deterministic: whether calls run the hard network.
-      rngs: draws the variables, from its stream ``params``.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not an input.
-
-    Source: docs/logic.md, section 3.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Tables addressed by the signs of their inputs: `lutjax.binary_lut`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -439,28 +229,22 @@ class BinaryLUT(_Wired):
 
     spec_type = _logic.BinaryLUTSpec
 
+    table: Param
+
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        estimator: str = "straight_through",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None,
-        wires: Any = None,
-        deterministic: bool = False,
-        wiring: str | Wiring = "balanced",
-        candidates: int = 8,
-        scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None,
-        n_inputs: int = 4,
-        table_init: Initializer = uniform_table,
+        self, in_features: int, out_features: int, *, estimator: str = "straight_through", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
+        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, table_init: Initializer = uniform_table,
         rngs: nnx.Rngs,
-    ) -> None:
-        self._make(locals())
+    ) -> None:  # fmt: skip
+        self._build(
+            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
+            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
+            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
+            accumulate=accumulate, n_inputs=n_inputs, table_init=table_init,
+        )  # fmt: skip
 
 
 def in_sequence(
@@ -476,58 +260,7 @@ def in_sequence(
 
 
 class LogicConv(_Wired):
-    """Layer that convolves an image with trees of gates, and takes the or of neighboring places.
-
-    A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
-    at each place of the window. The output is the largest of ``pool`` places, for bits their or, and its gradient goes to the
-    first of the largest. Gates read the image itself: windows are not copied.
-
-    Variables:
-      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has ``n_inputs**(depth - 1) + ... + 1`` nodes.
-      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, where nodes are tables.
-      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: the leaves, ids in the window in the order row, column, channel.
-      readers: int32 ``[channels, most readers]``: ``lutjax.readers(wires % channels, channels)``. Absent if it would be mostly empty.
-
-    Args:
-      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
-        ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
-      n_kernels: trees, and channels of the output.
-      kernel: height and width of a window, or one number for both.
-      depth: levels of gates.
-      stride: from one window to the next, in rows and in columns.
-      padding: rows and columns of zeros around the image; less than `kernel`.
-      pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
-      pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
-      channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
-      wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by
-        itself.
-      n_inputs: inputs of a node, 2 to 8.
-      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``:
-        nodes are tables, as in `SoftLUT`.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
-        input with probability 0.9.
-      table_init: draws the tables; by default `lutjax.layers.initializers.residual_table`.
-      wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
-      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on
-        the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the key of
-        `apply` in Haiku. ``"straight_through"``: the hard network forward; logits get the gradient that they have in a mixture
-        of the same inputs.
-      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes
-        another one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      deterministic: whether calls run the hard network.
-      rngs: draws the variables, from its stream ``params``.
-
-    Raises:
-      ValueError: a size is impossible, or a wire is not in the window.
-
-    Source: docs/logic.md, section 8.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Convolution with trees of gates.
 
     Example:
       >>> import jax.numpy as jnp
@@ -540,34 +273,24 @@ class LogicConv(_Wired):
 
     spec_type = _logic_images.LogicConvSpec
 
+    logits: Param  # of gates
+    table: Param  # of tables, instead
+
     def __init__(
-        self,
-        in_shape: tuple[int, int, int],
-        n_kernels: int,
-        *,
-        estimator: str = "soft",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None,
-        wires: Any = None,
-        deterministic: bool = False,
-        kernel: Size = 3,
-        depth: int = 3,
-        stride: Size = 1,
-        padding: Size = 0,
-        pool: Size = 1,
-        pool_padding: Size = 0,
-        channels_per_kernel: int | None = None,
-        wiring: str = "balanced",
-        n_inputs: int = 2,
-        parameterization: str = "gates",
-        logits_init: Initializer = RESIDUAL,
-        table_init: Initializer | None = None,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self._make(locals())
+        self, in_shape: tuple[int, int, int], n_kernels: int, *, estimator: str = "soft", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False, kernel: Size = 3,
+        depth: int = 3, stride: Size = 1, padding: Size = 0, pool: Size = 1, pool_padding: Size = 0,
+        channels_per_kernel: int | None = None, wiring: str = "balanced", n_inputs: int = 2, parameterization: str = "gates",
+        logits_init: Initializer = RESIDUAL, table_init: Initializer | None = None, rngs: nnx.Rngs,
+    ) -> None:  # fmt: skip
+        self._build(
+            rngs, in_shape=in_shape, n_kernels=n_kernels, estimator=estimator, temperature=temperature,
+            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
+            deterministic=deterministic, kernel=kernel, depth=depth, stride=stride, padding=padding, pool=pool,
+            pool_padding=pool_padding, channels_per_kernel=channels_per_kernel, wiring=wiring, n_inputs=n_inputs,
+            parameterization=parameterization, logits_init=logits_init, table_init=table_init,
+        )  # fmt: skip
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
         """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
@@ -578,28 +301,12 @@ class LogicConv(_Wired):
         Raises:
           ValueError: words have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._held(), words)
+        y: jax.Array = self.spec.from_words(self._checked_arrays(), words)
         return y
 
 
 class GroupSum(Layer):
-    """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
-
-    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
-
-    Args:
-      k: groups, and outputs; it divides the features.
-      tau: the sums are divided by it.
-      feature_axis: -1, or 0 where features come first.
-      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
-
-    Raises:
-      ValueError: a size is impossible; in a call, `k` does not divide the features.
-
-    Source: docs/logic.md, section 4.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Sums of contiguous groups of features.
 
     Example:
       >>> import jax.numpy as jnp
@@ -611,53 +318,20 @@ class GroupSum(Layer):
     spec_type = _logic.GroupSumSpec
 
     def __init__(
-        self,
-        k: int,
-        tau: float | int = 1.0,
-        *,
-        feature_axis: int = -1,
-        accumulate: lutjax.FixedPoint | None = None,
-    ) -> None:
-        self._make(locals())
+        self, k: int, tau: float | int = 1.0, *, feature_axis: int = -1, accumulate: lutjax.FixedPoint | None = None,
+    ) -> None:  # fmt: skip
+        self._build(
+            None, k=k, tau=tau, feature_axis=feature_axis, accumulate=accumulate,
+        )  # fmt: skip
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
-        y: jax.Array = self.spec(self._held(), x)
+        y: jax.Array = self._run(x)
         return y
 
 
 class Thermometer(Switched):
-    """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
-
-    Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
-    with ``feature_axis=0`` the first axis. NaN gives bits of 0.
-
-    Variables:
-      thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
-      widths: ``[in_features]``, not trained; only where they are given.
-
-    Args:
-      in_features: numbers.
-      n_thresholds: thresholds, and bits, of each.
-      learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a gradient.
-      gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
-        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
-        ``deterministic=True``.
-      temperature: width of that sigmoid, in units of `x`.
-      widths: ``[in_features]``, positive factors of `temperature`, where features have different units.
-      feature_axis: -1, or 0 where features come first.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
-      param_dtype: dtype of the thresholds.
-      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
-      deterministic: whether calls give bits.
-
-    Raises:
-      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
-
-    Source: docs/logic.md, section 4.
-
-    In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), and otherwise an `Anchors`,
-    `Targets`, `Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` refuses other states.
+    """Thresholds that turn numbers into bits.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -670,19 +344,22 @@ class Thermometer(Switched):
 
     spec_type = _logic.ThermometerSpec
 
+    thresholds: Param | Thresholds
+    widths: Thresholds
+
     def __init__(
-        self,
-        in_features: int,
-        n_thresholds: int,
-        *,
-        learnable: bool = False,
-        gradient: str = "straight_through",
-        temperature: float | int = 1.0,
-        feature_axis: int = -1,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        thresholds: Any = None,
-        widths: Any = None,
-        deterministic: bool = False,
-    ) -> None:
-        self._make(locals())
+        self, in_features: int, n_thresholds: int, *, learnable: bool = False, gradient: str = "straight_through",
+        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, thresholds: Any = None, widths: Any = None, deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        self._build(
+            None, in_features=in_features, n_thresholds=n_thresholds, learnable=learnable, gradient=gradient,
+            temperature=temperature, feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, thresholds=thresholds,
+            widths=widths, deterministic=deterministic,
+        )  # fmt: skip
+
+    def __call__(
+        self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
+    ) -> Float[jax.Array, "..."]:
+        """Return bits of inputs; `deterministic` takes precedence over the layer's own."""
+        return self._run(x, deterministic)

@@ -13,7 +13,7 @@ from layer_libraries import spec_type_of
 
 from lutjax import wiring
 from lutjax.layers import haiku as of_haiku, linen as of_linen, nnx as of_nnx
-from lutjax.layers._spec import QUANTIZED, arguments
+from lutjax.layers._spec import QUANTIZED, arguments as arguments_of
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
 from properties import definitions, layer_definitions as L
 from properties.members import FINE, FINITE, READS, SCALARS, Arrays, Op, Pullback, Source, given
@@ -39,7 +39,7 @@ def in_library(library: str, layer: str, options: Options, a: Arrays, *inputs: A
     arrays = {v.name: a[v.name] for v in spec.variables() if v.name in a}
     if library == "spec" or "key" in how:
         return spec(arrays, *inputs, **how)
-    options = {n: v for n, v in options.items() if n in arguments(spec_type)}
+    options = {n: v for n, v in options.items() if n in arguments_of(spec_type)}
     if options.get("has_widths", spec.__dict__.get("has_widths")):
         options["widths"] = np.ones(spec.in_features, np.float32)
     kinds: dict[str, Arrays] = {}
