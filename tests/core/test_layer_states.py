@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow
 from every_layer import CASES, POSITIONS, sequences, vectors
 from flax import nnx
 from layer_libraries import LIBRARIES, Case, inputs_of, nnx_layer
@@ -155,8 +156,7 @@ def assert_same(found: Any, want: np.ndarray, where: str) -> None:
         np.testing.assert_array_equal(found, want, err_msg=where)
 
 
-@pytest.mark.thorough("*-linen", "*-haiku")
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["nnx", slow("linen"), slow("haiku")])
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_state(name: str, library: str, states: dict[str, np.ndarray]) -> None:
     """A new layer has the recorded variables and values, and the recorded state gives the recorded output."""

@@ -1,12 +1,17 @@
 """The layers of the three libraries: the same variables, outputs, gradients and decoding."""
 
+import ast
 import dataclasses
 import functools
 import inspect
+import pathlib
 import pydoc
 import re
+import runpy
+import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +24,7 @@ import optax
 import pytest
 from cases import slow, slow_except
 from flax import nnx
+from folders import ROOT
 from layer_libraries import (
     LIBRARIES,
     Case,
@@ -631,6 +637,28 @@ def test_layers_have_few_ancestors(library):
         assert 1 <= len(ancestors) <= 4, (layer, ancestors)
 
 
+def build_module():
+    """Return the names of `hatch_build.py`."""
+    return types.SimpleNamespace(**runpy.run_path(str(ROOT / "hatch_build.py"), run_name="hatch_build"))
+
+
+@pytest.mark.parametrize("library", [linen, lutjax_haiku], ids=["linen", "haiku"])
+def test_stubs_have_the_constructors_and_methods(library):
+    tree = ast.parse(build_module().stub(ROOT, library.__name__.rpartition(".")[2]))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert set(classes) == set(LAYERS)
+    for name, node in classes.items():
+        cls = getattr(library, name)
+        for function in (line for line in node.body if isinstance(line, ast.FunctionDef)):
+            if function.name == "__getattr__":
+                continue
+            arguments, signature = function.args, inspect.signature(getattr(cls, function.name))
+            found = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
+            assert sorted(found) == sorted(signature.parameters), (name, function.name)
+            n_defaults = len(arguments.defaults) + sum(d is not None for d in arguments.kw_defaults)
+            assert n_defaults == sum(p.default is not p.empty for p in signature.parameters.values())
+
+
 CALLS = {
     "LUT(8, 4, n_detectors=3, n_anchors=2{end})": None,
     'LUT(8, 4, n_detectors="3", n_anchors=2{end})': 'Argument "n_detectors" to "LUT" has incompatible type "str"',
@@ -644,6 +672,9 @@ CALLS = {
 def test_mypy_checks_calls(tmp_path):
     """An option that is missing, unknown or of another type is an error of a type checker, as in an editor."""
     pytest.importorskip("mypy")
+    package = pathlib.Path(lutjax.__file__).parent
+    shutil.copytree(package, tmp_path / "lutjax", ignore=shutil.ignore_patterns("__pycache__"))
+    build_module().write(ROOT, tmp_path)
     lines, want = ["from flax import nnx", "from lutjax.layers import haiku, linen, nnx as layers"], {}
     for library, end in (("layers", ", rngs=nnx.Rngs(0)"), ("linen", ""), ("haiku", "")):
         for call, message in CALLS.items():
@@ -652,7 +683,8 @@ def test_mypy_checks_calls(tmp_path):
     path = tmp_path / "calls.py"
     path.write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(path)]
-    found = subprocess.run(command, capture_output=True, text=True).stdout
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert ".pyi" not in found, "the stubs have errors"
     for line, message in want.items():
         errors = re.findall(rf"calls\.py:{line}: error: (.*)", found)
         assert message in errors[0] if message else not errors, (lines[line - 1], found)

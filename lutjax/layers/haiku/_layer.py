@@ -83,7 +83,7 @@ class Layer(hk.Module, metaclass=_Module):
 
         found = None if x is None else _spec.n_inputs(type(self).__name__, self._options, x)
         kept = hk.get_state("in_features", [found or 0], bool, init=first)
-        self._options["in_features"] = self.in_features = int(kept.shape[0])
+        self._options["in_features"] = int(kept.shape[0])
         self._make_spec()
 
     @hk.transparent
