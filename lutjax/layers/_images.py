@@ -46,9 +46,8 @@ class _ReadSpec(ScoredSpec, TableSpec):
         check_read(self.layer, self.read)
         if self.epsilon or not self.n_anchors:
             name = "epsilon" if self.epsilon else "n_anchors"
-            raise ValueError(
-                f"{self.layer}: {name} is {getattr(self, name)} and read is {self.read!r}; scores have no dead zone, and need "
-                "at least one comparison."
+            raise self._error(
+                f"{name} is {getattr(self, name)} and read is {self.read!r}; scores have no dead zone, and need at least one comparison."
             )
 
     def variables(self) -> tuple[Variable, ...]:
@@ -85,7 +84,7 @@ class _ReadSpec(ScoredSpec, TableSpec):
         require_array(self.layer, "x", x)
         if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
             sizes = ", ".join(map(str, shape))
-            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected [..., {sizes}].")
+            raise self._error(f"x has shape {list(x.shape)}; expected [..., {sizes}].")
         return self._cast(x)
 
 
@@ -161,32 +160,30 @@ class _ImageSpec(_ReadSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SpatialLUTSpec(_ImageSpec):
-    """Layer of look-up tables between two maps: groups of detectors read a part of one and reach a part of the other.
+    """Lookup tables between two maps: groups of detectors with receptive and projective fields.
 
-    The detectors of a group compare pairs of the inputs in its receptive field, and their tables add to the outputs in its
-    projective field. `lutjax.wiring.projections` makes the fields, and `lutjax.wiring.show` draws them. Inputs are
-    ``[..., *connectivity.in_shape]`` and outputs ``[..., *connectivity.out_shape]``; an output that no group reaches is 0.
+    The detectors of a group compare pairs of inputs in its receptive field, and their tables add to the outputs in its projective field.
+    `lutjax.wiring.projections` makes the fields, and `lutjax.wiring.show` draws them. Inputs are ``[..., *connectivity.in_shape]`` and outputs
+    ``[..., *connectivity.out_shape]``; an output without a group is 0.
 
     Variables:
-      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, zeros at first. The detectors of a group follow
-        each other.
+      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, initially zeros. The detectors of a group are adjacent.
       anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
       targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
       weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantized=True``.
 
     Args:
-      connectivity: the groups, from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
-      n_detectors: detectors of each group, each with one table.
-      n_anchors: anchor pairs of each detector.
-      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
-      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
-      deterministic: no dropout.
-      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon: as in `LUT`. There is none with a `read`.
+      connectivity: groups of `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
+      n_detectors: number of detectors of each group, each with one table.
+      n_anchors: as in `LUT`.
+      read: one of `lutjax.reads`, with a score of the comparison margins. None: one row of each table.
+      table_dropout: share of tables dropped in training, for each image; other tables are scaled up. Only with a `read`.
+      deterministic, quantized: as in `ProjectionLUT`.
+      epsilon: as in `LUT`; not with a `read`.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.
       accumulate: as in `LUT`; not with a `read`, whose groups are added as floats.
-      anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of drawn ones.
+      anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
       ValueError: a size is impossible, a group has fewer than two inputs, or an anchor is not an input.
@@ -207,16 +204,15 @@ class SpatialLUTSpec(_ImageSpec):
 
     def _check_features(self) -> None:
         if not isinstance(self.connectivity, Connectivity):
-            raise ValueError(
-                f"{self.layer}: connectivity is {shown(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or "
-                "full returns."
+            raise self._error(
+                f"connectivity is {shown(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or full returns."
             )
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.read is not None and self.accumulate is not None:
-            raise ValueError(
-                f"{self.layer}: accumulate is {self.accumulate} and read is {self.read!r}; the outputs of groups of scored reads "
+            raise self._error(
+                f"accumulate is {self.accumulate} and read is {self.read!r}; the outputs of groups of scored reads "
                 "are added as floats. Leave out one of the two."
             )
 
@@ -283,38 +279,33 @@ def _check_windows(spec: Any) -> None:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class WindowLUTSpec(_ImageSpec):
-    """Layer of look-up tables over windows of an image: each place of the window has tables of its own.
+    """Lookup tables over windows of an image, with separate tables for each window.
 
-    The detectors of a place compare pairs of the values in its window, and their tables add to the outputs of that place. Inputs are
-    ``[..., *in_shape]`` and outputs ``[..., rows, columns, out_features]``, one row and column for each place of the window.
+    The detectors of a window compare pairs of its values, and their tables add to its outputs. Inputs are ``[..., *in_shape]`` and outputs
+    ``[..., rows, columns, out_features]``, with one row and column for each window.
 
     Variables:
-      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, zeros at first. The detectors of a place
-        follow each other, and places row by row.
+      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, initially zeros; detectors of a window are adjacent, and windows
+        are in row-major order.
       anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
       weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantized=True``.
 
     Args:
-      in_shape: height and width of the image, and perhaps channels.
-      out_features: outputs of each place.
-      n_detectors: detectors of each place, each with one table.
-      n_anchors: anchor pairs of each detector.
+      in_shape: height and width of the image, and optionally channels.
+      out_features: outputs of each window.
+      n_detectors: number of detectors of each window, each with one table.
+      n_anchors: as in `LUT`.
       kernel: height and width of a window, or one number for both.
       stride: from one window to the next, in rows and in columns.
-      padding: rows and columns around the image into which windows may reach. There is nothing to compare: windows at the border have
-        fewer values.
-      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
-      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
-      deterministic: no dropout.
-      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon: as in `LUT`. There is none with a `read`.
+      padding: rows and columns around the image. Windows at the border have fewer values, as padding is not compared.
+      read, table_dropout, epsilon: as in `SpatialLUT`.
+      deterministic, quantized: as in `ProjectionLUT`.
       dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`.
-      anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of drawn ones.
+      anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than the image or has fewer than two values, or an anchor is not a value of
-        the image.
+      ValueError: a size is impossible, a window is larger than the image or has fewer than two values, or an anchor is not in the image.
 
     Source: docs/semantics.md, section 11.
     """
@@ -371,43 +362,35 @@ class WindowLUTSpec(_ImageSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ConvLUTSpec(_ReadSpec):
-    """Layer of look-up tables over windows of an image, with the same tables at all places: `lutjax.conv_lut`.
+    """Lookup tables over windows of an image, with tables shared by all windows: `lutjax.conv_lut`.
 
-    Detectors compare pairs of the values in a window, and their tables add to the outputs of its place. Windows are not copied, so the
-    memory of a call is that of images, detections and outputs; on NVIDIA GPUs, without a `read`, detections take none. Inputs are
-    ``[..., *in_shape]`` and outputs ``[..., *out_shape]``: ``(rows, columns, out_channels)``, one row and column for each place of the
-    window, or fewer with `pool`.
+    Detectors compare pairs of values in a window, and their tables add to its outputs. Windows are not copied: memory holds images, detections and
+    outputs, and on NVIDIA GPUs without a `read` no detections. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
+    ``(rows, columns, out_channels)``, with one row and column for each window, or fewer with `pool`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, zeros at first.
-      anchors: int32 ids of values of a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel. They do not
-        depend on the size of images.
+      weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, initially zeros.
+      anchors: int32 ids of values in a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel, for any image size.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
       weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantized=True``.
 
     Args:
-      in_shape: height and width of the image, and perhaps channels.
-      out_channels: outputs of each place.
-      n_detectors: detectors, each with one table.
-      n_anchors: anchor pairs of each detector.
-      kernel: height and width of a window, or one number for both.
-      stride: from one window to the next, in rows and in columns.
+      in_shape, n_anchors, kernel, stride: as in `WindowLUT`.
+      out_channels: outputs of each window.
+      n_detectors: number of detectors, each with one table.
       padding: rows and columns of zeros around the image.
-      groups: groups of channels that follow each other: the detectors of a group read its channels and add to its outputs.
-      pool: average the outputs of blocks of places: rows and columns of a block, or one number for both. Places that do not fill a
-        block are left out. ``"all"``: average over all places, for outputs ``[..., out_channels]``.
-      read: how tables are read, one of `lutjax.reads`, whose scores say how sure the comparisons are. None: one row each.
-      table_dropout: share of tables that an image does not read in training; others count more. Only with a `read`.
-      deterministic: no dropout.
-      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      epsilon: as in `LUT`. There is none with a `read`.
+      groups: number of channel groups: the detectors of a group read its channels and add to its outputs.
+      pool: average pooling of outputs: rows and columns of a block of windows, or one number for both. Incomplete blocks are left out. ``"all"``:
+        average over all windows, with outputs ``[..., out_channels]``.
+      read, table_dropout, epsilon: as in `SpatialLUT`.
+      deterministic, quantized: as in `ProjectionLUT`.
       accumulate: as in `LUT`; averages are sums of floats.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.
-      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
       ValueError: a size is impossible, a window is larger than the padded image or has fewer than two values, groups do not divide
-        a size, or an anchor is not a value of a window.
+        a size, or an anchor is not in a window.
 
     Source: docs/semantics.md, section 11.
     """
@@ -442,23 +425,23 @@ class ConvLUTSpec(_ReadSpec):
         }
         for name, size in sizes.items():
             if size % self.groups:
-                raise ValueError(f"{self.layer}: groups is {self.groups}; it must divide {name}, {size}.")
+                raise self._error(f"groups is {self.groups}; it must divide {name}, {size}.")
         if isinstance(self.pool, str) and self.pool != "all":
             raise ValueError(
                 f'{self.layer}: pool is {shown(self.pool)}; expected rows and columns of places, "all" or None.'
             )
         block, places = self._block, self._places
         if block[0] > places[0] or block[1] > places[1]:
-            raise ValueError(
-                f"{self.layer}: pool is {self.pool}, larger than the {places[0]} by {places[1]} places of the window."
+            raise self._error(
+                f"pool is {self.pool}, larger than the {places[0]} by {places[1]} places of the window."
             )
         if isinstance(self.pool, Sequence) and self.pool != "all":
             self.pool = block
 
     def _check_inputs(self) -> None:
         if self.n_anchors and self.n_inputs < 2:
-            raise ValueError(
-                f"{self.layer}: kernel is {self.kernel} and in_shape is {self.in_shape}, so a window has one value of each group; a "
+            raise self._error(
+                f"kernel is {self.kernel} and in_shape is {self.in_shape}, so a window has one value of each group; a "
                 "detector compares two different ones."
             )
 

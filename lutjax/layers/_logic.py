@@ -240,9 +240,7 @@ class _LogicSpec(Spec):
         if isinstance(temperature, int | float):
             return dataclasses.replace(self, temperature=temperature)
         if np.shape(temperature):
-            raise ValueError(
-                f"{self.layer}: temperature has shape {list(np.shape(temperature))}; expected one number."
-            )
+            raise self._error(f"temperature has shape {list(np.shape(temperature))}; expected one number.")
         self._check_other_temperature()
         spec = copy.copy(self)  # no further checks: a traced number cannot be compared
         spec.temperature = temperature
@@ -271,7 +269,7 @@ class _LogicSpec(Spec):
         """Return logits over the temperature, with the noise of an estimator that has some."""
         if estimator == "gumbel":
             if key is None:
-                raise ValueError(f"{self.layer}: estimator is 'gumbel', which needs rngs for its noise.")
+                raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
             logits = logits + noise(key, logits.shape, logits.dtype)
         return logits / jnp.asarray(self.temperature, logits.dtype)
 
@@ -318,9 +316,8 @@ class _LogicSpec(Spec):
             n_listed, width = expected.shape
             same = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
             if not (same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()):
-                raise ValueError(
-                    f"{self.layer}: readers is not the list of who reads each input through wires; set it to "
-                    "lutjax.readers(wires, inputs) when wires are replaced."
+                raise self._error(
+                    "readers is not the list of who reads each input through wires; set it to lutjax.readers(wires, inputs) when wires are replaced."
                 )
 
     @property
@@ -356,28 +353,26 @@ class _WiredSpec(_LogicSpec):
     def _check_sizes(self) -> None:
         accumulation(self.layer, self.accumulate)
         if self.accumulate is not None and self.wiring in wiring.LEARNED:
-            raise ValueError(
-                f"{self.layer}: accumulate is {self.accumulate} and wiring is {self.wiring!r}, whose scores are judged by sums of floats; use a wiring that is "
+            raise self._error(
+                f"accumulate is {self.accumulate} and wiring is {self.wiring!r}, whose scores are judged by sums of floats; use a wiring that is "
                 "drawn, or leave accumulate out."
             )
         if self.wiring in ("windows", "groups"):
             cure = {"windows": "lutjax.wiring.Windows(image_shape)", "groups": "lutjax.wiring.Groups(n)"}
-            raise ValueError(
-                f"{self.layer}: wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}."
-            )
+            raise self._error(f"wiring is {self.wiring!r}, which needs sizes: use {cure[str(self.wiring)]}.")
         if not callable(self.wiring):
             self._require_one_of("wiring", (*wiring.FIXED, *wiring.LEARNED))
         if self.wiring == "unique" and self.arity != 2:
-            raise ValueError(
-                f"{self.layer}: wiring is 'unique', which draws pairs, but n_inputs is {self.arity}; use 'balanced'."
+            raise self._error(
+                f"wiring is 'unique', which draws pairs, but n_inputs is {self.arity}; use 'balanced'."
             )
         if self.wiring in _WITH_CANDIDATES:
             self._require_size("candidates", 2)
         if self.wiring == "learnable" and self.candidates % 2:
-            raise ValueError(f"{self.layer}: candidates is {self.candidates}; it must be even.")
+            raise self._error(f"candidates is {self.candidates}; it must be even.")
         if self.wiring == "full" and self.wires_fan_out is not None:
-            raise ValueError(
-                f"{self.layer}: wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
+            raise self._error(
+                "wiring is 'full', whose wires are learned, but wires are given; use 'top-k' for candidates."
             )
 
     @property
@@ -555,48 +550,44 @@ class _WiredSpec(_LogicSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicGatesSpec(_WiredSpec):
-    """Layer of differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
+    """Differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
 
-    With ``deterministic=True`` (an argument of the layer and of each call) every gate is the one with the largest logit:
-    bits in, bits out.
+    With ``deterministic=True``, an argument of the layer and of each call, every gate is the one with the largest logit: bits in, bits out.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
-      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Wiring ``"full"`` has none.
-      readers: int32 ``[in_features, fan-out]``: which places in `wires` read each input, for the gradient. Left out
-        where it is not known how often inputs are read, where scores choose, and where a few inputs of explicit wires are read by so many gates that
-        the list would be mostly empty.
-      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only where wires are learned.
+      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Absent with the wiring ``"full"``.
+      readers: int32 ``[in_features, fan-out]``: inverse wires, for the gradient. Absent if the fan-out is unknown, with learned wires, and where
+        explicit wires are so unbalanced that the list would be mostly empty.
+      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only with learned wires.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
-      out_features: gates, with one output each.
-      wiring: which inputs gates read, by name or a function as those of `lutjax.wiring`. Drawn once: ``"balanced"``: every input is read about
-        equally often. ``"unique"``: likewise, and no pair of inputs is read twice. ``"butterfly"``: outputs of several layers
-        depend on as many inputs as possible. ``"random"``: each wire by itself. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: windows of an
-        image, groups of inputs. Learned, by trained scores, with the highest in the hard network: ``"top-k"``: for each input of a gate one
-        of `candidates`; a soft layer, too, reads that one, at about the cost of fixed wires. ``"full"``: one of all inputs,
-        with a product of matrices in the backward pass. ``"learnable"``: a soft layer reads the mixture of all candidates.
-      candidates: number of candidates of each input of a gate; even for ``"learnable"``.
-      scores_init: draws their scores, as in `jax.nn.initializers`; normal(0, 1) by default.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
-        input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is the other usual one.
-      estimator: how gates are relaxed in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise
-        on the logits, drawn anew in each call and the same for all samples: from the stream ``gates`` in Flax, from the
-        key of `apply` in Haiku. ``"straight_through"``: the hard network
-        forward; logits get the gradient that they have in a mixture of the same inputs.
-      temperature: logits and scores are divided by it, so that a lower one is nearer to the hard network. A call takes another
-        one, ``layer(x, temperature=t)``; it may be traced, as that of a schedule is.
-      feature_axis: -1, or 0 where inputs and outputs come first, ``[features, ...]``: the fast layout.
-      accumulate: sums of integers, the same in any order of samples and gates; see `lutjax.FixedPoint`. With a wiring that is drawn.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      in_features: number of inputs, values from 0 to 1 or bits.
+      out_features: number of gates, with one output each.
+      wiring: inputs of gates, by name or a function as in `lutjax.wiring`. Random: ``"balanced"``: every input is read about equally often.
+        ``"unique"``: balanced, with different pairs of inputs. ``"butterfly"``: outputs of several layers depend on as many inputs as possible.
+        ``"random"``: independent wires. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned by trained
+        scores, whose maximum the hard network reads: ``"top-k"``: one of `candidates` per gate input, also in a soft layer, at about the cost of fixed
+        wires. ``"full"``: one of all inputs, with a matrix product in the backward pass. ``"learnable"``: a soft layer reads the mixture of candidates.
+      candidates: number of candidates of each gate input; even for ``"learnable"``.
+      scores_init: initializer of scores; normal(0, 1) by default.
+      logits_init: initializer of logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first input with
+        probability 0.9. ``jax.nn.initializers.normal(1.0)`` is a common alternative.
+      estimator: relaxation in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on the logits, sampled in each call and
+        shared by all samples, from the stream ``gates`` in Flax and from the key of `apply` in Haiku. ``"straight_through"``: the hard network forward,
+        with the gradient of a mixture.
+      temperature: divisor of logits and scores; a lower one is closer to the hard network. A call can override it, ``layer(x, temperature=t)``, also
+        with a traced value of a schedule.
+      feature_axis: -1, or 0 for inputs and outputs ``[features, ...]``: the fast layout.
+      accumulate: fixed-point accumulation, not with learned wires; see `lutjax.FixedPoint`.
+      dtype: dtype of outputs, to which inputs are cast; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
-      implementation: which implementation runs the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones. A gate may read one input twice.
+      implementation: implementation of the op; see `lutjax.bilinear_gates`.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of random ones. A gate may read one input twice.
       deterministic: whether calls run the hard network.
 
     Raises:
-      ValueError: a size is impossible, there are not that many different pairs, or a wire is not an input.
+      ValueError: a size is impossible, there are not enough different pairs, or a wire is not an input.
 
     Source: docs/logic.md, sections 1 and 4.
     """
@@ -645,26 +636,24 @@ class LogicGatesSpec(_WiredSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicRNNSpec(LogicGatesSpec):
-    """Recurrent layer of differentiable logic gates: at each step gates read the inputs of the step and the state, and their outputs are the next state.
+    """Recurrent layer of differentiable logic gates, which read the inputs of a step and the state and output the next state.
 
     Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
-    ``[features, length, ...]``. The state is 0 before the first step, or the one that a call is given. With ``deterministic=True`` every gate is the one with the
-    largest logit: bits in, bits out, and `from_words` runs 32 sequences in a word.
+    ``[features, length, ...]``. The initial state is 0, or an argument of the call. With ``deterministic=True`` every gate is the one with the largest
+    logit: bits in, bits out, and `from_words` runs 32 sequences per word.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
       wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
 
     Args:
-      in_features: inputs of a step, numbers from 0 to 1 or bits.
-      out_features: gates, and numbers of the state.
-      wiring: as in `LogicGates`.
-      estimator: as in `LogicGates`. Noise is the same in all steps of a call.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of drawn ones: ids below `in_features` are inputs, and
-        ``in_features + g`` is the state of gate g.
-      candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
-        `LogicGates`.
-      accumulate: as in `LogicGates`, in each step: sums over steps are of floats.
+      in_features: inputs of a step, values from 0 to 1 or bits.
+      out_features: number of gates, and size of the state.
+      estimator: as in `LogicGates`. All steps of a call share the noise.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of random ones: ids below `in_features` are inputs,
+        and ``in_features + g`` is the state of gate g.
+      wiring, candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in `LogicGates`.
+      accumulate: as in `LogicGates`, in each step; sums over steps are floats.
 
     Raises:
       ValueError: a size is impossible, or a wire is neither an input nor a gate.
@@ -700,7 +689,7 @@ class LogicRNNSpec(LogicGatesSpec):
         spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
         if x.ndim < 2:
             expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
-            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
+            raise self._error(f"x has shape {list(x.shape)}; expected {expected}.")
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             read = join(x, state)
@@ -725,7 +714,7 @@ class LogicRNNSpec(LogicGatesSpec):
         if state is not None:
             require_array(self.layer, "state", state)
             if list(state.shape) != shape:
-                raise ValueError(f"{self.layer}: state has shape {list(state.shape)}; expected {shape}.")
+                raise self._error(f"state has shape {list(state.shape)}; expected {shape}.")
         of_call = () if state is None else (jnp.asarray(state).astype(x.dtype),)
 
         def first(x: Any, *state: Any) -> jax.Array:
@@ -757,8 +746,8 @@ class LogicRNNSpec(LogicGatesSpec):
           words: uint32 ``[in_features, length, ...]``, whatever the `feature_axis`. state: before the first step, ``[out_features, ...]``.
         """
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
-            raise ValueError(
-                f"{self.layer}: words is {words.dtype}{list(words.shape)}; expected uint32 [{self.in_features}, length, ...]."
+            raise self._error(
+                f"words is {words.dtype}{list(words.shape)}; expected uint32 [{self.in_features}, length, ...]."
             )
         wires, truth = self.truth_tables(arrays)
 
@@ -831,9 +820,8 @@ class _TableSpec(_WiredSpec):
     def _check_sizes(self) -> None:
         self._require_size("n_inputs", 1)
         if self.n_inputs > MAX_WIRES:
-            raise ValueError(
-                f"{self.layer}: n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more "
-                "layers instead."
+            raise self._error(
+                f"n_inputs is {self.n_inputs}; a table has at most {MAX_WIRES}. Use more layers instead."
             )
         super()._check_sizes()
 
@@ -866,29 +854,26 @@ class _TableSpec(_WiredSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SoftLUTSpec(_TableSpec):
-    """Layer of tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
+    """Tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
 
-    With ``deterministic=True`` corners above 1/2 are 1 and the others 0: bits in, bits out.
+    With ``deterministic=True`` corners above 1/2 are 1 and other corners 0: bits in, bits out.
 
     Variables:
-      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest address bit.
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs, numbers from 0 to 1 or bits.
-      out_features: tables, with one output each.
+      in_features: number of inputs, values from 0 to 1 or bits.
+      out_features: number of tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
-      parameterization: meaning of the trained numbers. ``"light"``: logits; corners are their sigmoids. ``"walsh"``: Walsh
-        coefficients ``c``; the logit of corner k is ``-sum_s c[s] (-1)**(number of common bits of s and k)``. Where
-        inputs are bits this is the "warp" parameterization of other libraries, which take the sigmoid after the
-        interpolation. ``"raw"``: numbers v, clipped to [-1, 1]; corners are ``(v + 1) / 2``. Beyond the ends only
-        gradients that lead back pass.
-      table_init: draws the table; by default `lutjax.layers.initializers.residual_table`: corners of 0.9 where the first
-        input is 1, and 0.1 elsewhere.
-      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and is not for raw tables.
+      parameterization: meaning of the trained values. ``"light"``: logits of corners. ``"walsh"``: Walsh coefficients ``c``; the logit of corner k is
+        ``-sum_s c[s] (-1)**(number of common bits of s and k)``. For bits this is the "warp" parameterization of other libraries, which apply the
+        sigmoid after the interpolation. ``"raw"``: values v clipped to [-1, 1], with corners ``(v + 1) / 2``. Outside, only gradients that lead back pass.
+      table_init: initializer of the table; by default `lutjax.layers.initializers.residual_table`, corners of 0.9 where the first input is 1 and 0.1
+        elsewhere.
+      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and excludes raw tables.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
-      candidates, scores_init, temperature, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in
-        `LogicGates`.
+      candidates, scores_init, temperature, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
@@ -908,15 +893,15 @@ class SoftLUTSpec(_TableSpec):
         super()._check_sizes()
         self._require_one_of("parameterization", PARAMETERIZATIONS)
         if self.parameterization == "raw" and (self.estimator == "gumbel" or self.temperature != 1):
-            raise ValueError(
-                f"{self.layer}: parameterization is 'raw', which has no logits, but estimator is "
+            raise self._error(
+                f"parameterization is 'raw', which has no logits, but estimator is "
                 f"{self.estimator!r} and temperature is {self.temperature}; use 'light' or 'walsh'."
             )
 
     def _check_other_temperature(self) -> None:
         if self.parameterization == "raw":
-            raise ValueError(
-                f"{self.layer}: parameterization is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
+            raise self._error(
+                "parameterization is 'raw', which has no logits, so a call takes no temperature; use 'light' or 'walsh'."
             )
 
     def _trained_tables(self) -> Variable:
@@ -958,27 +943,24 @@ class SoftLUTSpec(_TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class BinaryLUTSpec(_TableSpec):
-    """Layer of tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
+    """Tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
 
-    A bit of the address is ``x > 0``, so inputs are bits of 0 and 1, or numbers around 0. The outputs are bits too,
-    ``value > 0`` of the addressed slot; slot and inputs receive their gradients, the extended finite difference, as if
-    there were no threshold: in training this is the hard network already. With ``estimator="soft"`` outputs are the
-    values themselves, for the last layer before a sum of groups, or before another layer of this kind, which looks at
-    the sign alone. Values are clipped to [-1, 1]; beyond the ends only gradients that lead back pass.
-
-    With ``deterministic=True`` the outputs are the bits, whatever the estimator.
+    An address bit is ``x > 0``, so inputs are bits 0 and 1, or values around 0. Outputs are bits too, ``value > 0`` of the addressed slot. The slot and
+    the inputs receive gradients, the extended finite difference, as if there were no threshold, so training already runs the hard network. With
+    ``estimator="soft"`` outputs are the values themselves, for the last layer before a sum of groups, or before another layer of this kind. Values
+    are clipped to [-1, 1]; outside, only gradients that lead back pass. With ``deterministic=True`` outputs are bits for every estimator.
 
     Variables:
-      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest bit of an address.
+      table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest address bit.
       wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
 
     Args:
-      in_features: inputs.
-      out_features: tables, with one output each.
+      in_features: number of inputs.
+      out_features: number of tables, with one output each.
       n_inputs: inputs of each table, 1 to 8.
-      table_init: draws the tables; uniform(-1, 1) by default.
+      table_init: initializer of the tables; uniform(-1, 1) by default.
       estimator: ``"straight_through"`` or ``"soft"``.
-      temperature: scores of learnable wiring are divided by it; their forward pass is the hard choice here.
+      temperature: divisor of the scores of learned wires, whose forward pass is the hard choice.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
       candidates, scores_init, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
 
@@ -1025,18 +1007,18 @@ class BinaryLUTSpec(_TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GroupSumSpec(Spec):
-    """Layer that sums contiguous groups of features and divides by a temperature: votes of gates for classes.
+    """Sums of contiguous groups of features over a temperature: votes of gates for classes.
 
-    Outputs ``[..., k]`` for inputs ``[..., features]``; ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
+    Outputs are ``[..., k]`` for inputs ``[..., features]``, and ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
 
     Args:
-      k: groups, and outputs; it divides the features.
-      tau: the sums are divided by it.
-      feature_axis: -1, or 0 where features come first.
-      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
+      k: number of groups and outputs, a divisor of the number of features.
+      tau: divisor of the sums.
+      feature_axis: -1, or 0 for features first.
+      accumulate: fixed-point accumulation; see `lutjax.FixedPoint`.
 
     Raises:
-      ValueError: a size is impossible; in a call, `k` does not divide the features.
+      ValueError: a size is impossible; in a call, `k` does not divide the number of features.
 
     Source: docs/logic.md, section 4.
     """
@@ -1066,9 +1048,8 @@ class GroupSumSpec(Spec):
         x = self._bits(x)
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[self.feature_axis] % self.k:
-            raise ValueError(
-                f"{self.layer}: x has shape {list(x.shape)}; its features must be a multiple of "
-                f"the {self.k} groups."
+            raise self._error(
+                f"x has shape {list(x.shape)}; its features must be a multiple of the {self.k} groups."
             )
         sums = _sums_of_groups(x, self.k, self.feature_axis)
         if self.accumulate is not None:
@@ -1083,30 +1064,28 @@ class GroupSumSpec(Spec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ThermometerSpec(Spec):
-    """Layer that turns numbers into bits: ``x > threshold`` for each of a feature's thresholds.
+    """Thresholds that turn numbers into bits: ``x > threshold`` for each threshold of a feature.
 
-    Outputs ``[..., in_features * n_thresholds]``, the bits of a feature side by side, for inputs ``[..., in_features]``;
-    with ``feature_axis=0`` the first axis. NaN gives bits of 0.
+    Outputs are ``[..., in_features * n_thresholds]``, with adjacent bits of a feature, for inputs ``[..., in_features]``; the first axis with
+    ``feature_axis=0``. NaN gives bits of 0.
 
     Variables:
       thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
-      widths: ``[in_features]``, not trained; only where they are given.
+      widths: ``[in_features]``, not trained; only if given.
 
     Args:
-      in_features: numbers.
-      n_thresholds: thresholds, and bits, of each.
-      learnable: whether thresholds are trained. They may then cross. Otherwise neither inputs nor thresholds get a
-        gradient.
-      gradient: how learnable thresholds get theirs. ``"straight_through"``: the outputs are bits, with the gradient of a
-        sigmoid of ``(x - threshold) / temperature``. ``"soft"``: the outputs are that sigmoid, and bits with
-        ``deterministic=True``.
+      in_features: number of inputs.
+      n_thresholds: thresholds, and bits, of each input.
+      learnable: whether thresholds are trained; they may then cross. Otherwise neither inputs nor thresholds get a gradient.
+      gradient: gradient of learnable thresholds. ``"straight_through"``: outputs are bits, with the gradient of a sigmoid of
+        ``(x - threshold) / temperature``. ``"soft"``: outputs are that sigmoid, and bits with ``deterministic=True``.
       temperature: width of that sigmoid, in units of `x`.
-      widths: ``[in_features]``, positive factors of `temperature`, where features have different units.
-      feature_axis: -1, or 0 where features come first.
-      dtype: inputs are cast to it first, and the outputs have it; by default they are not cast.
+      widths: ``[in_features]``, positive factors of `temperature`, for features with different units.
+      feature_axis: -1, or 0 for features first.
+      dtype: dtype of outputs, to which inputs are cast; by default they are not cast.
       param_dtype: dtype of the thresholds.
       thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
-      deterministic: whether calls give bits.
+      deterministic: whether calls return bits.
 
     Raises:
       ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
@@ -1142,8 +1121,8 @@ class ThermometerSpec(Spec):
         self._require_one_of("feature_axis", (-1, 0))
         self._require_positive("temperature")
         if self.has_widths and not self.learnable:
-            raise ValueError(
-                f"{self.layer}: widths are given, but learnable is False: thresholds that are not trained need no gradient."
+            raise self._error(
+                "widths are given, but learnable is False: thresholds that are not trained need no gradient."
             )
         self._normalize_dtypes()
 
@@ -1179,11 +1158,11 @@ class ThermometerSpec(Spec):
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
         values = np.asarray(arrays[variable.name], np.float64)
         if variable.name == "widths" and not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(
-                f"{self.layer}: widths goes from {values.min()} to {values.max()}; all must be positive and finite."
+            raise self._error(
+                f"widths goes from {values.min()} to {values.max()}; all must be positive and finite."
             )
         if np.isnan(values).any():
-            raise ValueError(f"{self.layer}: thresholds holds NaN, which no number exceeds.")
+            raise self._error("thresholds holds NaN, which no number exceeds.")
 
     @names_layer
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False) -> jax.Array:

@@ -19,14 +19,7 @@ from lutjax import wiring
 from lutjax._arguments import require_array
 from lutjax._typing import Array
 from lutjax.dispatch import _meshes
-from lutjax.layers._logic import (
-    INT32,
-    PARAMETERIZATIONS,
-    RESIDUAL,
-    LogicGatesSpec,
-    SoftLUTSpec,
-    _LogicSpec,
-)
+from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
 from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
 from lutjax.wiring import Connectivity
@@ -39,37 +32,34 @@ LEAVES = ("balanced", "random")
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicConvSpec(_LogicSpec):
-    """Layer that convolves an image with trees of gates, and takes the or of neighboring places.
+    """Convolution of an image with trees of gates, and OR-pooling of neighboring windows.
 
-    A kernel is a complete tree of gates, whose leaves are values in a window of the image. Its gates and wires are the same
-    at each place of the window. The output is the largest of ``pool`` places, for bits their or, and its gradient goes to the
-    first of the largest. Gates read the image itself: windows are not copied.
+    A kernel is a complete tree of gates whose leaves are values in a window of the image, with the same gates and wires in all windows. The output is
+    the largest of ``pool`` windows, for bits their OR, and its gradient goes to the first maximum. Gates read the image itself, without copied windows.
 
     Variables:
       logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has ``n_inputs**(depth - 1) + ... + 1`` nodes.
-      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, where nodes are tables.
-      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: the leaves, ids in the window in the order row, column, channel.
-      readers: int32 ``[channels, most readers]``: ``lutjax.readers(wires % channels, channels)``. Absent if it would be mostly empty.
+      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, if nodes are tables.
+      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window in the order row, column, channel.
+      readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``. Absent if it would be mostly empty.
 
     Args:
-      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with
-        ``feature_axis=0`` ``[channels, height, width, ...]``. Outputs are laid out alike.
-      n_kernels: trees, and channels of the output.
+      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with ``feature_axis=0``
+        ``[channels, height, width, ...]``. Outputs have the same layout.
+      n_kernels: number of trees, and of output channels.
       kernel: height and width of a window, or one number for both.
-      depth: levels of gates.
+      depth: number of levels of gates.
       stride: from one window to the next, in rows and in columns.
       padding: rows and columns of zeros around the image; less than `kernel`.
-      pool: height and width of the groups of places whose maximum is taken; it divides the places and their padding.
-      pool_padding: rows and columns around the places that groups may reach into, where there is nothing; less than `pool`.
-      channels_per_kernel: channels that a tree reads, drawn for each so that all are read by about as many trees. None: all.
-      wiring: which values of a window leaves read: ``"balanced"``: all about equally often; ``"random"``: each is drawn by itself.
+      pool: height and width of pooling groups; it divides the number of windows with their padding.
+      pool_padding: empty rows and columns around the windows that groups may reach into; less than `pool`.
+      channels_per_kernel: number of channels that a tree reads, sampled so that trees read all about equally often. None: all.
+      wiring: wiring of leaves: ``"balanced"``: all values about equally often; ``"random"``: independent wires.
       n_inputs: inputs of a node, 2 to 8.
-      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: nodes are
-        tables, as in `SoftLUT`.
-      logits_init: draws the logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first
-        input with probability 0.9.
-      table_init: draws the tables; by default `lutjax.layers.initializers.residual_table`.
-      wires: explicit leaves, instead of drawn ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
+      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: tables, as in `SoftLUT`.
+      logits_init: as in `LogicGates`.
+      table_init: as in `SoftLUT`.
+      wires: explicit leaves, instead of random ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
       estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in `LogicGates`.
 
     Raises:
@@ -116,28 +106,27 @@ class LogicConvSpec(_LogicSpec):
             if isinstance(getattr(self, name), Sequence):
                 setattr(self, name, size)
         if any(p >= k for k, p in zip(pool, around, strict=True)):
-            raise ValueError(
-                f"{self.layer}: pool_padding is {self.pool_padding} and pool is {self.pool}, so a group could have no place; the "
+            raise self._error(
+                f"pool_padding is {self.pool_padding} and pool is {self.pool}, so a group could have no place; the "
                 "padding must be less than the group."
             )
         if any((n + 2 * p) % k for n, k, p in zip(self.places, pool, around, strict=True)):
             padded = f" with pool_padding {self.pool_padding}" if any(around) else ""
-            raise ValueError(
-                f"{self.layer}: pool is {self.pool}, which does not divide the {self.places} places of windows{padded}."
+            raise self._error(
+                f"pool is {self.pool}, which does not divide the {self.places} places of windows{padded}."
             )
         if self.channels_per_kernel is not None:
             self._require_size("channels_per_kernel", 1)
             if self.channels_per_kernel > self.in_shape[2]:
-                raise ValueError(
-                    f"{self.layer}: channels_per_kernel is {self.channels_per_kernel}, but the image has {self.in_shape[2]} "
-                    "channels."
+                raise self._error(
+                    f"channels_per_kernel is {self.channels_per_kernel}, but the image has {self.in_shape[2]} channels."
                 )
         self._require_one_of("wiring", LEAVES)
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
         self._require_size("n_inputs", 2)
         if self.parameterization == "gates" and self.n_inputs != 2:
-            raise ValueError(
-                f"{self.layer}: parameterization is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
+            raise self._error(
+                f"parameterization is 'gates', which have 2 inputs, but n_inputs is {self.n_inputs}; use 'light'."
             )
         self._nodes()  # checks the other options
 
@@ -275,13 +264,7 @@ class LogicConvSpec(_LogicSpec):
     # ------------------------------------------------------------------------------------- forward pass
     @names_layer
     def __call__(
-        self,
-        arrays: Arrays,
-        x: Any,
-        *,
-        deterministic: bool = False,
-        key: Any = None,
-        temperature: Any = None,
+        self, arrays: Arrays, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None
     ) -> jax.Array:
         tables = self.at(temperature)._nodes().relaxed(arrays, deterministic, key)
         how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
@@ -316,8 +299,8 @@ class LogicConvSpec(_LogicSpec):
         """Return the same as `from_words` for tables of bits ``[nodes, 2**n_inputs]``."""
         height, width, channels = self.in_shape
         if words.dtype != np.uint32 or words.shape[:3] != (channels, height, width):
-            raise ValueError(
-                f"{self.layer}: words is {words.dtype}{list(words.shape)}; expected uint32 [{channels}, {height}, {width}, ...]."
+            raise self._error(
+                f"words is {words.dtype}{list(words.shape)}; expected uint32 [{channels}, {height}, {width}, ...]."
             )
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
@@ -353,7 +336,7 @@ class LogicConvSpec(_LogicSpec):
         if found != shape:
             sizes = ", ".join(map(str, shape))
             expected = f"[{sizes}, ...]" if self.feature_axis == 0 else f"[..., {sizes}]"
-            raise ValueError(f"{self.layer}: x has shape {list(x.shape)}; expected {expected}.")
+            raise self._error(f"x has shape {list(x.shape)}; expected {expected}.")
         x = jnp.asarray(self._cast(x))
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 

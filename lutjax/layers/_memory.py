@@ -80,37 +80,36 @@ def memory_call(
 
 @dataclasses.dataclass(unsafe_hash=True)
 class NgramMemorySpec(Spec):
-    """Layer of hashed n-gram tables beside attention: the last tokens address rows, and a gate reads them.
+    """Hashed n-gram tables next to attention: the last tokens address rows, and a gate reads them.
 
-    ``y = memory(x, tokens)`` is to be added to `x`, the vectors of the tokens at some depth of a model. Each n-gram that ends at a token has a row in
-    `heads` tables for each of the `orders`: `row_ids` of the layer says which, from token ids alone, so they are known before the model runs. The
-    rows, one after the other, are projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))``, where the query is `x`; both are
-    divided by the root of their mean square, and scaled. To the gated value is added what a short causal convolution makes of
-    it and earlier ones, each channel by itself, with SiLU. At first the convolution adds nothing.
+    Add ``y = memory(x, tokens)`` to `x`, the token vectors at some depth of a model. Each n-gram that ends at a token has a row in `heads` tables for
+    each of the `orders`: `row_ids` computes them from token ids, so they are known before the model runs. The concatenated rows are projected to a key
+    and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with the query `x`; both are divided by their root mean square, and scaled. A
+    short causal depthwise convolution of gated values, with SiLU, is added to the gated value. Its kernel is initially zero.
 
     Variables:
-      weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02) at first.
-      key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, normal with a variance of one over the inputs.
+      weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02).
+      key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
       query_scale, key_scale, conv_scale: trained, ``[features]``, ones.
-      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is of the token itself. Only with a `kernel`.
+      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is for the token itself. Only with a `kernel`.
 
     Args:
-      features: size of a token's vector, and of the output.
-      orders: lengths of the n-grams; 2 is a token and the one before it.
+      features: size of token vectors and outputs.
+      orders: lengths of the n-grams; 2 is a token and its predecessor.
       rows: rows of each table; any number.
-      heads: tables for each order, each with a hash of its own.
-      width: numbers of a row; by default all rows of a token together have as many as `features`, rounded up.
-      kernel: tokens that the convolution reads, each as far from the next as the longest n-gram; 0: there is none.
-      seed: of the hashes; layers of a model with other seeds have other collisions.
-      dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Rows keep their own.
+      heads: number of tables for each order, each with its own hash.
+      width: size of a row; by default all rows of a token together have `features` values, rounded up.
+      kernel: number of tokens that the convolution reads, spaced by the longest n-gram; 0: no convolution.
+      seed: seed of the hashes; layers with different seeds have different collisions.
+      dtype: dtype of projections and output; by default promoted from inputs and parameters. Rows keep theirs.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
-      weights_init, kernel_init: draw tables and projections, as in `jax.nn.initializers`.
-      row_axis: name of a mesh axis over which the rows of the tables are divided, and the samples of a call: inside of a `jax.shard_map` whose
-        `weights` are a block, see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
-      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
-        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
+      weights_init, kernel_init: initializers of tables and projections, as in `jax.nn.initializers`.
+      row_axis: mesh axis that shards table rows and the samples of a call, inside of a `jax.shard_map` whose `weights` are a block; see
+        `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
+      accumulate: fixed-point accumulation of the lookup; see `lutjax.FixedPoint`.
+      implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
+      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a `lutjax.training.host.HostTables` elsewhere. Then `weights` is a
+        `lutjax.training.host.HostTable`, and the layer keeps the key of its initial rows, `weights_key`. See docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
@@ -220,8 +219,8 @@ class NgramMemorySpec(Spec):
             if not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.ndim:
                 raise TypeError(f"{self.layer}: {name} is {shown(ids)}; expected integer ids [..., length].")
         if segments is not None and segments.shape[-1] != tokens.shape[-1]:
-            raise ValueError(
-                f"{self.layer}: segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
+            raise self._error(
+                f"segments is {shown(segments)} and tokens {shown(tokens)}; expected one id for each token."
             )
 
     def _placed(self, tokens: Any, segments: Any, history: History | None) -> jax.Array:
@@ -260,13 +259,11 @@ class NgramMemorySpec(Spec):
     ) -> Any:
         require_array(self.layer, "x", x)
         if x.ndim < 2 or x.shape[-1] != self.features:
-            raise ValueError(
-                f"{self.layer}: x has shape {list(x.shape)}; expected [..., length, {self.features}]."
-            )
+            raise self._error(f"x has shape {list(x.shape)}; expected [..., length, {self.features}].")
         self._check_tokens(tokens, segments)
         if tokens.shape != x.shape[:-1]:
-            raise ValueError(
-                f"{self.layer}: tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
+            raise self._error(
+                f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
             )
         dtype = (
             jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype) if self.dtype is None else self.dtype
@@ -280,8 +277,7 @@ class NgramMemorySpec(Spec):
         rows = read_rows(self, weights, index[..., None], ones, groups=self.n_tables)
         rest = {name: array for name, array in arrays.items() if name != "weights"}
         fuse = _meshes.divided_by_compiler(
-            functools.partial(self._fused, dtype=dtype),
-            lambda rest, rows, x, *_: (_meshes.spec_of(x),) * 2,
+            functools.partial(self._fused, dtype=dtype), lambda rest, rows, x, *_: (_meshes.spec_of(x),) * 2
         )
         y, values = fuse(
             rest, rows, jnp.asarray(x), place, None if history is None else jnp.asarray(history.values)

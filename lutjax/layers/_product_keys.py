@@ -65,12 +65,12 @@ class _KeySpec(Spec):
         for name in ("in_features", "out_features", "n_keys", "heads", "k"):
             self._require_size(name, 1)
         if self.n_keys > _MOST_KEYS:
-            raise ValueError(
-                f"{self.layer}: n_keys is {self.n_keys}; at most {_MOST_KEYS} are possible, as ids of rows are int32."
+            raise self._error(
+                f"n_keys is {self.n_keys}; at most {_MOST_KEYS} are possible, as ids of rows are int32."
             )
         if self.k > self.n_keys:
-            raise ValueError(
-                f"{self.layer}: k is {self.k} and n_keys {self.n_keys}; a head reads at most as many rows as a set has keys."
+            raise self._error(
+                f"k is {self.k} and n_keys {self.n_keys}; a head reads at most as many rows as a set has keys."
             )
         if self.key_size is None:
             self.key_size = -(-self.in_features // 2)
@@ -101,9 +101,7 @@ class _KeySpec(Spec):
     def _inputs(self, x: Any) -> jax.Array:
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."
-            )
+            raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
         x = jnp.asarray(x)
         dtype = jnp.promote_types(x.dtype, self.param_dtype) if self.dtype is None else self.dtype
         cast: jax.Array = x.astype(dtype)
@@ -149,36 +147,30 @@ def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProductKeyMemorySpec(_KeySpec):
-    """Layer of one large table whose rows are addressed by products of keys: a memory of ``n_keys**2`` rows.
+    """Large table of ``n_keys**2`` rows, addressed by products of keys.
 
-    A projection makes two queries for each head, each divided by the root of its mean square and scaled. Each is compared with a set of
-    `n_keys` keys by inner products. Row ``i * n_keys + j`` of the table has the sum of the scores of key ``i`` of the first set and key ``j`` of the
-    second; each head reads the `k` rows with the largest sums, weighted by their softmax. They are among the pairs of the
-    `k` best keys of both sets, so ``2 * n_keys`` scores stand for ``n_keys**2``. The rows of all heads are added.
+    A projection makes two queries for each head, each divided by its root mean square and scaled. Each is compared to `n_keys` keys by inner products.
+    The score of row ``i * n_keys + j`` is the sum of the scores of key ``i`` of the first set and key ``j`` of the second. Each head reads the `k` rows
+    with the largest scores, weighted by their softmax. They are among the pairs of the `k` best keys of both sets, so ``2 * n_keys`` scores suffice.
+    The rows of all heads are added.
 
     Variables:
-      query_kernel: trained, ``[in_features, heads * 2 * key_size]``, normal with a variance of one over the inputs.
+      query_kernel: trained, ``[in_features, heads * 2 * key_size]``, LeCun normal.
       query_scale: trained, ``[heads, 2, key_size]``, ones.
       half_keys: trained, ``[heads, 2, n_keys, key_size]``, uniform(-1, 1) / sqrt(key_size).
-      weights: the table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+      weights: table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features: inputs.
-      out_features: outputs.
-      n_keys: keys of each of the two sets of a head; the table has ``n_keys**2`` rows, which all heads share.
-      heads: pairs of queries, with keys of their own.
-      k: rows that each head reads.
-      key_size: numbers of a key; by default half as many as inputs, rounded up.
-      dtype: dtype of the projection and of the output; by default that of inputs and parameters together. The table keeps its own, and scores
-        are at least float32.
+      in_features: number of inputs.
+      out_features: number of outputs.
+      n_keys: keys of each of the two sets of a head; all heads share the ``n_keys**2`` rows.
+      heads: number of pairs of queries, each with its own keys.
+      k: number of rows that each head reads.
+      key_size: size of a key; by default half of `in_features`, rounded up.
+      dtype: dtype of projection and output; by default promoted from inputs and parameters. The table keeps its own; scores are at least float32.
       param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
-      weights_init, keys_init, kernel_init: draw the table, the keys and the projection, as in `jax.nn.initializers`.
-      row_axis: name of a mesh axis over which the rows of the table are divided, and the samples of a call, by their first axis: inside of a
-        `jax.shard_map` whose table is a block, see `lutjax.sharding.lookup_in_blocks`. None: the table is whole.
-      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the look-up; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or the memory of the host, where `weights` is a `lutjax.training.host.HostTable` and the layer keeps the key of which its rows are drawn,
-        `weights_key`: in Flax NNX ``"host"``, and elsewhere a `lutjax.training.host.HostTables`, which has the table. See docs/host-memory.md.
+      weights_init, keys_init, kernel_init: initializers of table, keys and projection, as in `jax.nn.initializers`.
+      row_axis, accumulate, implementation, placement: as in `NgramMemory`.
 
     Raises:
       ValueError: a size is impossible.
@@ -206,22 +198,22 @@ class ProductKeyMemorySpec(_KeySpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProductKeyExpertsSpec(_KeySpec):
-    """Layer of ``n_keys**2`` experts of one neuron each, of which products of keys choose a few for each input.
+    """Experts of one neuron each, ``n_keys**2`` of them, of which products of keys select a few for each input.
 
-    Experts are chosen and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its
-    weight: two rows are read for it.
+    Experts are selected and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its weight.
 
     Variables:
       query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
-      down: first weights of the experts, a table, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
-      up: second weights, a table, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+      down: table of input weights, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
+      up: table of output weights, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
 
     Args:
-      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init, row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
-      n_keys: keys of each of the two sets of a head; there are ``n_keys**2`` experts, which all heads share.
-      k: experts that each head asks.
-      weights_init: draws both tables, as in `jax.nn.initializers`.
-      activation: of the neurons, a function of arrays.
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init: as in `ProductKeyMemory`.
+      row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
+      n_keys: keys of each of the two sets of a head; all heads share the ``n_keys**2`` experts.
+      k: number of experts that each head selects.
+      weights_init: initializer of both tables, as in `jax.nn.initializers`.
+      activation: activation of the neurons, a function of arrays.
 
     Raises:
       ValueError: a size is impossible.

@@ -86,18 +86,15 @@ class ScoredSpec(Spec):
 
     def _check_scored(self) -> None:
         if not 0 <= self.table_dropout < 1:
-            raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout}; it must be at least 0 and below 1."
-            )
+            raise self._error(f"table_dropout is {self.table_dropout}; it must be at least 0 and below 1.")
         if self.quantized and not (self.read is not None and self.read.rounds_tables):
-            raise ValueError(
-                f"{self.layer}: quantized is True but read is {self.read!r}; tables of integers are read by "
+            raise self._error(
+                f"quantized is True but read is {self.read!r}; tables of integers are read by "
                 "lutjax.reads.PowersOfTwo, with which the layer has to be trained."
             )
         if self.read is None and self.table_dropout:
-            raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout} but read is None; it is of scored reads. "
-                "lutjax.reads.Hard() reads the same rows."
+            raise self._error(
+                f"table_dropout is {self.table_dropout} but read is None; it is of scored reads. lutjax.reads.Hard() reads the same rows."
             )
 
     def _quantized_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
@@ -138,8 +135,8 @@ class ScoredSpec(Spec):
     def _keep(self, key: Array | None, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """Draw factors of tables ``[..., T]``, of mean 1."""
         if key is None:
-            raise ValueError(
-                f"{self.layer}: table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
+            raise self._error(
+                f"table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
             )
         kept = 1 - self.table_dropout
         drawn = jax.random.bernoulli(key, kept, shape)
@@ -148,44 +145,42 @@ class ScoredSpec(Spec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProjectionLUTSpec(ScoredSpec):
-    """Layer of look-up tables to put in place of a feed-forward layer: a projection, heads of tables, a projection.
+    """Replacement of a feed-forward layer: a projection, heads of lookup tables, and a second projection.
 
-    The first projection makes the inputs of the heads, ``width`` for each. The tables of a head compare pairs of its inputs, and add
-    the rows that they read, weighted by a score of how sure the comparisons are: see `lutjax.scored_lut`. The second
-    projection starts at zero, so that a residual block with a new layer is the identity. Without both
-    projections the layer is tables alone.
+    The first projection makes `width` inputs for each head. The tables of a head compare pairs of its inputs, and add the selected rows, weighted by
+    a score of the comparison margins: see `lutjax.scored_lut`. The second projection starts at zero, so a residual block with a new layer is the
+    identity. Without both projections the layer consists of tables only.
 
     Variables:
       compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and zeros.
-      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, different pairs ``a < b`` as far as there are.
-      weights: the tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001) at first.
+      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, different pairs ``a < b`` as far as possible.
+      weights: tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001).
       log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
       weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
 
     Args:
-      in_features: inputs.
-      out_features: outputs.
-      heads: groups of tables.
-      tables: tables of each head.
-      bits: anchor pairs of each table.
-      width: inputs of a head; by default heads share `in_features` out, rounded up, or each sees as many with `share_input`.
-      outputs: outputs of a head; by default heads share `out_features` out, rounded up, or each has as many with `sum_heads`.
-      read: how tables are read, one of `lutjax.reads` or your own.
-      share_input: all heads read the same inputs.
-      sum_heads: the outputs of all heads are added.
-      compress: whether there is a first projection; without it the inputs are those of the heads, one after the other.
+      in_features: number of inputs.
+      out_features: number of outputs.
+      heads: number of groups of tables.
+      tables: number of tables of each head.
+      bits: number of anchor pairs of each table.
+      width: inputs of a head; by default an equal share of `in_features`, rounded up, or all with `share_input`.
+      outputs: outputs of a head; by default an equal share of `out_features`, rounded up, or all with `sum_heads`.
+      read: one of `lutjax.reads` or your own.
+      share_input: whether all heads read the same inputs.
+      sum_heads: whether the outputs of all heads are added.
+      compress: whether there is a first projection; otherwise inputs are those of the heads, concatenated.
       decompress: whether there is a second projection.
-      table_dropout: share of tables that a sample does not read in training; others count more.
-      deterministic: no dropout.
-      quantized: tables are int8, for a layer that was trained with `lutjax.reads.PowersOfTwo`; it has no gradients.
-      dtype: dtype of the projections and of the output; by default that of inputs and parameters together. Tables keep
-        their own, and scores are at least float32.
+      table_dropout: share of tables dropped in training, for each sample; other tables are scaled up.
+      deterministic: whether calls run without dropout.
+      quantized: int8 tables without gradients, for a layer trained with `lutjax.reads.PowersOfTwo`.
+      dtype: dtype of projections and output; by default promoted from inputs and parameters. Tables keep theirs; scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
-      weights_init, compress_init, decompress_init: draw tables and projections, as in `jax.nn.initializers`.
-      accumulate: sums of integers in the look-up, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the look-up; see `lutjax.scored_lut`.
-      anchors: int32 ``[heads * tables, bits, 2]``, instead of drawn ones.
+      weights_init, compress_init, decompress_init: initializers of tables and projections, as in `jax.nn.initializers`.
+      accumulate: fixed-point accumulation of the lookup; see `lutjax.FixedPoint`.
+      implementation: implementation of the lookup; see `lutjax.scored_lut`.
+      anchors: int32 ``[heads * tables, bits, 2]``, instead of random ones.
 
     Raises:
       ValueError: a size is impossible, or an anchor is not an input of a head.
@@ -226,8 +221,8 @@ class ProjectionLUTSpec(ScoredSpec):
             self._require_size(name, 1)
         check_read(self.layer, self.read)
         if self.bits > MAX_BITS:
-            raise ValueError(
-                f"{self.layer}: bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
+            raise self._error(
+                f"bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
                 "possible. Use fewer bits, and more tables if needed."
             )
         self._check_scored()
@@ -236,13 +231,12 @@ class ProjectionLUTSpec(ScoredSpec):
         self._size("width", "in_features", self.n_inputs, self.compress, "compress")
         self._size("outputs", "out_features", self.n_outputs, self.decompress, "decompress")
         if self.width < 2:  # type: ignore[operator]
-            raise ValueError(f"{self.layer}: width is {self.width}; a comparison needs at least 2 inputs.")
+            raise self._error(f"width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
         taken = names & set(jax.eval_shape(self.read.initial))  # sizes of layers are checked without a device
         if taken:
-            raise ValueError(
-                f"{self.layer}: {self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; "
-                "give them other names."
+            raise self._error(
+                f"{self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; give them other names."
             )
 
     def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:
@@ -252,8 +246,8 @@ class ProjectionLUTSpec(ScoredSpec):
             setattr(self, name, -(-total // n))
         self._require_size(name, 1)
         if not projected and n * getattr(self, name) != total:
-            raise ValueError(
-                f"{self.layer}: {features} is {total} and {projection} is False, so it must be that of {n} heads with "
+            raise self._error(
+                f"{features} is {total} and {projection} is False, so it must be that of {n} heads with "
                 f"{name}={getattr(self, name)}, {n * getattr(self, name)}."
             )
 
@@ -335,9 +329,7 @@ class ProjectionLUTSpec(ScoredSpec):
     ) -> Float[jax.Array, "*batch outputs"]:
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"{self.layer}: x has shape {list(x.shape)}; expected [..., {self.in_features}]."
-            )
+            raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
         if self.dtype is None:
             dtype = jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype)
         else:

@@ -99,6 +99,10 @@ class Spec:
         """Name of the layer in messages: that of its class, which may be a subclass written by a user."""
         return self.class_name or layer_name(type(self))
 
+    def _error(self, message: str) -> ValueError:
+        """Return an error with the name of the layer."""
+        return ValueError(f"{self.layer}: {message}")
+
     @classmethod
     def arrays_of(cls, given: Arrays) -> Arrays:
         """Return explicit variables by their names: an argument may be more than one array."""
@@ -171,9 +175,8 @@ class Spec:
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if np.shape(array) != variable.shape:
-            raise ValueError(
-                f"{self.layer}: {variable.name} has shape {list(np.shape(array))}; "
-                f"the sizes of this layer need {list(variable.shape)}."
+            raise self._error(
+                f"{variable.name} has shape {list(np.shape(array))}; the sizes of this layer need {list(variable.shape)}."
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -184,14 +187,14 @@ class Spec:
         try:
             whole = operator.index(size)
         except TypeError:
-            raise ValueError(f"{self.layer}: {name} is {shown(size)}; expected a whole number.") from None
+            raise self._error(f"{name} is {shown(size)}; expected a whole number.") from None
         if whole < least:
-            raise ValueError(f"{self.layer}: {name} is {size}; it must be at least {least}.")
+            raise self._error(f"{name} is {size}; it must be at least {least}.")
 
     def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
-            raise ValueError(f"{self.layer}: {name} is {shown(value)}; expected one of {choices}.")
+            raise self._error(f"{name} is {shown(value)}; expected one of {choices}.")
 
     def _require_positive(self, name: str) -> None:
         if isinstance(getattr(self, name), jax.core.Tracer):
@@ -200,9 +203,7 @@ class Spec:
                 "of gates take another temperature."
             )
         if not 0 < getattr(self, name) < float("inf"):
-            raise ValueError(
-                f"{self.layer}: {name} is {getattr(self, name)}; it must be positive and finite."
-            )
+            raise self._error(f"{name} is {getattr(self, name)}; it must be positive and finite.")
 
     def _normalize_dtypes(self) -> None:
         for name in ("dtype", "param_dtype"):
@@ -214,11 +215,10 @@ class Spec:
             except TypeError:
                 known = shown(dtype)
             if known not in FLOATS:
-                raise ValueError(f"{self.layer}: {name} is {known}; expected one of {FLOATS}.")
+                raise self._error(f"{name} is {known}; expected one of {FLOATS}.")
             if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-                raise ValueError(
-                    f"{self.layer}: {name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it "
-                    "on with jax.config.update('jax_enable_x64', True)."
+                raise self._error(
+                    f"{name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it on with jax.config.update('jax_enable_x64', True)."
                 )
             setattr(self, name, jnp.dtype(dtype))
 
@@ -240,8 +240,8 @@ class Spec:
     ) -> Variable:
         dtype = self.param_dtype  # type: ignore[attr-defined]
         if math.prod(shape) > _MOST_NUMBERS:
-            raise ValueError(
-                f"{self.layer}: {name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
+            raise self._error(
+                f"{name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
             )
         return Variable(name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init)
 
@@ -321,12 +321,17 @@ def names_layer(method: F) -> F:
     return named  # type: ignore[return-value]
 
 
+def cached(function: F) -> F:
+    """Return a function that caches its results, with its own type: mypy does not take classes of specs for hashable."""
+    return functools.cache(function)  # type: ignore[return-value]
+
+
 def layer_name(spec_type: type[Spec]) -> str:
     """Return the name of the layer of a spec."""
     return spec_type.__name__.removesuffix("Spec")
 
 
-@functools.cache
+@cached
 def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
     """Return the names of the arguments of a layer."""
     others = {*spec_type.implied, "class_name"}
@@ -352,7 +357,7 @@ def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect
     ]
 
 
-@functools.cache
+@cached
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
     """Return the names of the attributes that a layer shares with its spec."""
     fields = set(arguments(spec_type)) | set(spec_type.implied)
@@ -375,8 +380,7 @@ def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
 def unknown_inputs(layer: str) -> ValueError:
     """Return the error about a layer without `in_features`, and without the array that `init` keeps its number of inputs in."""
     return ValueError(
-        f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init "
-        "returned."
+        f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init returned."
     )
 
 

@@ -56,12 +56,12 @@ class TableSpec(Spec):
         for name, least in (("n_detectors", 1), ("n_anchors", 0)):
             self._require_size(name, least)
         if not self.epsilon >= 0:
-            raise ValueError(f"{self.layer}: epsilon is {self.epsilon}; the dead zone cannot be negative.")
+            raise self._error(f"epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
         self._normalize_dtypes()
         if self.row_bits > MAX_BITS:  # before anything counts the rows
-            raise ValueError(
-                f"{self.layer}: {self._most_bits()}, so a table has 2**{self.row_bits} rows; "
+            raise self._error(
+                f"{self._most_bits()}, so a table has 2**{self.row_bits} rows; "
                 f"at most 2**{MAX_BITS} are possible. Use fewer anchors, and more detectors if needed."
             )
         self._check_sizes()
@@ -145,9 +145,8 @@ class _TableSpec(TableSpec):
 
     def _check_inputs(self) -> None:
         if self.n_anchors and self.n_inputs < 2:
-            raise ValueError(
-                f"{self.layer}: in_features is {self.in_features}; a detector compares two different "
-                "inputs, so there must be at least 2."
+            raise self._error(
+                f"in_features is {self.in_features}; a detector compares two different inputs, so there must be at least 2."
             )
 
     @property
@@ -169,41 +168,36 @@ class _TableSpec(TableSpec):
         require_array(self.layer, name, x)
         if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
             length = "length, " * (self.min_rank - 1)
-            raise ValueError(
-                f"{self.layer}: {name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
+            raise self._error(
+                f"{name} has shape {list(x.shape)}; expected [..., {length}{self.in_features}]."
             )
         return self._cast(x)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTSpec(_TableSpec):
-    """Layer of fully connected look-up tables: ``y = lutjax.lut(x, weights, anchors)``.
+    """Fully connected lookup tables: ``y = lutjax.lut(x, weights, anchors)``.
 
-    Each detector compares ``n_anchors`` pairs of inputs. The bits of the comparisons address a row of its table, and
-    the output is the sum of these rows. There is no bias: a constant input selects rows too.
-
-    With `groups` inputs, detectors and outputs fall into groups that follow each other: the detectors of a group read its inputs and
-    add to its outputs.
+    Each detector compares `n_anchors` pairs of inputs. The comparison bits select a row of its table, and the output is the sum of the selected rows.
+    There is no bias, because a constant input selects rows too. With `groups`, the detectors of a group read its inputs and add to its outputs.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, zeros at first; with `groups`
-        ``[..., out_features / groups]``.
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, initially zeros; with `groups` ``[..., out_features / groups]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
 
     Args:
-      in_features: inputs.
-      out_features: outputs.
-      n_detectors: detectors, each with one table.
-      n_anchors: anchor pairs of each detector.
+      in_features: number of inputs.
+      out_features: number of outputs.
+      n_detectors: number of detectors, each with one table.
+      n_anchors: number of anchor pairs of each detector.
       epsilon: half-width of the dead zone of a comparison.
-      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least
-        float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are first widened, in a copy. None: inputs
-        are not cast, and the output has the dtype of the tables.
+      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least float32; only the sum is
+        rounded to `dtype`. Tables narrower than `dtype` are widened in a copy. None: inputs are not cast, and the output has the dtype of the tables.
       param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
-      weights_init: draws the tables, as in `jax.nn.initializers`.
-      accumulate: sums of integers, the same in any order; see `lutjax.FixedPoint`.
-      implementation: which implementation runs the op; see `lutjax.lut`.
-      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of drawn ones.
+      weights_init: initializer of the tables, as in `jax.nn.initializers`.
+      accumulate: fixed-point accumulation, whose results do not depend on the order; see `lutjax.FixedPoint`.
+      implementation: implementation of the op; see `lutjax.lut`.
+      anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of random ones.
       groups: number of groups; anchors are ids of the inputs of a group.
 
     Raises:
@@ -223,12 +217,10 @@ class LUTSpec(_TableSpec):
         self._require_size("groups", 1)
         for name in ("in_features", "out_features", "n_detectors"):
             if getattr(self, name) % self.groups:
-                raise ValueError(
-                    f"{self.layer}: groups is {self.groups}; it must divide {name}, {getattr(self, name)}."
-                )
+                raise self._error(f"groups is {self.groups}; it must divide {name}, {getattr(self, name)}.")
         if self.n_anchors and self.n_inputs < 2:
-            raise ValueError(
-                f"{self.layer}: groups is {self.groups} and in_features is {self.in_features}; a detector compares two "
+            raise self._error(
+                f"groups is {self.groups} and in_features is {self.in_features}; a detector compares two "
                 "different inputs of its group, so there must be at least 2 for each."
             )
 
@@ -273,25 +265,18 @@ class _WithTargets(TableSpec):
 
     def _check_targets(self) -> None:
         if self.n_targets is not None and self.targets_shape is not None:
-            raise ValueError(
-                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
-            )
+            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
         if self.targets_per not in TARGET_LISTS:
-            raise ValueError(
-                f"{self.layer}: targets_per is {shown(self.targets_per)}; expected one of {TARGET_LISTS}."
-            )
+            raise self._error(f"targets_per is {shown(self.targets_per)}; expected one of {TARGET_LISTS}.")
         if self.n_targets is not None:
             self._require_size("n_targets", 1)
             if self.n_targets > self.n_outputs:
-                raise ValueError(
-                    f"{self.layer}: n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
-                    "to draw from without replacement."
+                raise self._error(
+                    f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs to draw from without replacement."
                 )
         shape, T, R = self._targets_shape, self.n_tables, 2**self.row_bits
         if shape is not None and (len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R)):
-            raise ValueError(
-                f"{self.layer}: targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
-            )
+            raise self._error(f"targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets].")
 
     @property
     def _targets_shape(self) -> tuple[int, ...] | None:
@@ -335,22 +320,20 @@ class _WithTargets(TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SparseLUTSpec(_WithTargets, LUTSpec):
-    """Layer of look-up tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+    """Lookup tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, zeros at first; of a list of edges ``[edges]``.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, initially zeros; of an edge list ``[edges]``.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of a list ``[edges]``.
-      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of a list.
+      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of an edge list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of an edge list.
 
     Args:
-      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
-        implementation, anchors: as in `LUT`.
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors: as in `LUT`.
       groups: as in `LUT`; targets are ids of the outputs of a group.
-      n_targets: outputs that each row reaches, drawn without replacement.
-      targets_per: unit that has a list of targets of its own: each ``"row"``, each ``"table"`` (its rows share one), or the whole
-        ``"layer"``.
-      targets: explicit targets, instead of `n_targets`; or a list of edges of `lutjax.wiring.from_edges`, any number of them for each row.
+      n_targets: number of outputs that each row reaches, sampled without replacement.
+      targets_per: unit with its own list of targets: each ``"row"``, each ``"table"``, or the whole ``"layer"``.
+      targets: explicit targets instead of `n_targets`, or an edge list of `lutjax.wiring.from_edges`, with any number of targets per row.
 
     Raises:
       ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
@@ -396,13 +379,11 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         if not self._has_edges:
             super()._check_targets()
         elif self.n_targets is not None:
-            raise ValueError(
-                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
-            )
+            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
         sizes = self.n_tables, 2**self.row_bits, self.n_outputs
         if self.edge_sizes is not None and self.edge_sizes[:3] != sizes:
-            raise ValueError(
-                f"{self.layer}: the edges of targets are those of {self.edge_sizes[0]} detectors of {self.edge_sizes[1]} rows and of "
+            raise self._error(
+                f"the edges of targets are those of {self.edge_sizes[0]} detectors of {self.edge_sizes[1]} rows and of "
                 f"{self.edge_sizes[2]} outputs; this layer has {sizes[0]}, {sizes[1]} and {sizes[2]}."
             )
 
@@ -431,7 +412,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         n_bounds = self.n_tables * 2**self.row_bits + 1
 
         def drawn(key: Array) -> jax.Array:
-            raise ValueError(f"{self.layer}: a list of edges is given, and not drawn.")
+            raise self._error("a list of edges is given, and not drawn.")
 
         first = Variable("first_edges", "targets", (n_bounds,), jnp.dtype("int32"), drawn)
         return (anchors, targets, first, weights)
@@ -448,9 +429,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.n_targets is None and self.targets_shape is None:
-            raise ValueError(
-                f"{self.layer}: give either n_targets, to draw the targets, or the targets themselves."
-            )
+            raise self._error("give either n_targets, to draw the targets, or the targets themselves.")
         self._check_targets()
 
     def targets_of(self, arrays: Arrays) -> Any:
@@ -550,34 +529,31 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             self._require_size("window", 1)
         if not self.causal and (self.decode or self.window is not None):
             name = "decode" if self.decode else "window"
-            raise ValueError(
-                f"{self.layer}: {name} is {getattr(self, name)} but causal is False, where a query sees every key; leave "
-                f"out {name}, or use causal=True."
+            raise self._error(
+                f"{name} is {getattr(self, name)} but causal is False, where a query sees every key; leave out {name}, or use causal=True."
             )
         if self.pool is not None:
             self._require_size("pool", 1)
             if self.decode or not self.causal:
                 name = "decode" if self.decode else "causal"
-                raise ValueError(
-                    f"{self.layer}: pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given "
-                    "all keys."
+                raise self._error(
+                    f"pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given all keys."
                 )
         if self.cached not in CACHED:
-            raise ValueError(f"{self.layer}: cached is {shown(self.cached)}; expected one of {CACHED}.")
+            raise self._error(f"cached is {shown(self.cached)}; expected one of {CACHED}.")
         if self.cached == "counts":
             self._check_counts()
         self._check_blocks(self.cached, self.blocks)
         if not self.n_position_bits:
             return
         if not self.n_positions:
-            raise ValueError(
-                f"{self.layer}: n_position_bits is {self.n_position_bits} but n_positions is 0; give the "
+            raise self._error(
+                f"n_position_bits is {self.n_position_bits} but n_positions is 0; give the "
                 "number of distances that have a position (context - 1), or 0 bits for no positions."
             )
         if self.window is not None and self.window > self.n_positions:
-            raise ValueError(
-                f"{self.layer}: window is {self.window} but only {self.n_positions} distances have a "
-                "position; use a smaller window or a larger n_positions."
+            raise self._error(
+                f"window is {self.window} but only {self.n_positions} distances have a position; use a smaller window or a larger n_positions."
             )
 
     def variables(self) -> tuple[Variable, ...]:
@@ -599,18 +575,14 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def capacity(self) -> int:
         """Number of keys that a cache holds: as many as one query can see."""
         if self.pool is not None:
-            raise ValueError(
-                f"{self.layer}: pool is {self.pool}, so there is no decoding: a cache does not keep where blocks of keys begin."
+            raise self._error(
+                f"pool is {self.pool}, so there is no decoding: a cache does not keep where blocks of keys begin."
             )
         if not self.causal:
-            raise ValueError(
-                f"{self.layer}: causal is False, so there is no decoding: a query also sees later keys."
-            )
+            raise self._error("causal is False, so there is no decoding: a query also sees later keys.")
         capacity = self.n_positions if self.window is None else self.window
         if not capacity:
-            raise ValueError(
-                f"{self.layer}: decoding must know how far back a query looks: give window or n_positions."
-            )
+            raise self._error("decoding must know how far back a query looks: give window or n_positions.")
         return capacity
 
     def _check_counts(self) -> None:
@@ -632,7 +604,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         for name, (wrong, rule) in reasons.items():
             if wrong:
                 value = list(self._targets_shape or ()) if name == "targets" else shown(getattr(self, name))
-                raise ValueError(f"{self.layer}: there is no cache of counts, as {name} is {value}: {rule}.")
+                raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
         """Raise ValueError if there is no cache in blocks of this number and size."""
@@ -643,12 +615,12 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             and len(blocks) == 2
             and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)
         ):
-            raise ValueError(
-                f"{self.layer}: blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
+            raise self._error(
+                f"blocks is {shown(blocks)}; expected the number of blocks and the positions of each, both at least 1."
             )
         if cached == "counts":
-            raise ValueError(
-                f"{self.layer}: blocks is {shown(blocks)}, but the cache keeps counts, which have no places; use ids."
+            raise self._error(
+                f"blocks is {shown(blocks)}, but the cache keeps counts, which have no places; use ids."
             )
 
     @property
@@ -724,9 +696,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         """
         given = [name for name, value in others.items() if value is not None]
         if given:
-            raise ValueError(
-                f"{self.layer}: {given[0]} cannot be given when decoding: the cache has the keys."
-            )
+            raise self._error(f"{given[0]} cannot be given when decoding: the cache has the keys.")
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if (value is None) == ("cache_index" not in cache):
                 is_given, what = (
@@ -734,7 +704,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                     if value is not None
                     else ("not ", "the cache is a pool of blocks")
                 )
-                raise ValueError(f"{self.layer}: {name} is {is_given}given, but {what}.")
+                raise self._error(f"{name} is {is_given}given, but {what}.")
         chunk = self._keys(arrays, self._inputs(x))
         if "cached_counts" in cache:
             return self._attend_to_counts(arrays, cache, chunk, segments)
@@ -793,14 +763,14 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         for name, dtype in kept.items():
             expected = (n_blocks, size, chunk[name].shape[-1])
             if cache[name].shape != expected or cache[name].dtype != dtype:
-                raise ValueError(
-                    f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs need {dtype}{list(expected)}. "
+                raise self._error(
+                    f"{name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs need {dtype}{list(expected)}. "
                     "Make the cache for this dtype."
                 )
         places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
         if places.held < self.capacity:
-            raise ValueError(
-                f"{self.layer}: block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.held} places, but a query sees "
+            raise self._error(
+                f"block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.held} places, but a query sees "
                 f"{self.capacity} keys; give tables of at least {-(-self.capacity // size)} entries, -1 where there is no block."
             )
         self._check_one_segment(segments, "a pool of blocks")
@@ -827,8 +797,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 a in (1, b) for a, b in zip(reversed(value.shape), reversed(shape), strict=False)
             )
             if not fits or not n_entries:
-                raise ValueError(
-                    f"{self.layer}: {name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
+                raise self._error(
+                    f"{name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
                     f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
                 )
             value = as_int32(value)
@@ -840,8 +810,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _check_one_segment(self, segments: Any, what: str) -> None:
         """Raise ValueError if ids of segments are known, and of several."""
         if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
-            raise ValueError(
-                f"{self.layer}: segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
+            raise self._error(
+                f"segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
                 "negative ids for padding. Use a cache of ids of its own for each sequence."
             )
 
@@ -862,9 +832,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         *batch, length, n_detectors = index.shape
         counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
         if counts.shape != expected or counts.dtype != jnp.int32:
-            raise ValueError(
-                f"{self.layer}: cached_counts is {counts.dtype}{list(counts.shape)}; these inputs need int32{list(expected)}. "
-                "Make the cache for this batch."
+            raise self._error(
+                f"cached_counts is {counts.dtype}{list(counts.shape)}; these inputs need int32{list(expected)}. Make the cache for this batch."
             )
         of_queries = self._segments_of(segments, tuple(batch), length)
         self._check_one_segment(segments, "a cache of counts")
@@ -885,8 +854,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             new = chunk[name]
             expected = (*new.shape[:-2], self.capacity, new.shape[-1])
             if cache[name].shape != expected or cache[name].dtype != dtype:
-                raise ValueError(
-                    f"{self.layer}: {name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
+                raise self._error(
+                    f"{name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
                     f"need {jnp.dtype(dtype)}{list(expected)}. Make the cache for this batch and dtype."
                 )
 
@@ -908,19 +877,15 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     ) -> jax.Array:
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None:
-                raise ValueError(
-                    f"{self.layer}: {name} is given, but the call does not decode; it is of caches alone."
-                )
+                raise self._error(f"{name} is given, but the call does not decode; it is of caches alone.")
         blocks = {"block_mask": block_mask, "block_sizes": block_sizes}
         if self.pool is not None and block_mask is not None:
-            raise ValueError(f"{self.layer}: block_mask is given, but pool is {self.pool}; leave one out.")
+            raise self._error(f"block_mask is given, but pool is {self.pool}; leave one out.")
         if keys is None:
             others = {"key_segments": key_segments, "query_start": query_start, "key_start": key_start}
             for name, value in others.items():
                 if value is not None:
-                    raise ValueError(
-                        f"{self.layer}: {name} is given but keys is not; a layer attends to x itself."
-                    )
+                    raise self._error(f"{name} is given but keys is not; a layer attends to x itself.")
             if self.pool is not None:
                 own = self._keys(arrays, self._inputs(x))
                 return self._pooled(arrays, own, own, segments, segments, 0, 0)
@@ -928,9 +893,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         starts = {"query_start": query_start, "key_start": key_start}
         for name, value in starts.items():
             if value is not None and not self.causal:
-                raise ValueError(
-                    f"{self.layer}: {name} is given but causal is False, where every query sees every key."
-                )
+                raise self._error(f"{name} is given but causal is False, where every query sees every key.")
         places = (
             {name: 0 if value is None else value for name, value in starts.items()} if self.causal else {}
         )
@@ -1025,9 +988,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         if self.causal or positions is None:
             return weights, positions
         if n_keys > self.n_positions + 1:
-            raise ValueError(
-                f"{self.layer}: there are {n_keys} keys, but n_positions is {self.n_positions}, for at most one more; use "
-                "a larger n_positions."
+            raise self._error(
+                f"there are {n_keys} keys, but n_positions is {self.n_positions}, for at most one more; use a larger n_positions."
             )
         return weights, positions[self.n_positions + 1 - n_keys :]
 
@@ -1079,44 +1041,40 @@ def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTAttentionSpec(_SequenceSpec):
-    """Layer of concatenated look-up-table attention: one row per pair of positions.
+    """Concatenated lookup-table attention, with one row per pair of positions: `lutjax.lut_attention`.
 
-    The row of a pair is the query's bits, the key's bits and the bits of their distance, one after the other. A query
-    attends to the positions strictly before it, or with ``causal=False`` to all; outputs are sums, so position 0 of a
-    causal layer outputs 0. There are no heads: use more detectors.
+    The row address of a pair consists of the bits of the query, of the key and of their distance. A query attends to earlier positions, or with
+    ``causal=False`` to all. Outputs are sums, so position 0 of a causal layer outputs 0. There are no heads: use more detectors.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, zeros at first.
+      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, initially zeros.
       targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
-        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only with position bits; with ``causal=False``
+        ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
       anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: the latest keys, only for decoding; of `cached`
-        ``"ids"`` neither flips nor margins, and of ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` in place of keys.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: latest keys, only for decoding. With ``cached="ids"``
+        neither flips nor margins; with ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` instead of keys.
 
     Args:
-      in_features, out_features, n_detectors, epsilon: as in `LUT`.
+      in_features, out_features, n_detectors, epsilon, weights_init, accumulate, implementation, anchors: as in `LUT`.
       dtype: as in `LUT`. Positions are cast to `dtype`.
-      param_dtype: as in `LUT`. It is that of positions, too.
-      weights_init, accumulate, implementation, anchors: as in `LUT`.
-      n_anchors: anchor pairs of each detector; query and key are detected alike.
-      n_positions: largest distance that has a position: the longest sequence is one longer.
-      n_position_bits: positional bits; 0 for no positions, and then any length is legal.
-      shared_positions: whether all detectors read the same positions, or each its own.
-      positions_init: draws the positions, as in `jax.nn.initializers`; uniform(-1, 1) by default.
-      window: number of positions before it that a query sees; all of them if not given.
-      causal: whether a query sees only positions before it. With ``causal=False`` it sees every key, also itself and
-        those after it; then there is no `window`, `decode`, `query_start` or `key_start`.
-      decode: whether a call continues the sequence of the calls before it, whose latest keys are in a cache.
-      cached: what the cache keeps: ``"keys"``, with all that gradients need; ``"ids"`` of their rows alone, one or two bytes for each detector in
-        place of twelve; or ``"counts"``, how many keys had each row: a text of any length in the same memory, and every query sees all keys
-        before it. Counts need a layer without positions, window and pool, whose rows reach all outputs or have one list of targets, and
-        texts of one segment. With ids and counts gradients of earlier keys and of their queries are left out; tables have theirs.
-      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]``, in which the keys of all sequences are; calls then say
-        which blocks a sequence has (``block_tables``). By default each sequence has a cache of its own.
-      pool: keys of a block, ``i // pool`` of key i: outputs are the sum over blocks of the mean of the rows of the keys that a query sees in each. With
-        `causal`, and neither `decode` nor ``block_mask``. By default outputs are the sum over all keys.
-      n_targets: as in `SparseLUT`. By default rows reach all outputs.
+      param_dtype: as in `LUT`, also of positions.
+      n_anchors: number of anchor pairs of each detector, the same for queries and keys.
+      n_positions: largest distance with a position; the longest sequence is one longer.
+      n_position_bits: number of position bits; with 0 there are no positions, and any length is allowed.
+      shared_positions: whether all detectors share positions.
+      positions_init: initializer of positions; uniform(-1, 1) by default.
+      window: number of earlier positions visible to a query; all by default.
+      causal: whether a query sees only earlier positions. With ``causal=False`` there is no `window`, `decode`, `query_start` or `key_start`.
+      decode: whether a call continues the sequence of earlier calls, with their keys in a cache.
+      cached: contents of the cache. ``"keys"``: everything that gradients need. ``"ids"``: row ids, one or two bytes per detector instead of twelve.
+        ``"counts"``: number of keys per row, constant memory for sequences of any length; every query sees all earlier keys. Counts exclude positions,
+        window and pool, need rows that reach all outputs or have one list of targets, and texts of one segment. Ids and counts leave out gradients of
+        earlier keys and of their queries; tables have theirs.
+      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]`` for the keys of all sequences; calls then take ``block_tables``.
+        By default each sequence has its own cache.
+      pool: size of key blocks: outputs are sums over blocks of the mean of the visible rows in each. With `causal`, without `decode` and ``block_mask``.
+      n_targets: as in `SparseLUT`; by default rows reach all outputs.
       targets_per, targets: as in `SparseLUT`.
 
     Raises:
@@ -1171,31 +1129,26 @@ class LUTAttentionSpec(_SequenceSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTPairAttentionSpec(_SequenceSpec):
-    """Layer of look-up-table attention that detects each pair of positions as one vector.
+    """Lookup-table attention that detects each pair of positions as one vector: `lutjax.lut_pair_attention`.
 
-    Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, one
-    part after the other or interleaved. A query attends to the positions strictly before it, or with ``causal=False`` to
-    all, where "earlier" is then the key and "later" the query; outputs are sums.
+    Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, concatenated or interleaved. A query
+    attends to earlier positions, or with ``causal=False`` to all, where "earlier" means the key and "later" the query. Outputs are sums.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, zeros at first.
-      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only if there are positional bits; with
-        ``causal=False`` ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
-      anchors: int32 ids of places in the joint vector, ``[n_detectors, n_anchors, 2]``.
-      cached_x, cached_segments, cache_index: the latest inputs, only for decoding.
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, initially zeros.
+      targets, positions: as in `LUTAttention`.
+      anchors: int32 ids in the joint vector, ``[n_detectors, n_anchors, 2]``.
+      cached_x, cached_segments, cache_index: latest inputs, only for decoding.
 
     Args:
-      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate,
-        implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, blocks, pool, n_targets, targets_per, targets: as
-        in `LUTAttention`.
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors: as in `LUT`.
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, blocks, pool: as in `LUTAttention`.
+      n_targets, targets_per, targets: as in `LUTAttention`.
       cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
-      interleave: whether the joint vector takes one value of each part in turn, which needs
-        ``n_position_bits == in_features``, or one part after the other.
+      interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits == in_features``.
 
     Raises:
-      ValueError: a size is impossible, or an anchor is not a place in the joint vector.
+      ValueError: a size is impossible, or an anchor is not in the joint vector.
 
     Source: docs/semantics.md, section 6.
     """
@@ -1208,8 +1161,8 @@ class LUTPairAttentionSpec(_SequenceSpec):
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.interleave and self.n_position_bits != self.in_features:
-            raise ValueError(
-                f"{self.layer}: interleave needs as many positional bits as inputs, but n_position_bits is "
+            raise self._error(
+                f"interleave needs as many positional bits as inputs, but n_position_bits is "
                 f"{self.n_position_bits} and in_features is {self.in_features}."
             )
 

@@ -177,7 +177,8 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str 
         "__init__": __init__,
         **{n: method_of(spec_type, n, Layer._call_spec) for n in spec_type.methods},
     }
-    made: Any = type(base)(_spec.layer_name(spec_type), (base,), namespace)
+    metaclass: Any = type(base)
+    made = metaclass(_spec.layer_name(spec_type), (base,), namespace)
     return made
 
 

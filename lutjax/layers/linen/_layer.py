@@ -162,7 +162,8 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str 
         **fields,
         **{n: method_of(spec_type, n, Layer._call_spec, _VARIABLES) for n in spec_type.methods},
     }
-    return type(base)(_spec.layer_name(spec_type), (base,), namespace)
+    metaclass: Any = type(base)
+    return metaclass(_spec.layer_name(spec_type), (base,), namespace)
 
 
 class Attention(Layer):

@@ -118,8 +118,7 @@ class Layer(nnx.Module):
         whole = jnp.issubdtype(old.dtype, np.integer)
         if whole != jnp.issubdtype(value.dtype, np.integer):
             raise TypeError(
-                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}"
-                f"{list(value.shape)}."
+                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}{list(value.shape)}."
             )
         if whole:
             self.spec.check_ids(name, value)
@@ -176,7 +175,9 @@ class Switched(Layer):
         super()._build(rngs, **arguments)
         self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
-    def _run(self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any) -> jax.Array:
+    def _run_switched(
+        self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any
+    ) -> jax.Array:
         spec = self.spec
         y: jax.Array = spec(self._checked_arrays(), x, **self._mode(spec, deterministic, rngs), **options)
         return y
@@ -217,7 +218,7 @@ class Random(Switched):
           deterministic: whether to run the hard network, or without dropout; takes precedence over the layer's own.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run(x, deterministic, rngs)
+        return self._run_switched(x, deterministic, rngs)
 
 
 def tables_of(model: nnx.Module) -> frozenset[str]:
@@ -317,6 +318,5 @@ def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]
     missing = [name for name, kind in names.items() if kind != "params" and name not in found]
     if found and missing:
         raise ValueError(
-            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not the trained "
-            "ones alone."
+            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not the trained ones alone."
         )

@@ -44,7 +44,7 @@ class _Wired(Switched):
           temperature: in place of the layer's own; it may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run(x, deterministic, rngs, temperature=temperature)
+        return self._run_switched(x, deterministic, rngs, temperature=temperature)
 
     def _call(
         self, deterministic: bool | None, temperature: Any, rngs: nnx.Rngs | nnx.RngStream | None
@@ -163,7 +163,7 @@ class LogicRNN(_Wired):
           temperature: in place of the layer's own; it may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run(x, deterministic, rngs, temperature=temperature, state=state)
+        return self._run_switched(x, deterministic, rngs, temperature=temperature, state=state)
 
     def from_words(
         self,
@@ -362,4 +362,4 @@ class Thermometer(Switched):
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Return bits of inputs; `deterministic` takes precedence over the layer's own."""
-        return self._run(x, deterministic)
+        return self._run_switched(x, deterministic)

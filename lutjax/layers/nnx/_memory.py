@@ -67,7 +67,7 @@ class NgramMemory(Layer):
             accumulate=accumulate, implementation=implementation, placement=placement,
         )  # fmt: skip
 
-    __call__ = _memory.memory_call  # type: ignore[assignment]
+    __call__ = _memory.memory_call
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
         """Return the rows that tokens read, int32 ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
