@@ -118,10 +118,16 @@ def function(node: ast.FunctionDef, name: str, first: list[ast.arg] | None = Non
     return f'    def {name}({ast.unparse(arguments)}) -> {returns}:\n        """{doc}"""\n'
 
 
-def layer(sources: Sources, library: str, module: str, spec: str, base: str) -> str:
+def layer(sources: Sources, library: str, module: str, spec: str) -> str:
     """Return the class of a layer in the stub of a library."""
     classes = list(sources.ancestors(module, spec))
     fields = sources.fields(classes)
+    base = (
+        "Attention"
+        if "attend_with_cache"
+        in (f.name for _, c in classes for f in c.body if isinstance(f, ast.FunctionDef))
+        else "Layer"
+    )
     inferred = next(iter({n for n, (_, _, named) in fields.items() if not named} & {"in_features"}), None)
     positional, keyword = [], []
     lines = []
@@ -158,14 +164,11 @@ def layer(sources: Sources, library: str, module: str, spec: str, base: str) -> 
 def stub(root: Path, library: str) -> str:
     """Return the stub of a library."""
     sources = Sources(root)
-    tree = ast.parse((sources.folder / library / "__init__.py").read_text(encoding="utf-8"))
     found = []
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            of_spec, *base = node.value.args
-            module, _, spec = ast.unparse(of_spec).partition(".")
-            base_name = ast.unparse(base[0]) if base else "Layer"
-            found.append(layer(sources, library, module, spec, base_name))
+    for module, tree in sorted(sources.trees.items()):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and sources.constant([(module, node)], "example")[1]:
+                found.append(layer(sources, library, module, node.name))
     return HEADER.format(library=library) + "\n\n".join(found)
 
 

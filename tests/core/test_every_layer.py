@@ -1,10 +1,12 @@
-"""The list of all layers is complete: it has every layer, every argument, and every name that one takes."""
+"""Every layer in every library: the list is complete, and the libraries agree."""
 
 import dataclasses
 
+import jax
 import pytest
+from cases import slow_except
 from every_layer import CASES
-from layer_libraries import spec_type_of
+from layer_libraries import assert_libraries_agree, inputs_of, spec_type_of, variables_of
 
 from lutjax import reads, wiring
 from lutjax.layers import _logic, _logic_images, _tables, haiku, linen, nnx
@@ -53,3 +55,28 @@ def test_every_argument_of_a_layer(layer):
         assert taken("parameterization") == gates | set(_logic.PARAMETERIZATIONS)
     if "gradient" in arguments:
         assert taken("gradient") == set(_logic.GRADIENTS)
+
+
+def compared_cases():
+    """Return the first case of each layer, set of variables and read whose gradients say something."""
+    found = {}
+    for name, case in CASES.items():
+        spec = case.spec
+        if not (spec.random or getattr(spec, "deterministic", False) or getattr(spec, "quantized", False)):
+            kinds = tuple((v.name, v.kind, v.shape) for v in spec.variables())
+            found.setdefault((case.layer, kinds, getattr(spec, "read", None)), name)
+    return list(found.values())
+
+
+COMPARED = compared_cases()
+FAST = ("LUT", "LUTAttention, window", "ProjectionLUT, confidence", "ConvLUT", "LogicGates, balanced")
+NO_GRADIENT = ("Thermometer", "Thermometer, features first")
+
+
+@pytest.mark.parametrize("name", slow_except([n for n in COMPARED if n not in NO_GRADIENT], *FAST))
+def test_libraries_agree(name):
+    """Outputs and gradients of the three libraries are those of the spec, bit for bit."""
+    case = CASES[name]
+    arrays, x = variables_of(case), inputs_of(case)
+    y = jax.eval_shape(case.spec, arrays, x, **case.call)
+    assert_libraries_agree(case, arrays, x, jax.random.normal(jax.random.key(2), y.shape, y.dtype))

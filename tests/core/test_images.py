@@ -13,7 +13,7 @@ import pytest
 from cases import slow
 from flax import nnx
 from folders import GOLDEN
-from layer_libraries import Case, assert_drawn, assert_libraries_agree, assert_refused, inputs_of, nnx_layer
+from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
 
 import lutjax
 from lutjax import reads, wiring
@@ -499,15 +499,6 @@ def test_groups_are_added_in_float32():
     arrays = {**variables_of(case), "weights": weights.astype(jnp.bfloat16)}
     y = case.spec(arrays, jnp.asarray([[2.0, 1.0]]))
     assert (y.dtype, y.tolist()) == (jnp.bfloat16, [264.0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_libraries_agree(name):
-    case = CASES[name]
-    c, arrays = connectivity_of(case), variables_of(case)
-    shape = (*case.shape[: len(case.shape) - len(c.in_shape)], *c.out_shape)
-    assert_libraries_agree(case, arrays, inputs_of(case), jax.random.normal(jax.random.key(2), shape))
 
 
 @pytest.mark.parametrize("name", [slow("spatial"), "window", slow("window_scored")])

@@ -16,7 +16,6 @@ from flax import nnx
 from layer_libraries import (
     Case,
     assert_drawn,
-    assert_libraries_agree,
     assert_refused,
     inputs_of,
     nnx_layer,
@@ -297,17 +296,6 @@ def variables_of(case: Case) -> dict[str, Any]:
         key = jax.random.key(10 + i)
         arrays[v.name] = jax.random.normal(key, v.shape, v.dtype) if v.kind == "tables" else v.init(key)
     return arrays
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["channels", "conv", "all"])
-def test_libraries_agree(name):
-    case = CASES[name]
-    in_shape = case.sizes[0]
-    shape = (*case.shape[: len(case.shape) - len(in_shape)], *SHAPES[name])
-    assert case.spec.out_shape == SHAPES[name]
-    cotangent = jax.random.normal(jax.random.key(2), shape)
-    assert_libraries_agree(case, variables_of(case), inputs_of(case), cotangent)
 
 
 @pytest.mark.parametrize("name", ["conv", slow("channels")])

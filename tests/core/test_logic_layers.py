@@ -1,6 +1,5 @@
 """Layers of differentiable logic: wiring, estimators, the hard network, and the same in the three libraries."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,12 +15,9 @@ from flax import nnx
 from layer_libraries import (
     Case,
     assert_drawn,
-    assert_libraries_agree,
     assert_refused,
     by_kind,
     nnx_layer,
-    options_of,
-    spec_type_of,
 )
 
 import lutjax
@@ -77,28 +73,6 @@ def inputs_of(case: Case, bits: bool = False) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- libraries
 # Their gradients in all libraries; the others wait for the slow suite.
-AGREE = ("gates_features_first", "gates_straight_through", "tables_light", "tables_of_signs", "trees")
-SLOW = [n for n in CASES if n not in (*AGREE, "thermometer", "thermometer_learnable")]
-
-
-@pytest.mark.parametrize(
-    "name",
-    slow_except(
-        [*AGREE, "thermometer_learnable", *(slow(n) for n in SLOW)],
-        "gates_straight_through",
-        "tables_light",
-        "tables_of_signs",
-        "trees",
-        "thermometer_learnable",
-    ),
-)
-def test_libraries_agree(name):
-    case = CASES[name]
-    arrays, x = variables_of(case), inputs_of(case)
-    y = jax.eval_shape(case.spec, arrays, x)
-    assert_libraries_agree(case, arrays, x, random(y.shape, y.dtype))
-
-
 @pytest.mark.parametrize("name", slow_among(SOME, "trees"))
 def test_variables_drawn(name):
     case = CASES[name]
@@ -108,17 +82,6 @@ def test_variables_drawn(name):
             assert fan_out.max() - fan_out.min() <= 1
 
 
-@pytest.mark.parametrize(
-    "layer", ["LogicGates", "SoftLUT", "BinaryLUT", "LogicConv", "GroupSum", "Thermometer"]
-)
-def test_linen_has_the_options_of_the_spec(layer):
-    options = options_of(spec_type_of(layer))
-    if "in_features" in options:  # which Linen infers, so it and the arguments after it have a default
-        options = {name: None if v is dataclasses.MISSING else v for name, v in options.items()}
-    assert options_of(getattr(linen, layer)) == options
-
-
-# ------------------------------------------------------------------------------------- layers and ops
 def test_layers_are_their_ops():
     case = CASES["gates"]
     arrays, x = variables_of(case), inputs_of(case)

@@ -11,19 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lutjax.layers import (
-    _images,
-    _logic,
-    _logic_images,
-    _memory,
-    _product_keys,
-    _projection,
-    _tables,
-    haiku as lutjax_haiku,
-    linen,
-    nnx as lutjax_nnx,
-)
+from lutjax.layers import haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 from lutjax.layers._spec import QUANTIZED, Variable, build
+from lutjax.layers._specs import specs
 
 LIBRARIES = ("nnx", "linen", "haiku")
 KINDS = {
@@ -39,9 +29,7 @@ KINDS = {
 
 
 def spec_type_of(layer: str) -> Any:
-    name = f"{layer}Spec"
-    modules = (_tables, _images, _projection, _logic, _logic_images, _memory, _product_keys)
-    return next(getattr(m, name) for m in modules if hasattr(m, name))
+    return specs()[layer]
 
 
 class Case(NamedTuple):

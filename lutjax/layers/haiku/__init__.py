@@ -38,24 +38,22 @@ Example:
   >>> _ = check.apply(**checkpoint, rng=None)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lutjax._extras import needed_by
-from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
+from lutjax.layers._specs import specs
 
 with needed_by("lutjax.layers.haiku"):
     from lutjax.layers._declared import tables_of
-    from lutjax.layers.haiku._layer import Attention, make_layer
+    from lutjax.layers.haiku._layer import make_layer
 
-__all__ = [
-    "LUT", "BinaryLUT", "ConvLUT", "GroupSum", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
-    "SoftLUT", "SparseLUT", "SpatialLUT", "Thermometer", "WindowLUT", "tables_of",
-]  # fmt: skip
+if TYPE_CHECKING:  # without the stubs of hatch_build.py
 
-LUT = make_layer(_tables.LUTSpec)
-SparseLUT = make_layer(_tables.SparseLUTSpec)
-LUTAttention = make_layer(
-    _tables.LUTAttentionSpec,
-    Attention,
-    """
+    def __getattr__(name: str) -> Any: ...
+
+
+_OWN = {
+    "LUTAttention": """
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
       >>> from lutjax.layers.haiku import LUTAttention
@@ -68,53 +66,11 @@ LUTAttention = make_layer(
       >>> y.shape, int(state["lut_attention"]["cache_index"])
       ((4, 3, 8), 3)
     """,
-)
-LUTPairAttention = make_layer(_tables.LUTPairAttentionSpec, Attention)
-ProjectionLUT = make_layer(
-    _projection.ProjectionLUTSpec,
-    own="""
+    "ProjectionLUT": """
     Masks of table dropout need a key in `apply`. With ``quantized=True`` the state has the arrays of
     ``lutjax.quantize_tables(params["weights"], groups=heads)``, as ``weights`` and ``exponents``.
     """,
-)
-WindowLUT = make_layer(_images.WindowLUTSpec)
-ConvLUT = make_layer(_images.ConvLUTSpec)
-SpatialLUT = make_layer(_images.SpatialLUTSpec)
-LogicGates = make_layer(
-    _logic.LogicGatesSpec,
-    own="""
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp
-      >>> from lutjax.layers.haiku import LogicGates
-      >>> f = hk.transform_with_state(lambda x, hard: LogicGates(16, 40)(x, deterministic=hard))
-      >>> params, state = f.init(jax.random.key(0), jnp.ones((32, 16)), False)
-      >>> jax.tree.map(jnp.shape, (params, state))
-      ({'logic_gates': {'logits': (40, 16)}}, {'logic_gates': {'readers': (16, 5), 'wires': (40, 2)}})
-      >>> f.apply(params, state, None, jnp.ones((32, 16)), True)[0].shape
-      (32, 40)
-    """,
-)
-SoftLUT = make_layer(_logic.SoftLUTSpec)
-BinaryLUT = make_layer(_logic.BinaryLUTSpec)
-LogicConv = make_layer(_logic_images.LogicConvSpec)
-LogicRNN = make_layer(_logic.LogicRNNSpec)
-GroupSum = make_layer(_logic.GroupSumSpec)
-Thermometer = make_layer(
-    _logic.ThermometerSpec,
-    own="""
-    Example:
-      >>> import haiku as hk, jax, jax.numpy as jnp, lutjax
-      >>> from lutjax.layers.haiku import Thermometer
-      >>> thresholds = lutjax.thermometer_thresholds(jnp.array([[0.0], [3.0]]), 2)
-      >>> f = hk.transform_with_state(lambda x: Thermometer(1, 2, thresholds=thresholds)(x))
-      >>> params, state = f.init(jax.random.key(0), jnp.array([[1.5]]))
-      >>> print(f.apply(params, state, None, jnp.array([[1.5]]))[0])
-      [[1. 0.]]
-    """,
-)
-NgramMemory = make_layer(
-    _memory.NgramMemorySpec,
-    own="""
+    "NgramMemory": """
     Example:
       >>> import haiku as hk, jax, jax.numpy as jnp
       >>> from lutjax.layers.haiku import NgramMemory
@@ -134,6 +90,10 @@ NgramMemory = make_layer(
       >>> f.apply(params, state, None, x, tokens)[0].shape, memory["ngram_memory/weights"]
       ((4, 32, 16), HostTable(float32[8, 1000, 2]))
     """,
-)
-ProductKeyMemory = make_layer(_product_keys.ProductKeyMemorySpec)
-ProductKeyExperts = make_layer(_product_keys.ProductKeyExpertsSpec)
+}
+"""Documentation of single layers."""
+
+_LAYERS = {name: make_layer(spec, _OWN.get(name, "")) for name, spec in specs().items()}
+globals().update(_LAYERS)
+
+__all__ = [*sorted(_LAYERS), "tables_of"]

@@ -145,11 +145,10 @@ class Layer(hk.Module, metaclass=_Module):
         self.spec.check(self._arrays())
 
 
-def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str = "") -> Any:
+def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
     """Return the class of a layer, whose constructor takes the arguments of its spec.
 
     Args:
-      base: class with the protocol of the layer.
       own: documentation of the layer in Haiku, see `document`.
     """
     self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -177,6 +176,7 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str 
         "__init__": __init__,
         **{n: method_of(spec_type, n, Layer._call_spec) for n in spec_type.methods},
     }
+    base = Attention if hasattr(spec_type, "attend_with_cache") else Layer
     metaclass: Any = type(base)
     made = metaclass(_spec.layer_name(spec_type), (base,), namespace)
     return made

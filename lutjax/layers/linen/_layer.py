@@ -138,11 +138,10 @@ class Layer(nn.Module):
         spec.check(arrays)
 
 
-def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str = "") -> Any:
+def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
     """Return the class of a layer, whose fields are the arguments of its spec.
 
     Args:
-      base: class with the protocol of the layer.
       own: documentation of the layer in Linen, see `document`.
     """
     fields: dict[str, Any] = {}
@@ -162,6 +161,7 @@ def make_layer(spec_type: type[_spec.Spec], base: type[Layer] = Layer, own: str 
         **fields,
         **{n: method_of(spec_type, n, Layer._call_spec, _VARIABLES) for n in spec_type.methods},
     }
+    base = Attention if hasattr(spec_type, "attend_with_cache") else Layer
     metaclass: Any = type(base)
     return metaclass(_spec.layer_name(spec_type), (base,), namespace)
 

@@ -1,0 +1,16 @@
+"""Specifications of all layers."""
+
+from lutjax.layers import _images, _logic, _logic_images, _memory, _product_keys, _projection, _tables
+from lutjax.layers._spec import Spec, layer_name
+
+_MODULES = (_tables, _projection, _images, _logic, _logic_images, _memory, _product_keys)
+
+
+def specs() -> dict[str, type[Spec]]:
+    """Return the specs of all layers, by the names of the layers. A spec with an example is one; others are bases."""
+    return {
+        layer_name(spec): spec
+        for module in _MODULES
+        for spec in vars(module).values()
+        if isinstance(spec, type) and issubclass(spec, Spec) and "example" in vars(spec)
+    }
