@@ -106,7 +106,7 @@ class Layer(nn.Module):
         arrays = {name: array for kind in variables.values() for name, array in kind.items()}
         return self._build(None if kept is None else len(kept))[0], arrays
 
-    @nn.compact
+    @nn.nowrap
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
         """Call the spec, with noise from its stream unless the call is deterministic."""
         spec, arrays = self._bound(x)
@@ -157,7 +157,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
         "__doc__": document(spec_type, _LIBRARY, own),
         "__annotations__": annotations,
         "spec_type": spec_type,
-        "__call__": spec_type.call,
+        "__call__": nn.compact(spec_type.call),
         **fields,
         **{n: method_of(spec_type, n, Layer._call_spec, _VARIABLES) for n in spec_type.methods},
     }
@@ -169,7 +169,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
 class Attention(Layer):
     """Base of the two kinds of attention, which keep a cache."""
 
-    @nn.compact
+    @nn.nowrap
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
         spec, arrays = self._bound(x)
         if not (spec.decode if decode is None else decode):

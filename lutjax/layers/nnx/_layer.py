@@ -144,15 +144,20 @@ class Layer(nnx.Module):
         names = (v.name for v in self._declared.variables())
         _variables.check(self._declared.layer, {name: getattr(self, name) for name in names})
 
-    def _checked_arrays(self) -> Any:
-        """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
-        self._check_origin()
-        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in self._declared.variables() if v.drawn}
-        return {**self.spec.held(self._arrays()), **on_host}
+    def _bound(self) -> tuple[Any, dict[str, Any]]:
+        """Return the spec and the arrays of a call, with ids checked where they are known, and tables in host memory."""
+        declared = self._declared.variables()
+        variables = {v.name: getattr(self, v.name) for v in declared}
+        _variables.check(self._declared.layer, variables)
+        arrays = {name: variable.get_value() for name, variable in variables.items()}
+        spec = self._declared.fitted(arrays)
+        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in declared if v.drawn}
+        return spec, {**spec.held(arrays), **on_host}
 
     def _run(self, x: Any, **options: Any) -> Any:
         """Run the forward pass of the spec."""
-        return self.spec(self._checked_arrays(), x, **options)
+        spec, arrays = self._bound()
+        return spec(arrays, x, **options)
 
     def check(self) -> None:
         """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
@@ -178,8 +183,8 @@ class Switched(Layer):
     def _run_switched(
         self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any
     ) -> jax.Array:
-        spec = self.spec
-        y: jax.Array = spec(self._checked_arrays(), x, **self._mode(spec, deterministic, rngs), **options)
+        spec, arrays = self._bound()
+        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic, rngs), **options)
         return y
 
     def _mode(self, spec: Any, deterministic: bool | None, rngs: Any) -> dict[str, Any]:

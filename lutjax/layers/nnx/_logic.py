@@ -49,16 +49,17 @@ class _Wired(Switched):
     def _call(
         self, deterministic: bool | None, temperature: Any, rngs: nnx.Rngs | nnx.RngStream | None
     ) -> _logic.LayerCall:
-        spec = self.spec
+        spec, arrays = self._bound()
         options = {**self._mode(spec, deterministic, rngs), "temperature": temperature}
-        return _logic.LayerCall(spec, self._checked_arrays(), options)
+        return _logic.LayerCall(spec, arrays, options)
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
         """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``.
 
         Those of `LogicConv` are the trees of one window: ids below its number of values are values of the window, the next ones gates.
         """
-        wires, tables = self.spec.truth_tables(self._checked_arrays())
+        spec, arrays = self._bound()
+        wires, tables = spec.truth_tables(arrays)
         return wires, tables
 
     def expected_needs(
@@ -73,7 +74,8 @@ class _Wired(Switched):
         Args:
           temperature: in place of the layer's own.
         """
-        inputs, any_input = self.spec.expected_needs(self._checked_arrays(), temperature)
+        spec, arrays = self._bound()
+        inputs, any_input = spec.expected_needs(arrays, temperature)
         return inputs, any_input
 
 
@@ -179,7 +181,8 @@ class LogicRNN(_Wired):
         Raises:
           ValueError: words or the state have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._checked_arrays(), words, state)
+        spec, arrays = self._bound()
+        y: jax.Array = spec.from_words(arrays, words, state)
         return y
 
 
@@ -301,7 +304,8 @@ class LogicConv(_Wired):
         Raises:
           ValueError: words have another shape or dtype.
         """
-        y: jax.Array = self.spec.from_words(self._checked_arrays(), words)
+        spec, arrays = self._bound()
+        y: jax.Array = spec.from_words(arrays, words)
         return y
 
 

@@ -99,7 +99,8 @@ class _Keyed(Layer):
         self, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return the ids of the rows that inputs read, ``[..., heads * k]``, those of each head one after the other, and their weights."""
-        found: tuple[jax.Array, jax.Array] = self.spec.reads(self._checked_arrays(), x)
+        spec, arrays = self._bound()
+        found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
         return found
 
 

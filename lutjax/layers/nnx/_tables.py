@@ -51,8 +51,8 @@ class LUT(Layer):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        arrays = self._checked_arrays()
-        y: jax.Array = self.spec.run(lutjax.lut, x, arrays["weights"], arrays["anchors"])
+        spec, arrays = self._bound()
+        y: jax.Array = spec.run(lutjax.lut, x, arrays["weights"], arrays["anchors"])
         return y
 
 
@@ -91,8 +91,8 @@ class SparseLUT(Layer):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        arrays = self._checked_arrays()
-        spec, targets = self.spec, self.spec.targets_of(arrays)
+        spec, arrays = self._bound()
+        targets = spec.targets_of(arrays)
         y: jax.Array = spec.run(
             lutjax.sparse_lut, x, arrays["weights"], arrays["anchors"], targets, spec.n_outputs
         )
@@ -110,14 +110,14 @@ class _Attention(Layer):
     __call__ = _tables.attention_call
 
     def _attend(self, x: Any, decode: bool | None, **others: Any) -> Any:
-        spec = self.spec
+        spec, arrays = self._bound()
         if not (spec.decode if decode is None else decode):
-            return spec(self._checked_arrays(), x, **others)
+            return spec(arrays, x, **others)
         cache = {name: getattr(self, name) for name in spec.cache_names}
         if all(array is None for array in cache.values()):
             raise ValueError(f"{spec.layer}: there is no cache to decode with; call init_cache first.")
         held = {name: c[...] for name, c in cache.items() if c is not None}
-        y, latest = spec.attend_with_cache(self._checked_arrays(), held, x, **others)
+        y, latest = spec.attend_with_cache(arrays, held, x, **others)
         for name, value in latest.items():
             cache[name][...] = value
         return y
