@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Float
 
 import lutjax
 from lutjax import wiring
@@ -234,13 +233,8 @@ class SpatialLUTSpec(_ImageSpec):
 
     @names_layer
     def __call__(
-        self,
-        arrays: Arrays,
-        x: Float[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        key: Array | None = None,
-    ) -> Float[jax.Array, "..."]:
+        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
+    ) -> jax.Array:
         values, targets = self._values(x), jnp.asarray(arrays["targets"])
         keep = self._kept(x, self._groups().in_shape, deterministic, key)
         if self.read is None:
@@ -347,13 +341,8 @@ class WindowLUTSpec(_ImageSpec):
 
     @names_layer
     def __call__(
-        self,
-        arrays: Arrays,
-        x: Float[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        key: Array | None = None,
-    ) -> Float[jax.Array, "..."]:
+        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
+    ) -> jax.Array:
         values = self._values(x)
         keep = self._kept(x, self._groups().in_shape, deterministic, key)
         y = self._outputs_of_groups(arrays, values, keep)
@@ -503,13 +492,8 @@ class ConvLUTSpec(_ReadSpec):
 
     @names_layer
     def __call__(
-        self,
-        arrays: Arrays,
-        x: Float[Array, "..."],
-        *,
-        deterministic: bool | None = None,
-        key: Array | None = None,
-    ) -> Float[jax.Array, "..."]:
+        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
+    ) -> jax.Array:
         images = self._images(x, self.in_shape)
         y = lutjax.conv_lut(
             images if len(self.in_shape) == 3 else images[..., None],

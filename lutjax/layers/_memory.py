@@ -251,7 +251,7 @@ class NgramMemorySpec(Spec):
     def __call__(
         self,
         arrays: Arrays,
-        x: Float[Array, "*batch length features"],
+        x: Any,
         tokens: Int[Array, "*batch length"],
         *,
         segments: Int[Array, "*#batch length"] | None = None,

@@ -188,9 +188,7 @@ class ProductKeyMemorySpec(_KeySpec):
         return (self._trained("weights", shape, self.weights_init, "tables"),)
 
     @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
-    ) -> Float[jax.Array, "*batch outputs"]:
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
         rows, coefficients = self.reads(arrays, x)
         y = read_rows(self, arrays["weights"], rows[..., None, :], coefficients[..., None, :])
         return y.astype(self._inputs(x).dtype)
@@ -238,9 +236,7 @@ class ProductKeyExpertsSpec(_KeySpec):
         )
 
     @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Float[Array, "*batch inputs"]
-    ) -> Float[jax.Array, "*batch outputs"]:
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
         rows, coefficients = self.reads(arrays, x)
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Float
 
 import lutjax
 from lutjax._arguments import require_array, shown
@@ -320,13 +319,8 @@ class ProjectionLUTSpec(ScoredSpec):
 
     @names_layer
     def __call__(
-        self,
-        arrays: Arrays,
-        x: Float[Array, "*batch inputs"],
-        *,
-        deterministic: bool | None = None,
-        key: Array | None = None,
-    ) -> Float[jax.Array, "*batch outputs"]:
+        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
+    ) -> jax.Array:
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
