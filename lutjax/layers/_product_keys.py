@@ -245,3 +245,44 @@ class ProductKeyExpertsSpec(_KeySpec):
         coefficients = coefficients * self.activation(products)
         y = read_rows(self, arrays["up"], rows[..., None, :], coefficients[..., None, :])
         return y.astype(z.dtype)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class BiasSpec(Spec):
+    """Bias of each feature: ``y = x + bias``.
+
+    Variables:
+      bias: trained, ``[in_features]``, initially zeros.
+
+    Args:
+      in_features: number of inputs and outputs.
+      param_dtype: dtype of the bias: float32, bfloat16, float16 or float64.
+      bias_init: initializer of the bias, as in `jax.nn.initializers`.
+
+    Raises:
+      ValueError: a size is impossible.
+
+    Source: docs/semantics.md, section 1.
+    """
+
+    in_features: int
+    _: dataclasses.KW_ONLY
+    param_dtype: DTypeLike = jnp.float32
+    bias_init: Initializer = jax.nn.initializers.zeros
+
+    example: ClassVar[Example] = ("16", (32, 16), (32, 16))
+    call: ClassVar[Callable[..., Any]] = plain_call
+
+    def __post_init__(self) -> None:
+        self._require_size("in_features", 1)
+
+    def variables(self) -> tuple[Variable, ...]:
+        return (self._trained("bias", (self.in_features,), self.bias_init),)
+
+    @names_layer
+    def __call__(self, arrays: Arrays, x: Any) -> jax.Array:
+        require_array(self.layer, "x", x)
+        if not x.ndim or x.shape[-1] != self.in_features:
+            raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
+        y: jax.Array = x + arrays["bias"]
+        return y
