@@ -20,7 +20,7 @@ with needed_by("lutjax.layers.nnx"):
         SoftLUT,
         Thermometer,
     )
-    from lutjax.layers.nnx._memory import Bias, NgramMemory, ProductKeyExperts, ProductKeyMemory
+    from lutjax.layers.nnx._memory import NgramMemory, ProductKeyExperts, ProductKeyMemory
     from lutjax.layers.nnx._projection import ProjectionLUT, quantize
     from lutjax.layers.nnx._tables import LUT, LUTAttention, LUTPairAttention, SparseLUT
     from lutjax.layers.nnx._variables import (
@@ -35,7 +35,7 @@ with needed_by("lutjax.layers.nnx"):
     )
 
 __all__ = [
-    "LUT", "Anchors", "Bias", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
     "Quantized", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
     "Wires", "check", "host_tables_of", "quantize", "tables_of",
 ]  # fmt: skip

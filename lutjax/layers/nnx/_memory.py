@@ -167,30 +167,3 @@ class ProductKeyExperts(_Keyed):
             row_axis=row_axis, accumulate=accumulate, implementation=implementation, placement=placement,
             activation=activation,
         )  # fmt: skip
-
-
-class Bias(Layer):
-    """Bias of each feature.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import Bias
-      >>> Bias(16, rngs=nnx.Rngs(0))(jnp.ones((32, 16))).shape
-      (32, 16)
-    """
-
-    spec_type = _product_keys.BiasSpec
-
-    bias: Param
-
-    def __init__(
-        self, in_features: int, *, param_dtype: DTypeLike = jnp.float32,
-        bias_init: Initializer = jax.nn.initializers.zeros, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(rngs, in_features=in_features, param_dtype=param_dtype, bias_init=bias_init)
-
-    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch inputs"]:
-        """Return ``x + bias``."""
-        y: jax.Array = self._run(x)
-        return y
