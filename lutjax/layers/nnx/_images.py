@@ -56,16 +56,7 @@ class SpatialLUT(Random):
 
 
 class WindowLUT(Random):
-    """Lookup tables over windows of an image, with separate tables for each window.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import WindowLUT
-      >>> layer = WindowLUT((8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 8, 8))).shape
-      (32, 2, 2, 10)
-    """
+    """Lookup tables over windows of an image, with separate tables for each window."""
 
     spec_type = _images.WindowLUTSpec
 

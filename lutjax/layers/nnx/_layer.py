@@ -25,7 +25,12 @@ _LIBRARY = Library(
     argument="rngs: draws the variables, from its stream ``params``.",
     note="In Flax NNX a variable is an attribute: an `nnx.Param` if it is trained (tables are `Tables`), otherwise an `Anchors`, `Targets`,\n"
     "`Wires` or `Thresholds`. Restore all of them with a checkpoint: `lutjax.layers.nnx.check` rejects other states.",
-    example="",  # the docstring of each class has one
+    example=""">>> import jax.numpy as jnp
+>>> from flax import nnx{imports}
+>>> from lutjax.layers.nnx import {name}
+>>> layer = {name}({arguments}, rngs=nnx.Rngs(0))
+>>> layer(jnp.ones({inputs})).shape
+{outputs}""",
 )
 
 _MODES = ("deterministic", "decode")

@@ -118,16 +118,7 @@ class LogicGates(_Wired):
 
 
 class LogicRNN(_Wired):
-    """Recurrent layer of differentiable logic gates.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LogicRNN
-      >>> layer = LogicRNN(16, 40, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 5, 16))).shape
-      (32, 5, 40)
-    """
+    """Recurrent layer of differentiable logic gates."""
 
     spec_type = _logic.LogicRNNSpec
 
@@ -187,16 +178,7 @@ class LogicRNN(_Wired):
 
 
 class SoftLUT(_Wired):
-    """Interpolated tables over inputs between 0 and 1: `lutjax.soft_lut`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import SoftLUT
-      >>> layer = SoftLUT(16, 40, n_inputs=3, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 40)
-    """
+    """Interpolated tables over inputs between 0 and 1: `lutjax.soft_lut`."""
 
     spec_type = _logic.SoftLUTSpec
 
@@ -219,16 +201,7 @@ class SoftLUT(_Wired):
 
 
 class BinaryLUT(_Wired):
-    """Tables addressed by the signs of their inputs: `lutjax.binary_lut`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import BinaryLUT
-      >>> layer = BinaryLUT(16, 40, n_inputs=3, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 40)
-    """
+    """Tables addressed by the signs of their inputs: `lutjax.binary_lut`."""
 
     spec_type = _logic.BinaryLUTSpec
 
@@ -263,16 +236,7 @@ def in_sequence(
 
 
 class LogicConv(_Wired):
-    """Convolution with trees of gates.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LogicConv
-      >>> layer = LogicConv((8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 8, 8, 3))).shape
-      (32, 4, 4, 16)
-    """
+    """Convolution with trees of gates."""
 
     spec_type = _logic_images.LogicConvSpec
 

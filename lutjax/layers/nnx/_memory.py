@@ -105,16 +105,7 @@ class _Keyed(Layer):
 
 
 class ProductKeyMemory(_Keyed):
-    """Table whose rows are addressed by products of keys: `lutjax.weighted_lookup`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import ProductKeyMemory
-      >>> layer = ProductKeyMemory(16, 8, n_keys=32, k=4, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 8)
-    """
+    """Table whose rows are addressed by products of keys: `lutjax.weighted_lookup`."""
 
     spec_type = _product_keys.ProductKeyMemorySpec
 
@@ -136,16 +127,7 @@ class ProductKeyMemory(_Keyed):
 
 
 class ProductKeyExperts(_Keyed):
-    """Experts of one neuron each, selected by products of keys.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import ProductKeyExperts
-      >>> layer = ProductKeyExperts(16, 8, n_keys=32, k=4, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 16))).shape
-      (32, 8)
-    """
+    """Experts of one neuron each, selected by products of keys."""
 
     spec_type = _product_keys.ProductKeyExpertsSpec
 

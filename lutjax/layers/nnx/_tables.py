@@ -57,16 +57,7 @@ class LUT(Layer):
 
 
 class SparseLUT(Layer):
-    """Lookup tables whose rows reach some of the outputs: `lutjax.sparse_lut`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import SparseLUT
-      >>> layer = SparseLUT(8, 100, n_detectors=16, n_anchors=3, n_targets=5, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((32, 8))).shape
-      (32, 100)
-    """
+    """Lookup tables whose rows reach some of the outputs: `lutjax.sparse_lut`."""
 
     spec_type = _tables.SparseLUTSpec
 
@@ -227,16 +218,7 @@ class LUTAttention(_Attention):
 
 
 class LUTPairAttention(_Attention):
-    """Lookup-table attention over pairs of positions: `lutjax.lut_pair_attention`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from lutjax.layers.nnx import LUTPairAttention
-      >>> layer = LUTPairAttention(8, 6, n_detectors=16, n_anchors=6, n_positions=31, n_position_bits=4, rngs=nnx.Rngs(0))
-      >>> layer(jnp.ones((4, 32, 8))).shape
-      (4, 32, 6)
-    """
+    """Lookup-table attention over pairs of positions: `lutjax.lut_pair_attention`."""
 
     spec_type = _tables.LUTPairAttentionSpec
 
