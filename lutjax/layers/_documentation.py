@@ -2,6 +2,7 @@
 
 import inspect
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -65,3 +66,16 @@ def method_of(
     method.__doc__ = f"{summary}\n\nSee `lutjax.layers.nnx.{layer_name(spec_type)}.{name}`."
     method.__signature__ = inspect.signature(of_spec).replace(parameters=[layer, *others])  # type: ignore[attr-defined]
     return method
+
+
+def call_of(spec_type: type[Spec]) -> Callable[..., Any]:
+    """Return a copy of the call of a layer with the name ``__call__``, by which Flax and Haiku name scopes and intermediates."""
+    call = spec_type.call
+    copy = types.FunctionType(
+        call.__code__, call.__globals__, "__call__", call.__defaults__, call.__closure__
+    )
+    copy.__dict__.update(call.__dict__)
+    copy.__kwdefaults__, copy.__annotations__ = call.__kwdefaults__, call.__annotations__
+    copy.__doc__, copy.__module__ = call.__doc__, call.__module__
+    copy.__qualname__ = f"{layer_name(spec_type)}.__call__"
+    return copy

@@ -633,6 +633,17 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize("name", ["lut", "attention_without_positions"])
+def test_linen_names_intermediates(name):
+    """Flax captures the outputs of methods called `__call__`, and summarizes modules by them."""
+    case = CASES[name]
+    layer, x = getattr(linen, case.layer)(*case.sizes, **case.options), inputs_of(case)
+    variables = layer.init(jax.random.key(0), x)
+    y, found = layer.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
+    np.testing.assert_array_equal(found["intermediates"]["__call__"][0], y)
+    assert case.layer in flax.linen.tabulate(layer, jax.random.key(0))(x)
+
+
 @pytest.mark.slow
 def test_mypy_checks_calls(tmp_path):
     """An option that is missing, unknown or of another type is an error of a type checker, as in an editor."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lutjax.layers import _spec
 from lutjax.layers._copies import by_name, state_of
 from lutjax.layers._declared import declare, on_host
-from lutjax.layers._documentation import Library, document, method_of
+from lutjax.layers._documentation import Library, call_of, document, method_of
 
 if TYPE_CHECKING:
     from haiku._src.module import ModuleMetaclass
@@ -167,12 +167,13 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
         super(made, layer).__init__(bound.arguments["name"])
         layer._make(bound.arguments)
 
+    __init__.__qualname__ = f"{_spec.layer_name(spec_type)}.__init__"
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     namespace = {
         "__module__": __package__,
         "__doc__": document(spec_type, _LIBRARY, own),
         "spec_type": spec_type,
-        "__call__": spec_type.call,
+        "__call__": call_of(spec_type),
         "__init__": __init__,
         **{n: method_of(spec_type, n, Layer._call_spec) for n in spec_type.methods},
     }

@@ -12,7 +12,7 @@ from flax import linen as nn
 from lutjax.layers import _spec
 from lutjax.layers._copies import state_of
 from lutjax.layers._declared import declare, on_host
-from lutjax.layers._documentation import Library, document, method_of
+from lutjax.layers._documentation import Library, call_of, document, method_of
 
 _INPUTS, _IN_FEATURES = "inputs", "in_features"
 """Collection and name of the variable whose shape is the number of inputs."""
@@ -157,7 +157,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
         "__doc__": document(spec_type, _LIBRARY, own),
         "__annotations__": annotations,
         "spec_type": spec_type,
-        "__call__": nn.compact(spec_type.call),
+        "__call__": nn.compact(call_of(spec_type)),
         **fields,
         **{n: method_of(spec_type, n, Layer._call_spec, _VARIABLES) for n in spec_type.methods},
     }
