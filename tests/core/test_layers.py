@@ -770,6 +770,18 @@ def test_sizes_and_options_are_read_only(name):
     assert name in dir(layer)
 
 
+@pytest.mark.parametrize("hijax", [False, True])
+def test_other_modes_of_flax(hijax):
+    """Layers run with hijax variables, and in transformations that return no updates of the graph."""
+    x, options = jnp.ones((3, 8)), {"n_detectors": 4, "n_anchors": 2}
+    want = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))(x)
+    with nnx.var_defaults(hijax=hijax):
+        layer = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+        calls = nnx.jit(lambda layer, x: layer(x), graph_updates=False)
+        for y in (layer(x), nnx.clone(layer)(x), calls(layer, x)):
+            np.testing.assert_array_equal(y, want)
+
+
 class Mine(lutjax_nnx.LUT):
     """Subclass of a user, with another name and constructor."""
 

@@ -118,9 +118,9 @@ KINDS: Mapping[str, type[nnx.Variable[Any]]] = {
 
 def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Let the trained variables of a layer refer to its ids."""
-    ids = {name: v for name, v in variables.items() if isinstance(v, _Ids)}
+    ids = {name: v for name, v in variables.items() if _Ids in type(v).__mro__}
     for v in variables.values():
-        if isinstance(v, _Trained):
+        if _Trained in type(v).__mro__:  # a hijax variable is only an instance, without the slots
             _refer(v, ids)
 
 
@@ -148,7 +148,7 @@ def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
     Raises:
       ValueError: one does.
     """
-    trained = {name: v for name, v in variables.items() if isinstance(v, _Trained)}
+    trained = {name: v for name, v in variables.items() if _Trained in type(v).__mro__}
     if any(_slot(v, "_ids") is None for v in trained.values()):  # of a layer that Flax copied or merged
         link(variables)
     for name, v in trained.items():
