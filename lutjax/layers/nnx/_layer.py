@@ -151,12 +151,10 @@ class Layer(nnx.Module):
 
     def _bound(self) -> tuple[Any, dict[str, Any]]:
         """Return the spec and the arrays of a call, with ids checked where they are known, and tables in host memory."""
-        declared = self._declared.variables()
-        variables = {v.name: getattr(self, v.name) for v in declared}
-        _variables.check(self._declared.layer, variables)
-        arrays = {name: variable.get_value() for name, variable in variables.items()}
+        self._check_origin()
+        arrays = self._arrays()
         spec = self._declared.fitted(arrays)
-        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in declared if v.drawn}
+        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.variables() if v.drawn}
         return spec, {**spec.held(arrays), **on_host}
 
     def _run(self, x: Any, **options: Any) -> Any:

@@ -120,7 +120,7 @@ def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Let the trained variables of a layer refer to its ids."""
     ids = {name: v for name, v in variables.items() if _Ids in type(v).__mro__}
     for v in variables.values():
-        if _Trained in type(v).__mro__:  # a hijax variable is only an instance, without the slots
+        if isinstance(v, _Trained) and _Trained in type(v).__mro__:  # a hijax variable has no slots
             _refer(v, ids)
 
 
