@@ -200,7 +200,7 @@ def test_the_command(tmp_path: Path) -> None:
     again = output("export", tmp_path / "run" / "jax", "--format", "jax", "--out", tmp_path / "other")
     assert "loss.jax" in again
     for words, message in (
-        (("--format", "jax,c"), "export it by itself"),
+        (("--format", "jax,c"), "export it separately"),
         (("--format", "jax", "--name", "x"), "--format jax has no option --name"),
     ):
         result = command("export", tmp_path / "run", *words)
