@@ -233,6 +233,15 @@ def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) ->
 class Hard(Read):
     """The read of `lutjax.lookup`: one row; the gradient is that of `Blend`.
 
+    Definition for the margins ``u`` of one detector; the gradient of `coefficients` is the gradient of `smooth`::
+
+        distances = np.where(u > 0, u, -u)
+        closest = np.abs(u).argmin()  # the first; NaN is the smallest
+        row = ((u > 0) << np.arange(len(u))).sum()
+        share = 0.5 / (1 + distances[closest])
+        index = np.array([row, row ^ 1 << closest])
+        coefficients, smooth = np.array([1.0, 0.0]), np.array([1 - share, share])
+
     Example:
       >>> import lutjax
       >>> lutjax.reads.Hard().initial()
@@ -253,7 +262,17 @@ class Hard(Read):
 
 @dataclasses.dataclass(frozen=True)
 class Blend(Read):
-    """A fixed blend of the row and its nearest neighbor: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``."""
+    """A fixed blend of the row and its nearest neighbor: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``.
+
+    Definition for the margins ``u`` of one detector::
+
+        distances = np.where(u > 0, u, -u)
+        closest = np.abs(u).argmin()  # the first; NaN is the smallest
+        row = ((u > 0) << np.arange(len(u))).sum()
+        share = 0.5 / (1 + distances[closest])
+        index = np.array([row, row ^ 1 << closest])
+        coefficients = np.array([1 - share, share])
+    """
 
     def initial(self) -> dict[str, jax.Array]:
         return {}
@@ -268,6 +287,17 @@ class SoftSign(Read):
     """A learned blend of the row and its nearest neighbor.
 
     The neighbor's share is ``sigmoid(-2 rho / T_select)`` with ``rho = m / (T_soft + m)``.
+
+    Definition for the margins ``u`` of one detector; the gradient of `coefficients` is the gradient of `smooth`::
+
+        distances = np.where(u > 0, u, -u)
+        closest = np.abs(u).argmin()  # the first; NaN is the smallest
+        row = ((u > 0) << np.arange(len(u))).sum()
+        rho = distances[closest] / (np.exp(log_soft) + distances[closest])
+        share = 1 / (1 + np.exp(2 * rho / np.exp(log_select)))
+        index = np.array([row, row ^ 1 << closest])
+        smooth = np.array([1 - share, share])
+        coefficients = np.array([1.0, 0.0]) if hard else smooth
 
     Attributes:
       hard: the value is the row alone, the gradient that of the blend.
@@ -296,6 +326,18 @@ class Confidence(Read):
     The score is ``s = S exp(gamma L)`` with the sum of the distances ``S`` and ``L = sum log sigmoid(beta m)``. One way reads the row
     with coefficient ``s``; two ways share it with the nearest neighbor, whose part is ``sigmoid(-2 m / tau)`` of the smallest
     distance ``m``.
+
+    Definition for the margins ``u`` of one detector::
+
+        distances = np.where(u > 0, u, -u)
+        closest = np.abs(u).argmin()  # the first; NaN is the smallest
+        row = ((u > 0) << np.arange(len(u))).sum()
+        confidence = -np.log(1 + np.exp(-np.exp(log_beta) * distances)).sum()
+        score = distances.sum() * np.exp(np.exp(log_gamma) * confidence)
+        index, coefficients = np.array([row]), np.array([score])
+        if ways == 2:
+            part = 1 / (1 + np.exp(2 * distances[closest] / np.exp(log_tau)))
+            index, coefficients = np.array([row, row ^ 1 << closest]), score * np.array([1 - part, part])
 
     Attributes:
       ways: 1 or 2 rows.
@@ -348,6 +390,21 @@ class PowersOfTwo(Read):
     ``2**4``, and a neighbor that weighs less than an eighth of the row is dropped. Gradients are straight-through: of the
     exact coefficient ``E``, times ``F / E`` with the power of two ``F``. That ratio grows as ``1 / E`` where ``E`` is small, and all inputs
     near zero would have gradients without bound; it ends at ``2**8``.
+
+    Definition for the margins ``u`` of one detector. The gradient of `coefficients` is `ratio` times the gradient of `exact`, and
+    numbers are rounded half up::
+
+        index, exact = lutjax.reads.Confidence(ways)(u, scalars)
+        exponent, shift = np.log2(exact.sum()), 0
+        if ways == 2:
+            shift = np.clip(np.floor(2 * np.abs(u).min() / np.exp(log_tau) / np.log(2) + 0.5), 0, rounding.most_shift)
+            exponent -= np.log2(1 + 2.0**-shift) if shift < rounding.negligible else 0
+        exponent = np.floor(exponent + 0.5)
+        reads = exponent >= rounding.lowest
+        exponent = np.clip(exponent, rounding.lowest, rounding.highest)
+        powers = 2.0 ** (exponent - np.array([0, shift]))[:ways]
+        coefficients = np.where([reads, reads and shift <= rounding.farthest][:ways], powers, 0)
+        ratio = np.minimum(powers / np.maximum(exact, rounding.least_exact), rounding.most_ratio)
 
     Attributes:
       ways: 1 or 2 rows.

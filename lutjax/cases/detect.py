@@ -21,5 +21,7 @@ def case(draw: Draw, s: Sizes) -> Case:
         {"anchors": draw.anchors(s["inputs"], s["detectors"], s["bits"])},
         {"x": Axes(0), "anchors": Axes(detector=0)},
         {"index": axes, "flip": axes, "margin": axes},
-        lambda op, a: outputs_of_detection(op(a["x"], a["anchors"])),
+        lambda op, a: outputs_of_detection(
+            op(a["x"], a["anchors"], epsilon=s.get("dead_zone", 0) / 4)  # in quarters
+        ),
     )

@@ -20,5 +20,7 @@ def case(draw: Draw, s: Sizes) -> Case:
         {},
         {"positions": axes},
         {"index": axes, "flip": axes, "margin": axes},
-        lambda op, a: outputs_of_detection(op(a["positions"])),
+        lambda op, a: outputs_of_detection(
+            op(a["positions"], epsilon=s.get("dead_zone", 0) / 4)  # in quarters
+        ),
     )

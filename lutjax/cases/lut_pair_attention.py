@@ -87,6 +87,7 @@ def case(draw: Draw, s: Sizes) -> Case:
             a.get("positions"),
             interleave=bool(s.get("interleave")),
             keys=a.get("keys"),
+            epsilon=s.get("dead_zone", 0) / 4,  # in quarters
             **options,
             **of_pairs,
             **more,

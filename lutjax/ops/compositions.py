@@ -169,7 +169,8 @@ def lut_attention(
 
         d, e = lutjax.detect(x, anchors, epsilon=epsilon), lutjax.detect_signs(positions)
         y = lutjax.lookup_attention(
-            weights, d, d, e, window=window, query_segments=segments, key_segments=segments
+            weights, d, d, e, targets=targets, n_outputs=n_outputs, causal=causal, window=window,
+            block_mask=block_mask, block_sizes=block_sizes, query_segments=segments, key_segments=segments,
         )
 
     Args:

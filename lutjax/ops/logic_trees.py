@@ -286,6 +286,44 @@ def logic_trees(
     of places, whose gradient goes to the first of the largest. Windows are not copied. In one kernel, where there is one, the image is not
     padded, and values of nodes are not stored: the backward pass computes them again.
 
+    Definition for one sample; ``dy`` is the cotangent of ``y``::
+
+        height, width = places.image
+        n_channels, n_leaves = len(x) // (height * width), leaves.shape[1]
+
+        def evaluate(tree, row, column):  # ids of the values that the leaves read, and values of leaves and gates
+            pixel, channel = np.divmod(leaves[tree], n_channels)
+            row = row * places.stride[0] - places.padding[0] + pixel // places.kernel[1]
+            column = column * places.stride[1] - places.padding[1] + pixel % places.kernel[1]
+            inside = (0 <= row) & (row < height) & (0 <= column) & (column < width)
+            ids = np.where(inside, (channel * height + row) * width + column, -1)
+            nodes = list(np.where(inside, x[ids], 0))
+            for gate in range(n_leaves - 1):
+                c0, c1, c2, c3 = coefficients[:, tree, gate]
+                a, b = nodes[2 * gate], nodes[2 * gate + 1]
+                nodes.append(c0 + c1 * a + c2 * b + c3 * a * b)
+            return ids, nodes
+
+        y = np.zeros((len(leaves), places.groups[0] * places.groups[1]))
+        dx, dcoefficients = np.zeros_like(x), np.zeros_like(coefficients)
+        for tree, group in np.ndindex(*y.shape):
+            top, left = np.multiply(divmod(group, places.groups[1]), places.pool) - places.pool_padding
+            window = [(top + i, left + j) for i, j in np.ndindex(*places.pool)]
+            inside = [at for at in window if min(at) >= 0 and np.all(np.less(at, places.counts))]
+            found = [evaluate(tree, *at) for at in inside]
+            ids, nodes = max(found, key=lambda each: each[1][-1])  # the first of the largest
+            y[tree, group] = nodes[-1]
+
+            dnodes = [0] * (len(nodes) - 1) + [dy[tree, group]]
+            for gate in reversed(range(n_leaves - 1)):
+                _, c1, c2, c3 = coefficients[:, tree, gate]
+                a, b, dgate = nodes[2 * gate], nodes[2 * gate + 1], dnodes[n_leaves + gate]
+                dcoefficients[:, tree, gate] += dgate * np.array([1, a, b, a * b])
+                dnodes[2 * gate : 2 * gate + 2] = dgate * (c1 + c3 * b), dgate * (c2 + c3 * a)
+            for id, dleaf in zip(ids, dnodes):
+                if id >= 0:
+                    dx[id] += dleaf
+
     Args:
       x: ``[I, ...]``, features first: the image, channels, rows and columns.
       coefficients: ``[4, trees, nodes]``, of each tree level by level, the leaves' parents first: those of 1, a, b and ab.

@@ -128,18 +128,24 @@ def lookup_attention(
     Of each pair the closer one of query and key receives a gradient (of equal ones the key), and in addition the
     position where it is strictly closer than both. Nothing of the size of all pairs is kept.
 
-    Definition, for one sequence with a window and segments; ``dy`` is the cotangent of ``y``, and ``dquery``, ``dkey`` and
-    ``dposition`` are those of the three margins::
+    Definition for one sequence. ``dy`` is the cotangent of ``y``, and ``dquery``, ``dkey`` and ``dposition`` are the cotangents of
+    the three margins. Without `position` its index has 0 bits; `targets` are explained below::
 
         def surrogate_derivative(margin):
             return 0.5 * (1 if margin > 0 else -1) / (1 + abs(margin)) ** 2
 
+        if not causal:
+            query_start, key_start = len(key.index), 0
         y = np.zeros((len(query.index), weights.shape[-1]))
         dquery, dkey, dposition = (np.zeros_like(d.margin) for d in (query, key, position))
         dweights = np.zeros_like(weights)
         for j, i, t in np.ndindex(len(query.index), *key.index.shape):
             d = (query_start + j) - (key_start + i) - 1
-            if d < 0 or d >= window or query_segments[j] != key_segments[i]:
+            if d < 0 or (window is not None and d >= window):
+                continue
+            if query_segments is not None and query_segments[j] != key_segments[i]:
+                continue
+            if block_mask is not None and not block_mask[j // block_sizes[0], i // block_sizes[1]]:
                 continue
             p = min(d, len(position.index) - 1), t % position.index.shape[1]
             shift = key.bits + position.bits
@@ -154,7 +160,7 @@ def lookup_attention(
             else:
                 lost = weights[t, row] - weights[t, row ^ key.flip[i, t] << position.bits]
                 dkey[i, t] += surrogate_derivative(of_key) * (lost @ dy[j])
-            if abs(of_position) < min(abs(of_query), abs(of_key)):
+            if abs(of_position) < np.minimum(abs(of_query), abs(of_key)):
                 lost = weights[t, row] - weights[t, row ^ position.flip[p]]
                 dposition[p] += surrogate_derivative(of_position) * (lost @ dy[j])
 

@@ -169,6 +169,20 @@ def lut_at_places(
     In one kernel, where there is one, there is no array of detections: rows and margins are computed where they are used, from the image, in
     the forward and in the backward pass.
 
+    Definition without padding; with padding the images first get rows and columns of zeros on each side::
+
+        parts = images.shape[-1] // windows.channels  # 1 where all groups share a window
+        ids = lutjax.wiring.windows(images.shape[-3:], windows.size, windows.stride)  # [rows, columns, values of a window]
+        ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, parts, windows.channels), 3, 2)
+        patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
+        if targets is None:
+            y = lutjax.lut(patches, weights, anchors, groups=groups, epsilon=epsilon)
+            y = y.reshape(*y.shape[:-2], -1)
+        else:
+            targets = np.repeat(targets, len(anchors) // groups, axis=0)[:, None]
+            y = lutjax.sparse_lut(patches, weights, anchors, targets, n_outputs, groups=groups, epsilon=epsilon)
+            y = y.sum(axis=-2)
+
     Args:
       images: ``[..., height, width, F]``.
       weights: ``[T, 2**C, O]``.

@@ -121,14 +121,20 @@ def lut_pair_attention(
     with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``. Detections are computed
     anew in the backward pass; nothing of the size of all pairs is kept.
 
-    Definition, for one sequence with a window and segments; ``dy`` is the cotangent of ``y``. In self-attention ``keys`` is
-    ``x``, whose cotangent is ``dx + dkeys``::
+    Definition for one sequence. ``dy`` is the cotangent of ``y``. In self-attention ``keys`` is ``x``, whose cotangent is ``dx + dkeys``,
+    and the segments of keys are `segments`. Without `positions` each distance has a position of 0 values::
 
+        if not causal:
+            query_start, key_start = len(keys), 0
         y = np.zeros((len(x), weights.shape[-1]))
         dx, dkeys, dpositions, dweights = (np.zeros_like(a) for a in (x, keys, positions, weights))
         for j, i, t in np.ndindex(len(x), len(keys), len(weights)):
             d = (query_start + j) - (key_start + i) - 1
-            if d < 0 or d >= window or segments[j] != key_segments[i]:
+            if d < 0 or (window is not None and d >= window):
+                continue
+            if segments is not None and segments[j] != key_segments[i]:
+                continue
+            if block_mask is not None and not block_mask[j // block_sizes[0], i // block_sizes[1]]:
                 continue
             p = min(d, len(positions) - 1), t % positions.shape[1]
             parts = keys[i], x[j], positions[p]

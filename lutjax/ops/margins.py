@@ -43,15 +43,18 @@ def margins(
 ) -> Float[jax.Array, "*any detectors comparisons"]:
     """Compare pairs of inputs and return every difference, where `lutjax.detect` keeps the closest.
 
-    Definition, for one sample; ``du`` is the cotangent of ``u`` and ``dx`` that of ``x``::
+    Definition for one sample. ``du`` is the cotangent of ``u`` and ``dx`` the cotangent of ``x``. Without `groups` there is one group::
 
+        x = x.reshape(-1, x.shape[-1])  # [groups or 1, I]
+        t = np.arange(len(anchors))
+        group = (t // (len(t) // groups) % len(x))[:, None]
         a = anchors if anchors.ndim == 2 else anchors[..., 0]
-        u = x[a] if anchors.ndim == 2 else x[a] - x[anchors[..., 1]]
+        u = x[group, a] if anchors.ndim == 2 else x[group, a] - x[group, anchors[..., 1]]
 
         dx = np.zeros_like(x)
-        np.add.at(dx, a, du)
+        np.add.at(dx, (group, a), du)
         if anchors.ndim == 3:
-            np.subtract.at(dx, anchors[..., 1], du)
+            np.subtract.at(dx, (group, anchors[..., 1]), du)
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share

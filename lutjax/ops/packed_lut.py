@@ -42,12 +42,13 @@ def packed_lut(
 ) -> UInt32[jax.Array, "gates *batch"]:
     """Hard tables over bits as bitwise operations: sample ``32 w + j`` is bit j of word w.
 
-    Definition, for ``words`` of shape ``[I, W]``::
+    Definition::
 
         place = np.arange(32, dtype=np.uint32)
-        bits = words[..., None] >> place & 1  # [I, W, 32]
+        bits = words[..., None] >> place & 1  # [I, ..., 32]
         address = sum(bits[wires[:, l]].astype(int) << l for l in range(wires.shape[1]))
-        answers = np.take_along_axis(truth[:, None], address, axis=-1)
+        gate = np.arange(len(truth)).reshape(-1, *[1] * words.ndim)
+        answers = truth[gate, address]
         y = (answers.astype(np.uint32) << place).sum(axis=-1, dtype=np.uint32)
 
     Args:

@@ -73,8 +73,12 @@ def scored_lut(
 
     The layer to put in place of a dense one: `lutjax.margins`, a read, and `lutjax.weighted_lookup` in one kernel each way.
 
-    Definition::
+    Definition; the gradient with respect to tables that are rounded to int8 is straight-through::
 
+        if read.rounds_tables:
+            tables = lutjax.quantize_tables(weights, groups=groups)
+            exponents = tables.exponents.repeat(len(weights) // len(tables.exponents), axis=0)
+            weights = lutjax.reads.straight_through(tables.values * 2.0 ** exponents[:, None], weights)
         index, coefficients = read(lutjax.margins(x, anchors, groups=groups), scalars)
         if keep is not None:
             coefficients = keep[..., None] * coefficients

@@ -1,0 +1,353 @@
+"""Every implementation computes what the reference does, for drawn sizes and values, whatever was called before and wherever arrays reside."""
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+import drawn_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import implementations
+from drawn_cases import FINITE, Spec
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from machine import needs_devices
+
+import lutjax
+from lutjax import testing
+from lutjax.training import tables
+
+Arrays = dict[str, Any]
+OPS = tuple(drawn_cases.REPRESENTATIVES)
+PLAIN = ("xla", "native")
+
+
+def compare(spec: Spec, implementation: str, context: str = "") -> None:
+    """Compare outputs and cotangents of an implementation with the reference."""
+    with spec.context():
+        for case in spec.cases():
+            if context == "tpu" and case.shape not in FINITE:
+                continue  # a product with a one-hot matrix reads every row
+            wanted = drawn_cases.reference(spec, case)
+            found = drawn_cases.results(spec, case, implementation, context)
+            for kind, a, e in zip(("output", "cotangent"), found, wanted, strict=True):
+                for name in e:
+                    what = f"{spec}, {case.shape}, {implementation}: {kind}: {name}"
+                    testing.assert_close(what, a[name], e[name], drawn_cases.tolerance(e[name].dtype))
+
+
+# ------------------------------------------------------------------------------------- values
+def implemented(op: str) -> list[str]:
+    return [i for i in implementations(op) if i in PLAIN]
+
+
+@pytest.mark.parametrize(("op", "implementation"), [(op, i) for op in OPS for i in implemented(op)])
+def test_implementations(op, implementation):
+    for spec in drawn_cases.REPRESENTATIVES[op]:
+        with native_calls(implementation):
+            compare(spec, implementation)
+
+
+@contextlib.contextmanager
+def native_calls(implementation: str):
+    """Ignore calls that native kernels leave to plain JAX: of arguments that they do not take."""
+    with contextlib.suppress(*((lutjax.NoImplementationError,) if implementation == "native" else ())):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "implementation"), [(op, i) for op in OPS for i in implemented(op)])
+def test_implementations_at_drawn_sizes(op, implementation):
+    @settings(settings.get_profile("quick"), max_examples=40)
+    @given(drawn_cases.specs(op))
+    def check(spec):
+        with native_calls(implementation):
+            compare(spec, implementation)
+
+    check()
+    jax.clear_caches()
+
+
+FORMULATED = (
+    "lookup",
+    "weighted_lookup",
+    "sparse_lookup",
+    "lookup_attention",
+    "lut_pair_attention",
+    "bilinear_gates",
+)
+"""Ops that plain JAX computes in another way on accelerators."""
+
+
+@pytest.mark.parametrize("formulation", ["accelerator", "tpu"])
+@pytest.mark.parametrize("op", FORMULATED)
+def test_formulations_for_accelerators(op, formulation, request):
+    request.getfixturevalue(f"{formulation}_formulation")
+    for spec in drawn_cases.REPRESENTATIVES[op][:1]:
+        compare(spec, "xla", formulation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formulation", ["accelerator", "tpu"])
+@pytest.mark.parametrize("op", FORMULATED)
+def test_formulations_for_accelerators_at_drawn_sizes(op, formulation, request):
+    request.getfixturevalue(f"{formulation}_formulation")
+
+    @settings(settings.get_profile("quick"), max_examples=25)
+    @given(drawn_cases.specs(op))
+    def check(spec):
+        compare(spec, "xla", formulation)
+
+    check()
+    jax.clear_caches()
+
+
+# ------------------------------------------------------------------------------------- updates of tables
+UPDATED = (
+    "lookup",
+    "sparse_lookup",
+    "weighted_lookup",
+    "scored_lut",
+    "lookup_attention",
+    "lut_pair_attention",
+)
+RULES = (
+    tables.SGD(weight_decay=0.25),
+    tables.RowAdagrad(eps=2.0**-10),
+    tables.RowMomentum(momentum=0.5),
+    tables.RowAdam(b1=0.5, b2=0.75, eps=2.0**-10, weight_decay=0.25),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", UPDATED)
+def test_updates_of_drawn_tables(op):
+    """Gradients in factors, and tables after a step; test_parity.py has both at fixed sizes."""
+
+    @settings(settings.get_profile("quick"), max_examples=20)
+    @given(drawn_cases.specs(op), st.sampled_from(RULES))
+    def check(spec, rule):
+        with spec.context():
+            case = next(spec.cases())
+            testing.check_factored(case, "xla", transformation="jit")
+            testing.check_update(case, "xla", rule)
+
+    check()
+    jax.clear_caches()
+
+
+# ------------------------------------------------------------------------------------- sequences of calls
+TRANSFORMATIONS = tuple(t for t in testing.TRANSFORMATIONS if t not in ("export", "none"))
+
+
+def wanted(case: Any, names: tuple[str, ...]) -> Any:
+    """Return a case of which only some arguments are differentiated."""
+    fixed = {n: a for n, a in case.differentiable.items() if n not in names}
+    kept = {n: a for n, a in case.differentiable.items() if n in names}
+    return dataclasses.replace(case, differentiable=kept, fixed={**case.fixed, **fixed})
+
+
+@st.composite
+def calls(draw: Any, op: str) -> tuple[Any, ...]:
+    """Draw a size, a dtype, the differentiated arguments, and a transformation."""
+    module = testing.cases_of(op)
+    dtype = draw(st.sampled_from([d for d in ("float32", "bfloat16") if d in module.dtypes] or module.dtypes))
+    name = draw(st.sampled_from(sizes(op)))
+    arguments = tuple(testing.case(op, name, dtype).differentiable)
+    some = draw(st.lists(st.sampled_from(arguments), min_size=1, unique=True))
+    return op, name, dtype, tuple(n for n in arguments if n in some), draw(st.sampled_from(TRANSFORMATIONS))
+
+
+@functools.cache
+def sizes(op: str) -> tuple[str, ...]:
+    return tuple(n for n in ("split", "primes") if n in testing.cases_of(op).sizes)
+
+
+def check_call(op: str, name: str, dtype: str, arguments: tuple[str, ...], transformation: str) -> None:
+    """Compare a call with the reference; only the size "split" can be divided over devices."""
+    if "shard_map" in transformation and name != "split":
+        transformation = "jit"
+    testing.check(wanted(testing.case(op, name, dtype), arguments), transformation=transformation)
+
+
+def sequences(op: str) -> type[RuleBasedStateMachine]:
+    """Return sequences of calls of an op, and pullbacks that are called later, perhaps twice."""
+
+    class Sequences(RuleBasedStateMachine):
+        waiting = Bundle("waiting")
+
+        @initialize()
+        def start(self) -> None:
+            jax.clear_caches()  # as in a fresh process
+
+        @rule(call=calls(op))
+        def call(self, call: Any) -> None:
+            check_call(*call)
+
+        @rule(target=waiting, call=calls(op))
+        def begin(self, call: Any) -> Any:
+            return Late(*call[:4])
+
+        @rule(late=waiting, how=st.sampled_from(PULLS))
+        def pull(self, late: Any, how: str) -> None:
+            late.pull(how)
+
+    return Sequences
+
+
+PULLS = ("plain", "jit", "closure", "vmap", "scan")
+
+
+class Late:
+    """A gradient whose forward pass is done, and whose backward pass comes later."""
+
+    def __init__(self, op: str, name: str, dtype: str, arguments: tuple[str, ...]):
+        self.case = wanted(testing.case(op, name, dtype), arguments)
+        self.what = f"{self.case}, {arguments}"
+        self.pulled = self._pullback(lutjax.kernel_registry.function(op))
+        self.expected = self._pullback(getattr(lutjax.reference, op))
+
+    def _pullback(self, op: Any) -> Any:
+        case = self.case
+
+        def f(d: Arrays) -> Arrays:
+            outputs = case.call(op, {**d, **case.fixed})
+            return {n: y for n, y in outputs.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+
+        return jax.vjp(f, case.differentiable)
+
+    def pull(self, how: str) -> None:
+        """Run the backward pass: at once, as an argument or a constant of a jitted function, or for several cotangents."""
+        y, pull = self.pulled
+        one = drawn_cases.cotangents(self.case, y)
+        several = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), one)
+        scan = lambda cts: jax.lax.scan(lambda _, ct: (None, pull(ct)[0]), None, cts)[1]  # noqa: E731
+        found = {
+            "plain": lambda: pull(one)[0],
+            "jit": lambda: jax.jit(lambda pull, ct: pull(ct)[0])(pull, one),
+            "closure": lambda: jax.jit(lambda ct: pull(ct)[0])(one),
+            "vmap": lambda: jax.vmap(lambda ct: pull(ct)[0])(several),
+            "scan": lambda: scan(several),
+        }[how]()
+        expected = self.expected[1](one)[0]
+        if how in ("vmap", "scan"):
+            expected = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), expected)
+        testing.assert_all_close(
+            f"{self.what}, pulled {how}", {**y, **found}, {**self.expected[0], **expected}, None
+        )
+
+
+DIFFERENTIABLE = tuple(op for op in OPS if "backward" in lutjax.kernel_registry.directions(op))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
+def test_no_call_depends_on_earlier_ones(op):
+    quick = settings(settings.get_profile("quick"), max_examples=4, stateful_step_count=12)
+    run_state_machine_as_test(sequences(op), settings=quick)
+
+
+@pytest.mark.parametrize("op", ["lookup", pytest.param("lut_pair_attention", marks=pytest.mark.slow)])
+def test_pullbacks_belong_to_the_call_that_made_them(op):
+    """Whatever was called between, however often they are called, and wherever."""
+    jax.clear_caches()
+    arguments = tuple(testing.case(op, "split").differentiable)
+    first = Late(op, "split", "float32", arguments)
+    one = Late(op, "split", "float32", arguments[-1:])
+    other = Late(op, "primes", "bfloat16", arguments)
+    check_call(op, "split", "float32", arguments[:1], "vmap of grad")
+    for how in PULLS:
+        first.pull(how)
+    one.pull("jit")
+    other.pull("plain")
+    first.pull("plain")
+
+
+# ------------------------------------------------------------------------------------- meshes
+MESH = {"data": 2, "detectors": 2}
+EVEN = {
+    "split": {"batch": 4, "detectors": 4, "gates": 4, "trees": 4, "queries": 4, "outputs": 4, "inputs": 4}
+}
+
+
+def even(op: str) -> Spec:
+    """Return the spec of an op whose arrays four devices can divide."""
+    size = dict(testing.cases_of(op).sizes["split"])
+    names = set(size) & set(EVEN["split"])
+    return drawn_cases.spec(op, kinds=("grid",), **{**size, **{n: EVEN["split"][n] for n in names}})
+
+
+@st.composite
+def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
+    """Draw for each argument which of its axes each axis of the mesh divides, if any."""
+    found = {}
+    for name, a in {**case.differentiable, **case.fixed}.items():
+        spec: list[str | None] = [None] * np.ndim(a)
+        for axis, size in MESH.items():
+            free = [i for i, n in enumerate(np.shape(a)) if n and n % size == 0 and spec[i] is None]
+            at = draw(st.sampled_from((*free[:1], *free, None)))
+            if at is not None:
+                spec[at] = axis
+        found[name] = PartitionSpec(*spec)
+    return found
+
+
+@needs_devices(4)
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        *(("lookup", AxisType.Explicit), ("weighted_lookup", AxisType.Auto), ("margins", AxisType.Auto)),
+        *(
+            pytest.param(op, kind, marks=pytest.mark.slow)
+            for op in OPS
+            for kind in (AxisType.Auto, AxisType.Explicit)
+        ),
+    ],
+)
+def test_arguments_on_a_mesh(op, kind):
+    """Any axis of any argument may be divided; results are those of one device."""
+    mesh = Mesh(
+        np.array(jax.devices()[:4]).reshape(*MESH.values()), tuple(MESH), axis_types=(kind,) * len(MESH)
+    )
+    spec = even(op)
+    case = next(spec.cases())
+    outputs, cotangents = drawn_cases.reference(spec, case)
+
+    @settings(settings.get_profile("quick"), max_examples=2)
+    @given(placements(case))
+    def check(at):
+        with jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext():
+            put = {
+                n: jax.device_put(a, NamedSharding(mesh, at[n]))
+                for n, a in {**case.differentiable, **case.fixed}.items()
+            }
+            ct = drawn_cases.cotangents(case, outputs)
+            differentiable = {n: put[n] for n in case.differentiable}
+            fixed = {n: put[n] for n in case.fixed}
+
+            @jax.jit
+            def run(differentiable, fixed, ct):
+                f = functools.partial(_run, case, fixed)
+                y, pull = jax.vjp(f, differentiable)
+                placed = (
+                    {n: jax.device_put(a, jax.typeof(y[n]).sharding) for n, a in ct.items()}
+                    if kind == AxisType.Explicit
+                    else ct
+                )
+                return y, pull(placed)[0]
+
+            y, found = run(differentiable, fixed, ct) if ct else (_run(case, fixed, differentiable), {})
+        testing.assert_all_close(f"{spec} at {at}", y, {n: outputs[n] for n in y})
+        testing.assert_all_close(f"{spec} at {at}", found, {n: cotangents[n] for n in found})
+
+    check()
+
+
+def _run(case: Any, fixed: Arrays, differentiable: Arrays) -> Arrays:
+    outputs = case.call(lutjax.kernel_registry.function(case.op), {**differentiable, **fixed})
+    with_gradient = {n: y for n, y in outputs.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+    return with_gradient or outputs

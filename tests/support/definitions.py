@@ -1,0 +1,168 @@
+"""NumPy definitions in docstrings, as functions: the oracle of `lutjax.reference`.
+
+A definition is the code of a docstring's block "Definition ...::". It reads the arguments of an op by their names, for one sample where its
+text says so, and assigns the outputs; ``da`` is the cotangent of ``a``. It shares no code with `lutjax.reference`.
+"""
+
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import lutjax
+from lutjax.cases import Case
+from lutjax.wiring import Edges
+
+Arrays = dict[str, Any]
+
+
+def definition(documented: Any) -> str:
+    """Return the code of a docstring's definition."""
+    blocks = re.findall(r"^Definition[^:]*::\n\n((?:    .*\n|\n)+)", inspect.getdoc(documented) + "\n", re.M)
+    assert len(blocks) == 1, f"{documented}: {len(blocks)} definitions"
+    return textwrap.dedent(blocks[0])
+
+
+@functools.cache
+def _compiled(code: str) -> Any:
+    return compile(code, "definition", "exec")
+
+
+def run(code: str, arguments: Mapping[str, Any], module: Any = lutjax) -> Arrays:
+    """Return all names that a definition assigns, with `module` as its ``lutjax``."""
+    namespace = {"np": np, "lutjax": module, **arguments}
+    with np.errstate(all="ignore"):
+        exec(_compiled(code), namespace)
+    return namespace
+
+
+# ------------------------------------------------------------------------------------- ops
+def evaluate(case: Case, cotangents: Mapping[str, Any], code: str | None = None) -> tuple[Arrays, Arrays]:
+    """Return the outputs and cotangents of a case by the definition of its op, in float64.
+
+    Args:
+      cotangents: of the outputs, by name. code: replaces the definition.
+    """
+    op = lutjax.kernel_registry.function(case.op)
+    code = definition(op) if code is None else code
+    arrays = {n: _wide(a) for n, a in {**case.differentiable, **case.fixed}.items()}
+    n_samples = next(
+        arrays[n].shape[axes.batch] for n, axes in case.axes.items() if axes.batch is not None and n in arrays
+    )
+    found = []
+    for sample in range(n_samples):
+        own = {n: _at(a, case.axes[n].batch, sample) for n, a in arrays.items()}
+        ct = {n: _at(_wide(a), case.output_axes[n].batch, sample) for n, a in cotangents.items()}
+        found.append((own, _evaluate_sample(case, op, code, own, ct)))
+    outputs = {
+        n: np.stack([each[n] for _, each in found], axes.batch) if found else None
+        for n, axes in case.output_axes.items()
+    }
+    results: Arrays = {}
+    for n, a in case.differentiable.items() if cotangents else ():
+        batch, each = (
+            case.axes[n].batch,
+            [of[_cotangent_name(of, n)].reshape(own[n].shape) for own, of in found],
+        )
+        results[n] = (
+            (np.sum(each, 0) if batch is None else np.stack(each, batch)) if each else np.zeros(a.shape)
+        )
+    return outputs, results
+
+
+def _wide(a: Any) -> np.ndarray:
+    array = np.asarray(a)
+    return array if array.dtype.kind in "iub" else array.astype(np.float64)
+
+
+def _at(a: np.ndarray, axis: int | None, index: int) -> np.ndarray:
+    return a if axis is None else np.take(a, index, axis)
+
+
+def _cotangent_name(names: Mapping[str, Any], argument: str) -> str:
+    """Return the name in a definition of the cotangent of an argument; margins have the name of their detection."""
+    short = argument.removesuffix("_margin")
+    return next(n for n in (f"d{argument}", f"d{short}", "dmargin") if n in names)
+
+
+def _evaluate_sample(case: Case, op: Any, code: str, arrays: Arrays, cotangents: Arrays) -> Arrays:
+    """Return the names that the definition of an op assigns for one sample."""
+    found: Arrays = {}
+
+    def evaluate(*args: Any, **options: Any) -> Any:
+        bound = inspect.signature(op).bind(*args, **options)
+        bound.apply_defaults()
+        arguments, gathered = _complete(dict(bound.arguments))
+        ct = {f"d{n}": a for n, a in cotangents.items()}
+        if "groups" in arguments and "dy" in ct:
+            ct["dy"] = ct["dy"].reshape(arguments["groups"], -1)
+        found.update(run(code, {**arguments, **ct}))
+        if "dweights" in found:
+            found["dweights"] = gathered(found["dweights"])
+        return SimpleNamespace(**{n: found.get(n) for n in ("index", "flip", "margin")})
+
+    case.call(evaluate, arrays)
+    if bound_self := found.get("_self_attention"):
+        found["dx"] = found["dx"] + found[bound_self]
+    shapes = {n: a.shape for n, a in cotangents.items()}
+    return {**found, **{n: np.reshape(found[n], shape) for n, shape in shapes.items()}}
+
+
+def _complete(a: Arrays) -> tuple[Arrays, Any]:
+    """Return arguments without None where the text of a definition says what None stands for.
+
+    The second result turns the gradient of a table with all outputs into the gradient of a table with targets.
+    """
+    gathered: Any = lambda g: g  # noqa: E731
+    if "groups" in a and a["groups"] is None:
+        a["groups"] = 1
+    if "valued" in a and a["valued"] is None:
+        a["valued"] = a["index"].shape[-1]
+    if "keys" in a and a["keys"] is None:
+        a |= {"keys": a["x"], "key_segments": a["segments"], "_self_attention": "dkeys"}
+    if "positions" in a and a["positions"] is None and "anchors" in a:
+        a["positions"] = np.zeros((1, 1, 0))
+    targets = a.get("targets")
+    if isinstance(targets, Edges) or ("query_start" in a and targets is not None):
+        a["weights"], gathered = dense_table(a["weights"], targets, a["n_outputs"])
+        if isinstance(targets, Edges):  # a list of edges is equal to a table that is zero elsewhere
+            a |= {"targets": np.arange(targets.n_outputs)[None, None], "n_outputs": targets.n_outputs}
+    return a, gathered
+
+
+def dense_table(weights: np.ndarray, targets: Any, n_outputs: int | None) -> tuple[np.ndarray, Any]:
+    """Return a table with all outputs, and the function that gathers its gradient for the weights of slots or edges."""
+    if isinstance(targets, Edges):
+        row = np.repeat(np.arange(targets.n_detectors * targets.n_rows), np.diff(targets.first))
+        shape = targets.n_detectors, targets.n_rows, targets.n_outputs
+        at = (*np.divmod(row, targets.n_rows), np.asarray(targets.target))
+        used = np.ones(len(row), bool)
+    else:
+        targets = np.broadcast_to(targets, weights.shape)
+        shape = (*weights.shape[:2], n_outputs)
+        detector, row, _ = np.indices(weights.shape)
+        at, used = (detector, row, np.maximum(targets, 0)), targets >= 0
+    table = np.zeros(shape)
+    np.add.at(table, at, np.where(used, weights, 0))
+    return table, lambda gradient: np.where(used, gradient[at], 0)
+
+
+# ------------------------------------------------------------------------------------- reads
+def read_margins(read: Any, u: np.ndarray, scalars: Mapping[str, Any]) -> Arrays:
+    """Return the names that the definition of a read assigns for the margins of one detector."""
+
+    def confidence(ways: int) -> Any:
+        def ways_of(u: Any, scalars: Any) -> Any:
+            found = read_margins(lutjax.reads.Confidence(ways), u, scalars)
+            return found["index"], found["coefficients"]
+
+        return ways_of
+
+    module = SimpleNamespace(reads=SimpleNamespace(Confidence=confidence))
+    attributes = {n: getattr(read, n) for n in ("ways", "hard", "rounding") if hasattr(read, n)}
+    return run(definition(type(read)), {"u": u, "scalars": scalars, **scalars, **attributes}, module)
