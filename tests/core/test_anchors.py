@@ -1,5 +1,6 @@
 """Anchor pairs that are drawn without replacement, and repetitions that cannot be avoided."""
 
+import itertools
 import warnings
 
 import jax
@@ -83,6 +84,31 @@ def test_pairs_that_follow_each_other_are_uniform():
         _, counts = np.unique(codes[:, place], return_counts=True)
         assert len(counts) == 3
         assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000 * 2 / 3)
+
+
+@pytest.mark.parametrize("n_candidates", [None, 2, 3, 5])
+def test_anchors_are_drawn_uniformly_from_the_ordered_pairs(n_candidates):
+    """Each pair as often as the others: the number of one of n pairs lies within 6 standard deviations, in all of 100
+    comparisons with a probability beyond 1 - 1e-6."""
+    n_inputs, n_draws = 6, 3000
+    lists = None
+    if n_candidates is not None:
+        rng = np.random.default_rng(n_candidates)
+        lists = np.stack([rng.permutation(n_inputs)[:n_candidates] for _ in range(2)])
+        lists = np.concatenate(
+            [lists[:, :1], np.full((2, 2), -1), lists[:, 1:]], 1
+        )  # unused slots among them
+    anchors = np.asarray(lutjax.sample_anchors(jax.random.key(3), n_inputs, 2, n_draws, candidates=lists))
+    assert anchors.dtype == np.int32
+    assert anchors.shape == (2, n_draws, 2)
+    for t in range(2):
+        candidates = range(n_inputs) if lists is None else [int(c) for c in lists[t] if c >= 0]
+        legal = set(itertools.permutations(candidates, 2))
+        found, times = np.unique(anchors[t], axis=0, return_counts=True)
+        assert {tuple(map(int, pair)) for pair in found} == legal
+        mean = n_draws / len(legal)
+        assert np.all(np.abs(times - mean) < 6 * np.sqrt(mean))
+    assert not np.array_equal(*anchors)  # detectors are drawn independently
 
 
 def test_sizes_that_are_impossible():

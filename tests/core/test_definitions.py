@@ -1,12 +1,12 @@
 """The definition in the docstring of each op is what `lutjax.reference` computes: values and every cotangent, by name.
 
-Implementations are compared with the reference: tests/core/test_drawn_calls.py and tests/core/test_parity.py.
+tests/core/test_drawn_calls.py and tests/core/test_parity.py compare implementations with the reference.
 """
 
 import dataclasses
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,33 +33,32 @@ COMPOSED = ("scored_lut", "gate_network", "lut_at_places")
 IN_NUMPY = [op for op in drawn_cases.REPRESENTATIVES if op not in COMPOSED]
 
 
-def compare(spec: Spec, code: str | None = None) -> None:
-    """Compare the reference with a definition, with the cotangents of outputs drawn as well."""
+def compare(spec: Spec, code: str | None = None, implementations: Sequence[str] = ()) -> None:
+    """Compare the reference with the definition of an op, and implementations with the reference.
+
+    Cotangents of outputs are drawn, too.
+    """
     with spec.context():
         for case in spec.cases():
-            outputs, cotangents = drawn_cases.reference(spec, case)
-            ct = drawn_cases.cotangents(case, outputs)
-            wanted, wanted_cotangents = evaluate(case, ct, code)
-            for kind, found, expected in (
-                ("output", outputs, wanted), ("cotangent", cotangents, wanted_cotangents)
-            ):  # fmt: skip
-                for name, array in found.items():
-                    what = f"{spec}: {kind}: {name}"
-                    if expected[name] is not None:  # there are samples
-                        nearest = expected[name].astype(array.dtype)
-                        testing.assert_close(what, array, nearest, drawn_cases.tolerance(array.dtype))
+            reference = drawn_cases.results(spec, case)
+            if spec.op in IN_NUMPY:
+                expected = evaluate(case, drawn_cases.cotangents(case, reference[0]), code)
+                drawn_cases.compare(f"{spec}, {case.shape}", reference, expected)
+            for implementation in implementations:
+                drawn_cases.compare_implementation(spec, case, implementation, reference)
 
 
-@pytest.mark.parametrize("op", IN_NUMPY)
-def test_the_reference_follows_its_definition(op):
+@pytest.mark.parametrize("op", drawn_cases.REPRESENTATIVES)
+def test_ops_compute_their_definitions(op):
+    """One compiled reference, compared with NumPy on one side and with implementations on the other side."""
     for spec in drawn_cases.REPRESENTATIVES[op]:
-        compare(spec)
+        compare(spec, implementations=drawn_cases.implemented(op))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", IN_NUMPY)
 def test_the_reference_follows_its_definition_at_drawn_sizes(op):
-    @settings(settings.get_profile("long"), max_examples=60)
+    @settings(settings.get_profile("quick"), max_examples=25)
     @given(drawn_cases.specs(op, most={"queries": 9, "keys": 9, "batch": 3}))
     def check(spec):
         compare(spec)
@@ -132,7 +131,7 @@ def compare_composed(spec: Spec) -> None:
     function = lutjax.kernel_registry.function(spec.op)
 
     def check(case: Any) -> None:
-        outputs, found = drawn_cases.reference(spec, case)
+        outputs, found = drawn_cases.results(spec, case)
         ct = drawn_cases.cotangents(case, outputs)["y"]
 
         @jax.jit
@@ -153,8 +152,7 @@ def compare_composed(spec: Spec) -> None:
 
 @pytest.mark.parametrize("op", COMPOSED)
 def test_the_reference_calls_the_ops_of_its_definition(op):
-    for spec in drawn_cases.REPRESENTATIVES[op][:1]:
-        compare_composed(spec)
+    compare_composed(dataclasses.replace(drawn_cases.REPRESENTATIVES[op][0], kinds=("normal",)))
 
 
 @pytest.mark.slow
@@ -169,6 +167,7 @@ def test_the_reference_calls_the_ops_of_its_definition_at_drawn_sizes(op):
     jax.clear_caches()
 
 
+SLOW_COMPOSITIONS = ("sparse_lut, shared input", "conv_lut, scored", "lut_attention, window")
 SCALARS = {"log_beta": 0.25, "log_gamma": 0.5, "log_tau": -0.5}
 
 
@@ -207,9 +206,9 @@ def compositions(name: str) -> tuple[Arrays, Arrays, Arrays]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("lut", "sparse_lut", "sparse_lut, shared input", "conv_lut", "conv_lut, scored"),
+        *("lut", "sparse_lut", "conv_lut"),
         *("lut_attention", "logic_gates"),
-        pytest.param("lut_attention, window", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_COMPOSITIONS),
     ],
 )
 def test_compositions_are_their_definitions(name):
@@ -437,8 +436,9 @@ def test_every_rule_has_a_definition():
     assert {type(rule) for rule in RULES} == {r for r in rules if r is not tables.SGD.__base__}
 
 
-@pytest.mark.fast("None")
-@pytest.mark.parametrize("sizes", [None, (2,), (1, 4, 3)])
+@pytest.mark.parametrize(
+    "sizes", [None, *(pytest.param(s, marks=pytest.mark.slow) for s in ((2,), (1, 4, 3)))]
+)
 def test_update_table_is_its_definition(sizes):
     rates = None if sizes is None else jnp.asarray(1 + grid(*sizes))
     rule = tables.RowAdagrad(eps=0.5, weight_decay=0.25)

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import drawn_cases
@@ -10,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import implementations
-from drawn_cases import FINITE, Spec
+from drawn_cases import Spec
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -23,55 +24,32 @@ from lutjax.training import tables
 
 Arrays = dict[str, Any]
 OPS = tuple(drawn_cases.REPRESENTATIVES)
-PLAIN = ("xla", "native")
 
 
 def compare(spec: Spec, implementation: str, context: str = "") -> None:
     """Compare outputs and cotangents of an implementation with the reference."""
     with spec.context():
         for case in spec.cases():
-            if context == "tpu" and case.shape not in FINITE:
-                continue  # a product with a one-hot matrix reads every row
-            wanted = drawn_cases.reference(spec, case)
-            found = drawn_cases.results(spec, case, implementation, context)
-            for kind, a, e in zip(("output", "cotangent"), found, wanted, strict=True):
-                for name in e:
-                    what = f"{spec}, {case.shape}, {implementation}: {kind}: {name}"
-                    testing.assert_close(what, a[name], e[name], drawn_cases.tolerance(e[name].dtype))
+            reference = drawn_cases.results(spec, case)
+            drawn_cases.compare_implementation(spec, case, implementation, reference, context)
 
 
 # ------------------------------------------------------------------------------------- values
-def implemented(op: str) -> list[str]:
-    return [i for i in implementations(op) if i in PLAIN]
-
-
-@pytest.mark.parametrize(("op", "implementation"), [(op, i) for op in OPS for i in implemented(op)])
-def test_implementations(op, implementation):
-    for spec in drawn_cases.REPRESENTATIVES[op]:
-        with native_calls(implementation):
-            compare(spec, implementation)
-
-
-@contextlib.contextmanager
-def native_calls(implementation: str):
-    """Ignore calls that native kernels leave to plain JAX: of arguments that they do not take."""
-    with contextlib.suppress(*((lutjax.NoImplementationError,) if implementation == "native" else ())):
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "implementation"), [(op, i) for op in OPS for i in implemented(op)])
+@pytest.mark.parametrize(
+    ("op", "implementation"), [(op, i) for op in OPS for i in drawn_cases.implemented(op)]
+)
 def test_implementations_at_drawn_sizes(op, implementation):
     @settings(settings.get_profile("quick"), max_examples=40)
     @given(drawn_cases.specs(op))
     def check(spec):
-        with native_calls(implementation):
-            compare(spec, implementation)
+        compare(spec, implementation)
 
     check()
     jax.clear_caches()
 
 
+FORMULATIONS = ("accelerator", "tpu")
 FORMULATED = (
     "lookup",
     "weighted_lookup",
@@ -83,12 +61,20 @@ FORMULATED = (
 """Ops that plain JAX computes in another way on accelerators."""
 
 
-@pytest.mark.parametrize("formulation", ["accelerator", "tpu"])
-@pytest.mark.parametrize("op", FORMULATED)
+FAST_FORMULATIONS = {"lookup_attention": "accelerator", "sparse_lookup": "tpu", "lut_pair_attention": "tpu"}
+
+
+def slow_unless(fast: bool, *values: Any) -> Any:
+    return values if fast else pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("op", "formulation"),
+    [slow_unless(FAST_FORMULATIONS.get(op) == f, op, f) for op in FORMULATED for f in FORMULATIONS],
+)
 def test_formulations_for_accelerators(op, formulation, request):
     request.getfixturevalue(f"{formulation}_formulation")
-    for spec in drawn_cases.REPRESENTATIVES[op][:1]:
-        compare(spec, "xla", formulation)
+    compare(drawn_cases.REPRESENTATIVES[op][0], "xla", formulation)
 
 
 @pytest.mark.slow
@@ -218,7 +204,7 @@ class Late:
             outputs = case.call(op, {**d, **case.fixed})
             return {n: y for n, y in outputs.items() if jnp.issubdtype(y.dtype, jnp.floating)}
 
-        return jax.vjp(f, case.differentiable)
+        return jax.jit(lambda d: jax.vjp(f, d))(case.differentiable)
 
     def pull(self, how: str) -> None:
         """Run the backward pass: at once, as an argument or a constant of a jitted function, or for several cotangents."""
@@ -233,7 +219,7 @@ class Late:
             "vmap": lambda: jax.vmap(lambda ct: pull(ct)[0])(several),
             "scan": lambda: scan(several),
         }[how]()
-        expected = self.expected[1](one)[0]
+        expected = jax.jit(lambda pull, ct: pull(ct)[0])(self.expected[1], one)
         if how in ("vmap", "scan"):
             expected = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), expected)
         testing.assert_all_close(
@@ -296,31 +282,29 @@ def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
     return found
 
 
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+FAST_MESHES = {"lookup": "explicit", "weighted_lookup": "auto", "margins": "auto"}
+
+
 @needs_devices(4)
 @pytest.mark.parametrize(
-    ("op", "kind"),
-    [
-        *(("lookup", AxisType.Explicit), ("weighted_lookup", AxisType.Auto), ("margins", AxisType.Auto)),
-        *(
-            pytest.param(op, kind, marks=pytest.mark.slow)
-            for op in OPS
-            for kind in (AxisType.Auto, AxisType.Explicit)
-        ),
-    ],
+    ("op", "kind"), [slow_unless(FAST_MESHES.get(op) == kind, op, kind) for op in OPS for kind in KINDS]
 )
 def test_arguments_on_a_mesh(op, kind):
     """Any axis of any argument may be divided; results are those of one device."""
     mesh = Mesh(
-        np.array(jax.devices()[:4]).reshape(*MESH.values()), tuple(MESH), axis_types=(kind,) * len(MESH)
+        np.array(jax.devices()[:4]).reshape(*MESH.values()),
+        tuple(MESH),
+        axis_types=(KINDS[kind],) * len(MESH),
     )
     spec = even(op)
     case = next(spec.cases())
-    outputs, cotangents = drawn_cases.reference(spec, case)
+    outputs, cotangents = drawn_cases.results(spec, case)
 
     @settings(settings.get_profile("quick"), max_examples=2)
     @given(placements(case))
     def check(at):
-        with jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext():
+        with jax.set_mesh(mesh) if kind == "explicit" else contextlib.nullcontext():
             put = {
                 n: jax.device_put(a, NamedSharding(mesh, at[n]))
                 for n, a in {**case.differentiable, **case.fixed}.items()
@@ -335,7 +319,7 @@ def test_arguments_on_a_mesh(op, kind):
                 y, pull = jax.vjp(f, differentiable)
                 placed = (
                     {n: jax.device_put(a, jax.typeof(y[n]).sharding) for n, a in ct.items()}
-                    if kind == AxisType.Explicit
+                    if kind == "explicit"
                     else ct
                 )
                 return y, pull(placed)[0]
@@ -351,3 +335,30 @@ def _run(case: Any, fixed: Arrays, differentiable: Arrays) -> Arrays:
     outputs = case.call(lutjax.kernel_registry.function(case.op), {**differentiable, **fixed})
     with_gradient = {n: y for n, y in outputs.items() if jnp.issubdtype(y.dtype, jnp.floating)}
     return with_gradient or outputs
+
+
+# ------------------------------------------------------------------------------------- all arguments
+LEFT_OUT = {
+    "implementation": "given by each test",
+    "sequence_axis": "test_sharding.py",
+    "accumulate": "test_fixed_point.py, test_integer_sums.py, test_integer_gates.py",
+}
+
+
+@pytest.mark.usefixtures("without_typechecking")  # no output is a detection
+@pytest.mark.parametrize("op", OPS)
+def test_specs_use_every_argument(op):
+    """An argument that no spec gives fails here: add it to `drawn_cases.REPRESENTATIVES`."""
+    signature, used = inspect.signature(lutjax.kernel_registry.function(op)), set()
+
+    def note(*args: Any, **options: Any) -> Any:
+        for name, value in signature.bind(*args, **options).arguments.items():
+            default = signature.parameters[name].default
+            if not (value is default or (isinstance(value, (bool, int, float)) and value == default)):
+                used.add(name)
+        return SimpleNamespace(index=None, flip=None, margin=None)
+
+    for spec in drawn_cases.REPRESENTATIVES[op]:
+        for case in spec.cases():
+            case.call(note, {**case.differentiable, **case.fixed})
+    assert set(signature.parameters) - used - set(LEFT_OUT) == set()

@@ -1,4 +1,4 @@
-"""Memory layers: recorded vectors of the hash, rows without a model, texts that go on, training by rows; their values are in tests/core/properties."""
+"""Memory layers: recorded vectors of the hash, rows without a model, texts that go on, training by rows; test_layers_and_ops.py compares their values with ops."""
 
 import functools
 

@@ -116,7 +116,7 @@ def test_every_op_has_sizes_for_every_purpose():
 
 
 def sizes_of_kernels():
-    """All sizes but the one that can be split; of plain JAX one alone is fast: tests/core/properties/test_values.py has their purposes."""
+    """All sizes but the one that can be split; of plain JAX only one is fast: test_definitions.py has small sizes of all options."""
     for values in at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)]):
         (op, implementation, shape), is_slow = values_of(values)
         left = implementation == "xla" and shape != fast_size_of_plain_jax(op)
@@ -145,7 +145,7 @@ FOR_ALL = ("lookup", "bilinear_gates")
 
 
 def dtypes_of_kernels():
-    """All dtypes but the first; of plain JAX those of two ops are fast: tests/core/properties/test_values.py has all."""
+    """All dtypes but the first; of plain JAX only two ops are fast: test_drawn_calls.py draws dtypes."""
     for values in in_dtypes():
         (op, implementation, *rest), is_slow = values_of(values)
         left = implementation == "xla" and op not in FOR_ALL

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from definitions import definition, run
+from hypothesis import given, settings
 
 import lutjax
 from lutjax.testing import assert_close
 from lutjax.training import tables
-from properties import definitions
-from properties.bounds import bounded
 
 T, R, OUTPUTS, WAYS, BATCH = 2, 5, 3, 2, 3
 RULES = (
@@ -60,36 +59,44 @@ def steps():
     )
 
 
-def everywhere(of: Steps, table, reads, cotangents):
-    """Return the table after all steps, each of which decays all rows; by NumPy.
+def step_row(rule, row, gradient, state, rate):
+    """Return a row and its state after a step, by the definition of the rule."""
+    hyper = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if f.name != "decay"}
+    given = {
+        "row": row,
+        "gradient": gradient,
+        "rate": rate,
+        "first_moment": np.zeros(OUTPUTS),
+        **state,
+        **hyper,
+    }
+    found = run(definition(type(rule)), given)
+    return found["row"], {name: found[name] for name in state}
 
-    Rows that a step reads move by their rule. The others have a gradient of zero, and lose their share. The loss is half the square of what is
-    read, plus its product with the step's cotangents.
+
+def decay_everywhere(of: Steps, table, reads, cotangents):
+    """Return the table and its state after all steps, each of which decays all rows.
+
+    Read rows move by their rule; other rows only lose their share. The loss is half the square of the output, plus its product with the
+    step's cotangents.
     """
     factors = np.ones(T) if of.factors is None else np.array(of.factors)
     rows = table.astype(float)
     state = {n: np.zeros((T, R, size)) for n, size in of.rule.state_sizes(OUTPUTS).items()}
-    hyper = {f.name: getattr(of.rule, f.name) for f in dataclasses.fields(of.rule) if f.name != "decay"}
     for rate, index, dy in zip(of.rates, reads, cotangents, strict=True):
         gradient, touched = np.zeros_like(rows), np.zeros((T, R), bool)
         for b in range(BATCH):
-            y = sum(rows[t, index[b, t, k]] for t in range(T) for k in range(WAYS)) if of.ahead else 0
-            for t in range(T):
-                for k in range(WAYS):
-                    gradient[t, index[b, t, k]] += y + dy[b]
-                    touched[t, index[b, t, k]] = True
-        new, new_state = np.empty_like(rows), {n: np.empty_like(a) for n, a in state.items()}
-        for t in range(T):
-            at = slice(t, t + 1)
-            moved, kept = definitions.updated(
-                rows[at], gradient[at], touched[at], rate * factors[t], type(of.rule).__name__,
-                {n: a[at] for n, a in state.items()}, **hyper
-            )  # fmt: skip
-            skipped = (1 - rate * factors[t] * of.rule.weight_decay) * rows[at]
-            new[at] = np.where(touched[at, :, None], moved, skipped)
-            for n, a in kept.items():
-                new_state[n][at] = a
-        rows, state = new, new_state
+            y = rows[np.arange(T)[:, None], index[b]].sum((0, 1)) if of.ahead else 0
+            np.add.at(gradient, (np.arange(T)[:, None], index[b]), y + dy[b])
+            touched[np.arange(T)[:, None], index[b]] = True
+        for t, r in np.ndindex(T, R):
+            if not touched[t, r]:
+                rows[t, r] *= 1 - rate * factors[t] * of.rule.weight_decay
+                continue
+            own = {n: a[t, r] for n, a in state.items()}
+            rows[t, r], own = step_row(of.rule, rows[t, r], gradient[t, r], own, rate * factors[t])
+            for n, a in own.items():
+                state[n][t, r] = a
     return rows, state
 
 
@@ -105,14 +112,14 @@ def test_rows_that_are_skipped_have_the_decay_of_every_step(ahead):
 
 
 @pytest.mark.slow
-@bounded(24)
+@settings(settings.get_profile("quick"), max_examples=24)
 @given(steps().filter(fits))
 def test_some_steps(of):
     check(of)
 
 
 @pytest.mark.slow
-@bounded(1000)
+@settings(settings.get_profile("quick"), max_examples=1000)
 @given(steps().filter(fits))
 def test_many_steps(of):
     check(of)
@@ -153,7 +160,7 @@ def check(of: Steps):
             params, state = step(params, state, index, dy)
         for _ in range(2):  # the second time nothing is left to be taken
             params, state = jax.jit(optimizer.current)(params, state)
-            expected, of_rows = everywhere(of, table, reads, cotangents)
+            expected, of_rows = decay_everywhere(of, table, reads, cotangents)
             assert_close(f"{of}: table", params["table"], expected.astype(of.dtype), 2e-5)
             for name, a in of_rows.items():
                 assert_close(f"{of}: {name}", state.rows["table"][name], a.astype(of.dtype), 2e-5)
