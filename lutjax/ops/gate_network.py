@@ -86,7 +86,8 @@ def gate_network(
         first = 0
         for size in sizes:
             own = slice(first, first + size)
-            x, first = lutjax.bilinear_gates(x, coefficients[:, own], wires[own]), first + size
+            x = lutjax.bilinear_gates(x, coefficients[:, own], wires[own], feature_axis=feature_axis)
+            first += size
         y = x
 
     Args:

@@ -4,6 +4,7 @@ tests/core/test_drawn_calls.py and tests/core/test_parity.py compare implementat
 """
 
 import dataclasses
+import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -48,11 +49,17 @@ def compare(spec: Spec, code: str | None = None, implementations: Sequence[str] 
                 drawn_cases.compare_implementation(spec, case, implementation, reference)
 
 
-@pytest.mark.parametrize("op", drawn_cases.REPRESENTATIVES)
-def test_ops_compute_their_definitions(op):
+@pytest.mark.parametrize(
+    ("op", "number"),
+    [
+        pytest.param(op, number, marks=pytest.mark.slow if number else ())
+        for op, specs in drawn_cases.REPRESENTATIVES.items()
+        for number in range(len(specs))
+    ],
+)
+def test_ops_compute_their_definitions(op, number):
     """One compiled reference, compared with NumPy on one side and with implementations on the other side."""
-    for spec in drawn_cases.REPRESENTATIVES[op]:
-        compare(spec, implementations=drawn_cases.implemented(op))
+    compare(drawn_cases.REPRESENTATIVES[op][number], implementations=drawn_cases.implemented(op))
 
 
 @pytest.mark.slow
@@ -70,16 +77,33 @@ def test_the_reference_follows_its_definition_at_drawn_sizes(op):
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
-        ("lookup", "np.where(margin > 0, 1, -1)", "np.where(margin > 0, -1, 1)"),
+        pytest.param(
+            "lookup", "np.where(margin > 0, 1, -1)", "np.where(margin > 0, -1, 1)", marks=pytest.mark.slow
+        ),
         ("lookup", "margin > 0", "margin >= 0"),
-        ("sparse_lookup", "np.where(margin > 0, 1, -1)", "np.where(margin > 0, -1, 1)"),
-        ("lookup_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
+        pytest.param(
+            "sparse_lookup",
+            "np.where(margin > 0, 1, -1)",
+            "np.where(margin > 0, -1, 1)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "lookup_attention",
+            "(1 if margin > 0 else -1)",
+            "(-1 if margin > 0 else 1)",
+            marks=pytest.mark.slow,
+        ),
         ("lookup_attention", "abs(of_query) < abs(of_key)", "abs(of_query) <= abs(of_key)"),
-        ("lut_pair_attention", "(1 if margin > 0 else -1)", "(-1 if margin > 0 else 1)"),
-        ("detect", "x[a] - x[b]", "x[b] - x[a]"),
+        pytest.param(
+            "lut_pair_attention",
+            "(1 if margin > 0 else -1)",
+            "(-1 if margin > 0 else 1)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("detect", "x[a] - x[b]", "x[b] - x[a]", marks=pytest.mark.slow),
         ("binary_lut", "table, -table", "-table, table"),
-        ("weighted_lookup", "< valued", "<= valued"),
-        ("margins", "np.subtract", "np.add"),
+        pytest.param("weighted_lookup", "< valued", "<= valued", marks=pytest.mark.slow),
+        pytest.param("margins", "np.subtract", "np.add", marks=pytest.mark.slow),
         ("logic_trees", "max(found", "max(found[::-1]"),
     ],
 )
@@ -258,20 +282,22 @@ def test_reads_follow_their_definitions(read):
     scalars = {name: float(DRAW.normal() / 2) for name in read.initial()}
     with jax.enable_x64(True):
         u = np.concatenate([grid(20, 3, steps=4), grid(20, 3, steps=16), DRAW.normal(size=(40, 3))])
-        index, coefficients = read(jnp.asarray(u), scalars)
+        smooth = u[40:]  # no ties
+        dc = DRAW.normal(size=(len(smooth), getattr(read, "ways", 2)))
+
+        @jax.jit
+        def results(u: jax.Array, smooth: jax.Array, scalars: Arrays, dc: jax.Array) -> Any:
+            return read(u, scalars), jax.vjp(lambda u, s: read(u, s)[1], smooth, scalars)[1](dc)
+
+        of_scalars = {n: jnp.float64(v) for n, v in scalars.items()}
+        (index, coefficients), (du, dscalars) = results(
+            *map(jnp.asarray, (u, smooth)), of_scalars, jnp.asarray(dc)
+        )
         expected = [read_margins(read, row, scalars) for row in u]
         np.testing.assert_array_equal(index, [e["index"] for e in expected])
         np.testing.assert_allclose(
             coefficients, [e["coefficients"] for e in expected], rtol=1e-12, atol=1e-300
         )
-
-        smooth = u[40:]  # no ties
-        shape = coefficients[40:].shape
-        dc = DRAW.normal(size=shape)
-        _, pull = jax.vjp(
-            lambda u, s: read(u, s)[1], jnp.asarray(smooth), {n: jnp.float64(v) for n, v in scalars.items()}
-        )
-        du, dscalars = pull(jnp.asarray(dc))
 
     def value(row: np.ndarray, scalars: Arrays, ratio: Any) -> Any:
         """Return the function whose ordinary gradient is the read's gradient."""
@@ -344,7 +370,8 @@ def test_ops_of_one_argument_follow_their_definitions(op, output, argument, shap
     value = grid(*shape)
     functions = [getattr(m, op) for m in (lutjax.reference, lutjax) if hasattr(m, op)]
     for function in functions:
-        y, pull = jax.vjp(lambda a, f=function: f(a, **options), jnp.asarray(value, jnp.float32))
+        f = jax.jit(functools.partial(function, **options))
+        y, pull = jax.vjp(f, jnp.asarray(value, jnp.float32))
         dy = grid(*y.shape)
         expected = run(definition(getattr(lutjax, op)), {argument: value, f"d{output}": dy, **options})
         (found,) = pull(jnp.asarray(dy, y.dtype))
