@@ -1,6 +1,7 @@
-"""Every layer is the ops that it calls: outputs and gradients, in each library.
+"""Every layer is the ops that it calls: outputs and gradients.
 
-A function here writes a layer with ops, whose values tests/core/test_definitions.py checks; JAX differentiates it.
+test_every_layer.py compares the libraries with these layers. A function here writes a layer with ops, whose values
+tests/core/test_definitions.py checks; JAX differentiates it.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from every_layer import CASES
-from layer_libraries import Case, assert_libraries_agree, by_kind, inputs_of, variables_of
+from layer_libraries import Case, by_kind, inputs_of, variables_of
 
 import lutjax
 from lutjax import testing
@@ -442,25 +443,5 @@ def test_every_layer_is_here():
     assert {case.layer for case in CASES.values()} == set(WITH_OPS)
 
 
-LIBRARIES_OF = ("LUT, groups",)  # test_layers.py, test_images.py and others have more
-
-
 def has_gradient(case: Case) -> bool:
     return not case.options.get("quantized")  # integer tables have none
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in LIBRARIES_OF else pytest.param(name, marks=pytest.mark.slow)
-        for name, case in CASES.items()
-        if has_gradient(case)
-    ],
-)
-def test_libraries_agree(name):
-    case = CASES[name]
-    if is_random(case.spec):
-        pytest.skip("each library draws its own keys")
-    arrays, x = variables_of(case), inputs_of(case)
-    shape = jax.eval_shape(lambda x: case.spec(arrays, x, **case.call), x)
-    assert_libraries_agree(case, arrays, x, jax.random.normal(jax.random.key(5), shape.shape, shape.dtype))
