@@ -99,7 +99,7 @@ def sparse_lookup(
         np.add.at(y, (group[t, index][used], targets[t, index][used]), weights[t, index][used])
 
         of_slots = np.where(targets >= 0, dy[group, targets], 0)  # the cotangent of the output that a slot reaches
-        of_rows = (weights * of_slots).sum(axis=-1)
+        of_rows = np.where(targets >= 0, weights * of_slots, 0).sum(axis=-1)
         surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
         dmargin = surrogate_derivative * (of_rows[t, index] - of_rows[t, index ^ detection.flip])
         dweights = np.zeros_like(weights)
