@@ -6,6 +6,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from anchor_pairs import assert_without_replacement, pairs_of
 from cases import slow
 from flax import nnx
 
@@ -18,22 +19,6 @@ PAIRS = {
     True: [[[0, 4], [3, 4]], [[2, 3], [0, 3]], [[1, 4], [2, 4]]],
 }
 """Pairs of earlier versions, for one key: with replacement and without."""
-
-
-def pairs_of(pool: np.ndarray) -> set[tuple[int, int]]:
-    return {(int(a), int(b)) for a in pool for b in pool if a < b}
-
-
-def assert_without_replacement(anchors: np.ndarray, pool: np.ndarray) -> None:
-    """Every pair of the pool is drawn once before one is drawn again, and none twice for a detector."""
-    wanted, drawn = pairs_of(pool), [tuple(pair) for pair in anchors.reshape(-1, 2).tolist()]
-    for start in range(0, len(drawn), len(wanted)):
-        part = drawn[start : start + len(wanted)]
-        assert len(set(part)) == len(part)
-        assert set(part) <= wanted
-    if anchors.shape[1] <= len(wanted):
-        for detector in anchors.tolist():
-            assert len({tuple(pair) for pair in detector}) == anchors.shape[1]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
+from collectives import largest_collective
 from flax import nnx
 from machine import needs_devices
-from test_sharding import largest_collective
 
 import lutjax
 from lutjax import testing

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from collectives import largest_collective
 from machine import needs_devices, needs_gpu
-from test_sharding import largest_collective
 
 import lutjax
 from lutjax.dispatch.registry import Backend, Device

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from anchor_pairs import assert_without_replacement
 from cases import called_weights, slow, slow_except
 from flax import nnx
 from layer_libraries import (
@@ -19,7 +20,6 @@ from layer_libraries import (
     inputs_of,
     nnx_layer,
 )
-from test_anchors import assert_without_replacement
 
 import lutjax
 from lutjax import reads

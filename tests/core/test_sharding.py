@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from cases import called_weights, slow, slow_except
+from collectives import largest_collective
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
@@ -397,23 +398,6 @@ def test_gates_in_plain_jit(with_readers, kind):
     actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, logits)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-6)
-
-
-def largest_collective(compiled):
-    """Bytes of the largest result of a collective in a compiled program."""
-    found = re.findall(
-        r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(",
-        compiled.as_text(),
-    )
-    sizes = {"f32": 4, "s32": 4, "u32": 4, "s8": 1, "pred": 1}
-    return max(
-        (
-            sizes[kind] * int(np.prod([int(n) for n in shape.split(",") if n]))
-            for shapes in found
-            for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-        ),
-        default=0,
-    )
 
 
 PAIRS = anchors_of(2 * FEATURES + 2, 4, 3)

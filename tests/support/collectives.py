@@ -1,0 +1,22 @@
+"""Collectives of compiled programs."""
+
+import re
+
+import numpy as np
+
+
+def largest_collective(compiled):
+    """Return the bytes of the largest result of a collective in a compiled program, 0 if there is none."""
+    found = re.findall(
+        r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(",
+        compiled.as_text(),
+    )
+    sizes = {"f32": 4, "s32": 4, "u32": 4, "s8": 1, "pred": 1}
+    return max(
+        (
+            sizes[kind] * int(np.prod([int(n) for n in shape.split(",") if n]))
+            for shapes in found
+            for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        ),
+        default=0,
+    )
