@@ -62,16 +62,16 @@ def test_ops_compute_their_definitions(op, number):
     compare(drawn_cases.REPRESENTATIVES[op][number], implementations=drawn_cases.implemented(op))
 
 
-def has_outputs(spec: Spec) -> bool:
-    """Return whether a definition can index its outputs."""
-    return dict(spec.sizes).get("outputs", 1) > 0
+def is_comparable(spec: Spec) -> bool:
+    """Return whether a definition can index its outputs, and no rounding to 16 bits decides the comparison."""
+    return dict(spec.sizes).get("outputs", 1) > 0 and spec.dtype != "bfloat16"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", IN_NUMPY)
 def test_the_reference_follows_its_definition_at_drawn_sizes(op):
     @settings(settings.get_profile("quick"), max_examples=25)
-    @given(drawn_cases.specs(op, most={"queries": 9, "keys": 9, "batch": 3}).filter(has_outputs))
+    @given(drawn_cases.specs(op, most={"queries": 9, "keys": 9, "batch": 3}).filter(is_comparable))
     def check(spec):
         compare(spec)
 
