@@ -49,9 +49,8 @@ def close(name, actual, expected, tolerance):
 
 
 def test_all_are_here():
-    of_others = set(
-        GOLDEN.glob("foreign_*.npz")
-    )  # networks of other packages: tests/applications/test_convert.py
+    # Networks of other packages and states of layers: tests/applications/test_convert.py and test_layer_states.py.
+    of_others = {*GOLDEN.glob("foreign_*.npz"), GOLDEN / "layer_states.npz"}
     assert len(set(GOLDEN.glob("*.npz")) - of_others) == 29
     assert len(recorded()) == 2 * 18
     assert len(SCORED) == 6
