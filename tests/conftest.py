@@ -5,6 +5,7 @@ jaxlib by the emitters that compile in half the time; ``XLA_FLAGS=--xla_backend_
 on what users get.
 """
 
+import contextlib
 import gc
 import importlib.metadata
 import os
@@ -55,11 +56,22 @@ hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINK
 hypothesis.settings.load_profile("ci")
 
 
-def pytest_sessionstart():
+def pytest_sessionstart(session):
     import native_kernels
 
     if native_kernels.why_not():
         native_kernels.hide()
+    # Workers and later runs share compiled programs; JAX's keys include flags and versions. `pytest --cache-clear` deletes them.
+    with contextlib.suppress(OSError, AttributeError):  # a tree that cannot be written, or no cache plugin
+        _use_compilation_cache(session.config.cache.mkdir(f"compiled-{importlib.metadata.version('jaxlib')}"))
+
+
+def _use_compilation_cache(path):
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", None if path is None else str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
 
 
 def pytest_report_header():
@@ -152,15 +164,9 @@ def without_native(monkeypatch):
 
 @pytest.fixture(scope="module")
 def compilation_cache_directory(tmp_path_factory):
-    """Compile the programs of tests that repeat them only once."""
-    from jax.experimental.compilation_cache import compilation_cache
-
+    """Keep compiled programs in an empty directory, which processes of a test can share."""
     path = tmp_path_factory.mktemp("compiled")
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    compilation_cache.reset_cache()
+    kept = jax.config.jax_compilation_cache_dir
+    _use_compilation_cache(path)
     yield path
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    compilation_cache.reset_cache()
+    _use_compilation_cache(kept)

@@ -1,6 +1,8 @@
 """Faults that the tests have to find; `tools/mutate.py` applies them."""
 
 X, R, L = "lutjax/kernels/_xla/", "lutjax/reference.py", "lutjax/layers/"
+D, V, P, W = "lutjax/dispatch/", "lutjax/values/", "lutjax/ops/", "lutjax/wiring/"
+T, C, A, M = "lutjax/tables/", "lutjax/circuits/", "lutjax/training/", "lutjax/models/"
 
 MUTATIONS = [
     # The reference.
@@ -38,4 +40,62 @@ MUTATIONS = [
     ("lutjax/dispatch/_batching.py", "                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "                return a.swapaxes(axis, axis + 1).reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "lookup or lut or earlier or pullback or LUT"),
     ("lutjax/dispatch/_gradient.py", "    return tuple(bool(bits >> i & 1) for i in range(n))", "    return tuple(bool(bits >> i & 1) or i == 0 for i in range(n)) if bits else (False,) * n", "lookup or lut or earlier or pullback"),
     ("lutjax/tables/_row_rules.py", "            direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows", "            direction = direction - jnp.asarray(self.weight_decay, rows.dtype) * rows", "rule or decay or update or steps"),
+    # Values and checks of arguments.
+    (V + "_anchors.py", "if n_inputs < 2:", "if n_inputs < 1:", "anchors"),
+    (V + "_anchors.py", "candidates.max() >= n_inputs", "candidates.max() > n_inputs", "anchors"),
+    (V + "_anchors.py", "ids.max() >= n_inputs", "ids.max() > n_inputs", "anchors or ids"),
+    (V + "_detection.py", "jnp.clip(a, 0, 2**d.bits - 1)", "jnp.clip(a, 0, 2**d.bits)", "wild or detection or clamped"),
+    (V + "_edges.py", "(ids < 0) | (ids >= n)", "(ids < 0) | (ids > n)", "edges"),
+    (V + "_fixed_point.py", "if bound * scale < 1:", "if bound * scale < 0:", "fixed_point or FixedPoint"),
+    (V + "_quantized.py", "half = 2 ** (_BITS - 1)", "half = 2 ** _BITS", "integers or quantize or projection"),
+    (V + "_thermometer.py", "/ (n_thresholds + 1)\n", "/ n_thresholds\n", "thermometer or thresholds"),
+    (V + "_ngrams.py", "first = np.maximum.accumulate(first, -1)", "first = np.minimum.accumulate(first, -1)", "ngram or memory"),
+    (V + "_reproducible.py", "q = _where((a < 0) != (b < 0), -q, q)", "q = _where((a < 0) == (b < 0), -q, q)", "reproducible"),
+    (P + "_checks.py", "d.index.shape == d.flip.shape == d.margin.shape", "d.index.shape == d.flip.shape", "ops or arguments or shapes or detection"),
+    (P + "logic_trees.py", "n_leaves >= 2 and n_leaves & (n_leaves - 1) == 0,", "n_leaves >= 2,", "trees"),
+    (P + "cell_total_variation.py", "n_rows & (n_rows - 1) == 0", "n_rows & (n_rows - 1) >= 0", "variation"),
+    (P + "_edges.py", "jnp.minimum(ids, n - 1))", "jnp.minimum(ids, n))", "edges or wild"),
+    (P + "_groups.py", "+ first[:, None, None]", "- first[:, None, None]", "groups"),
+    (D + "registry.py", "        elif len(found) > 1:", "        elif len(found) > 2:", "registry"),
+    # Wiring.
+    (W + "_edges.py", "np.nonzero(targets >= 0)", "np.nonzero(targets > 0)", "edges"),
+    (W + "_images.py", "np.argsort(~used, axis=1", "np.argsort(used, axis=1", "images"),
+    (W + "_sizes.py", "if min(found) < least:", "if min(found) <= least:", "images or wiring"),
+    # Training of tables.
+    (T + "collect.py", "    if count < 1:", "    if count < 0:", "microbatch"),
+    (A + "tables.py", "factor = jnp.where(norm > limit, limit / norm", "factor = jnp.where(norm > limit, norm / limit", "clip or norm"),
+    (A + "tables.py", "touched = gradient != 0 if", "touched = gradient == 0 if", "tables or edges or rates"),
+    (A + "tables.py", "step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1", "step = jnp.minimum(state.step, _MOST_STEPS - 1) + 2", "tables or training"),
+    (A + "host.py", "[: self.depth]]", "[: self.depth - 1]]", "host"),
+    # Runs and files.
+    (A + "loop.py", "return (done // every + 1) * every", "return (done // every) * every", "loop or train"),
+    (A + "checkpoints.py", "    if not whole:", "    if whole is None:", "checkpoint or damaged"),
+    (A + "lm.py", "jnp.where(found.loss < kept.loss, a, b)", "jnp.where(found.loss > kept.loss, a, b)", "lm or select or validat"),
+    (A + "classifier.py", "jnp.where(found.accuracy >= kept.accuracy, a, b)", "jnp.where(found.accuracy <= kept.accuracy, a, b)", "classify or digits or select"),
+    (A + "datasets/columns.py", "np.ptp(numbers) < 2 * len(numbers)", "np.ptp(numbers) > 2 * len(numbers)", "columns or classify or regression"),
+    ("lutjax/bundles/saving.py", "\"quantized\": _modules.is_quantized(model)", "\"quantized\": False", "quantize or bundle"),
+    ("lutjax/files/_json.py", " or (isinstance(found, bool) and kind is int)", "", "json or bundle or damaged or hostile"),
+    ("lutjax/files/_json.py", "_RENAMED_FIELDS.get(name, name)", "name", "bundle or earlier"),
+    ("lutjax/convert/_networks.py", "int(first_wires.max()) + 1", "int(first_wires.max())", "convert"),
+    ("lutjax/convert/_packages.py", "np.array_equal(np.sort(order)", "np.array_equal(order", "convert"),
+    (M + "_slots.py", "first = (tokens.size - 1) % context + 1", "first = (tokens.size - 1) % context", "slots or serving or generate"),
+    (M + "gpt.py", "(queries == of_keys[:, None, :]) & (queries >= 0)", "(queries == of_keys[:, None, :])", "gpt or ragged"),
+    (M + "packed.py", "| (floor < 0)", "| (floor <= 0)", "packed or thermometer or classifier"),
+    (M + "transformer.py", "jnp.sum(segments >= 0, -1", "jnp.sum(segments > 0, -1", "transformer or ragged or counts or models"),
+    # Circuits.
+    (C + "builder.py", "if not 0 <= literal < end:", "if not 0 <= literal <= end:", "circuit"),
+    (C + "aiger.py", "if not 0 <= smaller <= larger < literal:", "if not 0 <= smaller <= larger <= literal:", "circuit or aiger"),
+    (C + "verilog.py", "(level - 1) // registers", "level // registers", "verilog or latency or registers"),
+    (C + "verilog.py", "if not table >> address & 1]", "if table >> address & 1]", "verilog or circuit"),
+    (C + "c.py", "sign=port.format.bits - 1 if", "sign=port.format.bits if", "c_ or circuit or port"),
+    (C + "_tabulation.py", "half = 1 << (k - 1)", "half = 1 << k", "circuit"),
+    (C + "_tabulation.py", "if n > _MAX_INPUTS:", "if n > _MAX_INPUTS + 1:", "circuit"),
+    (C + "arithmetic.py", "0b1000 if k >= 0 else 0b1110", "0b1000 if k > 0 else 0b1110", "circuit or arithmetic"),
+    (C + "detectors.py", "(bit << np.arange(anchors.shape[1]))", "(bit << np.arange(anchors.shape[1])[::-1])", "detectors"),
+    (C + "ports.py", "good &= numbers >= low", "good &= numbers > low", "circuit or port or signals"),
+    (C + "ports.py", "np.clip(np.floor(scaled), lowest - 1, highest)", "np.clip(np.ceil(scaled), lowest - 1, highest)", "circuit or port or columns"),
+    (C + "truth.py", "(table | table >> width)", "(table | table >> width + 1)", "truth or circuit"),
+    (C + "columns.py", "any(a >= b for a, b in itertools.pairwise(thresholds))", "any(a > b for a, b in itertools.pairwise(thresholds))", "columns"),
+    (C + "blif.py", "any(literal < 2 for literal in circuit.literals)", "any(literal < 1 for literal in circuit.literals)", "blif or circuit"),
+    (C + "statistics.py", "max(map(len, circuit.fanins), default=0) > 6", "max(map(len, circuit.fanins), default=0) > 7", "statistics or circuit"),
 ]  # fmt: skip

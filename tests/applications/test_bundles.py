@@ -227,6 +227,20 @@ def test_every_layer_comes_back(name: str, tmp_path: Path) -> None:
     same(lutjax.load(tmp_path), layer)
 
 
+def test_field_names_of_earlier_versions(tmp_path: Path) -> None:
+    layer = layers.SoftLUT(6, 4, n_inputs=2, parameterization="walsh", rngs=nnx.Rngs(0))
+    lutjax.save(layer, tmp_path)
+    path = tmp_path / CONFIG
+    text = path.read_text()
+    for now, earlier in (("parameterization", "parametrisation"), ("quantized", "quantised")):
+        assert f'"{now}"' in text
+        text = text.replace(f'"{now}"', f'"{earlier}"')
+    path.write_text(text)
+    loaded = lutjax.load(tmp_path)
+    same(loaded, layer)
+    assert loaded.parameterization == "walsh"
+
+
 def test_a_changed_layer_comes_back(tmp_path: Path) -> None:
     """A pruned layer has fewer detectors than its constructor made, and other arguments are kept as they are."""
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12))

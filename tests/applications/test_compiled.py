@@ -39,13 +39,16 @@ def test_commands_keep_what_they_compile(tmp_path: Path) -> None:
     assert any(path.name.startswith("jit") for path in folder.iterdir())
 
 
-def settings(monkeypatch: pytest.MonkeyPatch, switch: str) -> dict[str, Any]:
-    """Return what JAX is told with a value of the switch."""
+def settings(monkeypatch: pytest.MonkeyPatch, switch: str, directory: str | None = None) -> dict[str, Any]:
+    """Return the settings that JAX gets with a value of the switch, where JAX itself uses a cache directory or none."""
     told: dict[str, Any] = {}
     monkeypatch.setenv(_compiled.SWITCH, switch)
+    kept = jax.config.jax_compilation_cache_dir  # of the tests
+    jax.config.update("jax_compilation_cache_dir", directory)
     with monkeypatch.context() as patched:
         patched.setattr(type(jax.config), "update", lambda self, name, value: told.update({name: value}))
         _compiled.keep_compiled()
+    jax.config.update("jax_compilation_cache_dir", kept)
     return told
 
 
@@ -87,10 +90,8 @@ def test_matplotlib_does_not_warn_of_its_own_caches(monkeypatch: pytest.MonkeyPa
         logger.setLevel(before)
 
 
-def test_a_folder_of_jax_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilation_cache_directory: Path
-) -> None:
-    assert not settings(monkeypatch, str(tmp_path))
+def test_a_directory_of_jax_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not settings(monkeypatch, str(tmp_path), directory=str(tmp_path / "own"))
     assert not list(tmp_path.iterdir())
 
 
