@@ -494,6 +494,15 @@ def test_comparison_with_constants(lut, format):
     assert (builder.circuit()(numbers) == (numbers[:, None] > np.array(limits))).all()
 
 
+@pytest.mark.parametrize("lut", [2, 6])
+def test_comparison_of_signed_numbers_with_constants(lut):
+    builder = Builder(lut=lut)
+    (x,) = builder.input("x", 1, Format(4, signed=True))
+    numbers = np.arange(-8, 8)
+    builder.output("y", [[arithmetic.above_signed(builder, x, int(k))] for k in numbers])
+    assert (builder.circuit()(numbers[:, None]) == (numbers[:, None] > numbers)).all()
+
+
 @pytest.mark.parametrize("lut", [2, 3, 5, 6])
 @pytest.mark.parametrize("bits", [1, 4, 5])
 def test_comparison_of_numbers(lut, bits):
