@@ -130,6 +130,14 @@ def test_rows_come_back_from_codes():
     assert [AGE.value(AGE.code(x)) for x in (None, 41.5, 41.6, 90.0)] == [None, 41.0, 42.0, 90.0]
 
 
+@pytest.mark.parametrize("thresholds", [[30.0, 30.0, 50.0], [50.0, 30.0, 41.5]])
+def test_facts_with_thresholds_out_of_order(thresholds):
+    ports = [Port(AGE.port, 1, AGE.format)]
+    assert Columns.of([AGE.facts()], ports).columns == (AGE,)
+    with pytest.raises(ValueError, match=r"columns\[0\]: 'thresholds' must ascend"):
+        Columns.of([{**AGE.facts(), "thresholds": thresholds}], ports)
+
+
 def test_decimals_are_exact():
     """Check 0.3, which parses as a float64 below 3/10, in units of 0.1."""
     assert (RATE.decimals, RATE.levels) == (1, (-10, 3, 7))
