@@ -93,6 +93,14 @@ BAD = {
         ValueError,
         r"the three must have the same shape",
     ),
+    "margin of a detection": (
+        lambda: lutjax.lookup(
+            jnp.ones((5, 4, 3)),
+            lutjax.Detection(jnp.zeros((2, 5), int), jnp.zeros((2, 5), int), jnp.ones((1, 5)), 2),
+        ),
+        ValueError,
+        r"the three must have the same shape",
+    ),
     "targets": (
         lambda: lutjax.sparse_lookup(jnp.ones((5, 4, 3)), detection(2, 5), jnp.zeros((5, 4, 2), int), 7),
         ValueError,
