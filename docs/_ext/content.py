@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -92,26 +93,6 @@ def _search_in(folder: str) -> None:
 
 
 # ------------------------------------------------------------------------------------- reference
-def resolve(name: str) -> Any:
-    """Return the object of a full name.
-
-    Raises:
-      AttributeError: no module has such an attribute.
-    """
-    module, _, rest = name.partition(".")
-    value = importlib.import_module(module)
-    for part in filter(None, rest.split(".")):
-        module = f"{module}.{part}"
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            try:
-                value = importlib.import_module(module)
-            except ImportError:
-                raise AttributeError(f"{name}: {part} is neither an attribute nor a module") from None
-    return value
-
-
 def equations() -> dict[str, list[str]]:
     """Return the labels of the equations of each op, from the last table of ``docs/reference/equations.md``."""
     text = (DOCS / "reference" / "equations.md").read_text(encoding="utf-8")
@@ -129,7 +110,7 @@ def api(module: str, names: str) -> str:
     lines = ["```{eval-rst}", f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
     lines += [*(f"   {name}" for name in names.split()), ""]
     for name in (f"{module}.{name}" for name in names.split()):
-        value = resolve(name)
+        value = pkgutil.resolve_name(name)
         if inspect.isclass(value):
             lines += [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {INHERITED}", ""]
         elif callable(value) and hasattr(value, "__name__"):
