@@ -60,9 +60,6 @@ SIZES = [
 STEPS = ["--steps", "24", "--log-every", "1", "--eval-every", "12", "--checkpoint-every", "8"]
 
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
-
 @pytest.fixture(scope="module")
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run that was never stopped. Not to be changed."""

@@ -31,8 +31,6 @@ from lutjax.training.lm import TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import split_text
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
 FLAGS = (
     "-std=c99",
     "-Wall",

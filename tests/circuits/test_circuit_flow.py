@@ -35,8 +35,6 @@ from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.samples import samples
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
 
 @pytest.fixture(autouse=True)
 def _usable_tools(monkeypatch: pytest.MonkeyPatch) -> None:
