@@ -67,7 +67,7 @@ def case(draw: Draw, s: Sizes) -> Case:
     images = draw.grid((s["batch"], *windows.image), 8)
     fixed: Arrays = {"anchors": draw.ids((s["detectors"], s["bits"], 2), 0, n_values)}
     if "reached" in s:
-        fixed["targets"] = draw.ids((groups, s["outputs"]), -1, s["reached"] + 1)
+        fixed["targets"] = draw.ids((groups, s["outputs"]), -1, s["reached"])
     return _case(draw, s, images, fixed)
 
 
