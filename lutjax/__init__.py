@@ -6,9 +6,9 @@ The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from lutjax._jax_import import after_jax
 from lutjax._version import __version__
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ __all__ = [
     "wiring",
 ]
 
-# Not when an op is first used: see the module.
-after_jax("lutjax._jit_key")
+if "jax" in sys.modules:  # otherwise with the first op; the module says why early is better
+    importlib.import_module("lutjax._jit_key")
 
 # A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
 _HOMES = {

@@ -1,7 +1,7 @@
 """Settings of lutjax that are a part of jit's cache key: no trace outlives the block it was made in.
 
-They are made as soon as both lutjax and JAX are imported. Made later, by the import of an op or a kernel while a function is traced, they would let
-the next call of that function compile it again.
+`import lutjax` makes them if JAX is imported. Made later, by the first op inside a traced function, they change the
+key of that function, which compiles once more.
 """
 
 import jax

@@ -669,7 +669,7 @@ import jax, jax.numpy as jnp
 environment, config, modules = dict(os.environ), dict(jax.config.values), set(sys.modules)
 import lutjax
 new = set(sys.modules) - modules
-assert new == {"lutjax", "lutjax._jax_import", "lutjax._jit_key", "lutjax._version"}, new
+assert new == {"lutjax", "lutjax._jit_key", "lutjax._version"}, new
 
 @jax.jit
 def first_use(x):
@@ -690,6 +690,17 @@ assert not extra & {name.partition(".")[0] for name in new}
 assert environment == dict(os.environ)
 assert config == dict(jax.config.values)
 lutjax.layers.nnx.LUT, lutjax.models.LUTTransformer  # there without an import of their own
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_changes_no_import_system():
+    code = """
+import sys
+before = [list(sys.meta_path), list(sys.path), list(sys.path_hooks)]
+import lutjax
+assert before == [sys.meta_path, sys.path, sys.path_hooks]
+assert "jax" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
