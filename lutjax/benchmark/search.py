@@ -161,7 +161,7 @@ def _spec(made: Made, direction: Direction, device: Device, reasons: dict[str, N
     """Return the op's implementation in Triton."""
     op, request = made.call.op, made.request(direction, device)
     specs = [spec for spec in kernel_registry.candidates(op) if spec.platform == Platform.TRITON]
-    why = {spec: spec.why_not(request) for spec in specs}
+    why = {spec: spec.unsupported_reason(request) for spec in specs}
     fit = next((spec for spec in specs if why[spec] is None), None)
     if fit is None:
         text = "; ".join(dict.fromkeys(reason or "" for reason in why.values())) or "has no kernel in Triton"

@@ -1,143 +1,65 @@
-"""Catalog of the kernels: for each op one row of the platforms and backends that have it.
+"""Packages with the kernels of lutjax.
 
-Adding a kernel to lutjax is a word here and its module, ``lutjax.kernels.<room of the column>.<op>``.
+A kernel is a module ``lutjax.kernels.<package>.<op>``. Its path states op, platform and backend, and its ``SPEC`` everything else. Adding the
+module adds the kernel, and an op with a kernel is an op of lutjax.
 """
 
 import dataclasses
-import functools
-import importlib
-from collections.abc import Callable
 
 from lutjax.dispatch._parts import Parts
-from lutjax.dispatch.contract import DIRECTIONS, Direction
-from lutjax.dispatch.registry import Backend, KernelRegistry, Platform, Request
-
-FORWARD: tuple[Direction, ...] = ("forward",)
-GRADIENT: tuple[Direction, ...] = ("forward", "backward")
-ALL = DIRECTIONS
+from lutjax.dispatch.registry import Backend, KernelRegistry, Platform, public_modules
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
-    """A platform on a backend.
+class Package:
+    """Package of kernels for a platform on a backend.
 
     Attributes:
-      room: package of its kernels. fit: module in it with `unsupported` and `slower`; None: every call fits.
-      requires: packages that its kernels need. priority: None: the default of the platform.
-      awaits_record: whether a kernel is chosen by itself only where a record says that it ran on such a device.
-      rates: whether updates take rates that differ by row.
-      launches: whether its kernels are those of `LAUNCHES`.
+      requires: packages that all of its kernels need. priority: None: the default of the platform.
     """
 
+    name: str
     platform: Platform
     backend: Backend
-    room: str
-    fit: str | None = None
     requires: tuple[str, ...] = ()
     priority: int | None = None
-    awaits_record: bool = False
-    rates: bool = False
-    launches: bool = False
 
 
-XLA = Column(Platform.XLA, Backend.ANY, "_xla")
-TRITON = Column(
-    Platform.TRITON,
-    Backend.GPU,
-    "_triton",
-    "_triton_fit",
-    ("jax_triton", "triton"),
-    rates=True,
-    launches=True,
+PACKAGES = (
+    Package("lutjax.kernels._xla", Platform.XLA, Backend.ANY),
+    Package("lutjax.kernels._triton", Platform.TRITON, Backend.GPU, ("jax_triton", "triton")),
+    # Mosaic GPU imports absl, which jax does not bring. It comes before Triton, and defers to it.
+    Package("lutjax.kernels._pallas.gpu", Platform.PALLAS, Backend.GPU, ("absl",), priority=21),
+    Package("lutjax.kernels._pallas.tpu", Platform.PALLAS, Backend.TPU),
 )
-# jax's Mosaic GPU imports absl, and jax does not bring it. It is tried before Triton; `slower` defers to Triton.
-MOSAIC = Column(Platform.PALLAS, Backend.GPU, "_pallas.gpu", "_mosaic_fit", ("absl",), 21, rates=True)
-# Triton has a part of their kernels: it multiplies by counts of sequences, adds to sparse rows, and reads rows in fixed point.
-MOSAIC_AND_TRITON = dataclasses.replace(MOSAIC, requires=("absl", *TRITON.requires), launches=True)
-# In packages that are installed beside lutjax: they register their kernels themselves.
-NATIVE = Column(Platform.NATIVE, Backend.CPU, "lutjax_cpu.kernels")
-# The parts of fused ops: ops that compute them step by step.
-PARTS = Column(Platform.XLA, Backend.ANY, "lutjax.dispatch._parts")
-TENSORCORE = Column(Platform.PALLAS, Backend.TPU, "_pallas.tpu", "_tensorcore_fit", (), 10, True, True)
 
-KERNELS: dict[str, dict[Column, tuple[Direction, ...]]] = {
-    "detect": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "detect_signs": {XLA: GRADIENT, NATIVE: GRADIENT, TENSORCORE: GRADIENT},
-    "lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
-    "margins": {XLA: GRADIENT, NATIVE: GRADIENT},
-    "weighted_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "scored_lut": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
-    "sparse_lookup": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
-    "lut_at_places": {PARTS: GRADIENT, TRITON: GRADIENT},
-    "lookup_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, MOSAIC_AND_TRITON: ALL, TENSORCORE: ALL},
-    "lut_pair_attention": {XLA: ALL, NATIVE: ALL, TRITON: ALL, TENSORCORE: ALL},
-    "bilinear_gates": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "gate_network": {PARTS: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT},
-    "logic_trees": {PARTS: GRADIENT, TRITON: GRADIENT},
-    "soft_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, TENSORCORE: GRADIENT},
-    "binary_lut": {XLA: GRADIENT, NATIVE: GRADIENT, TRITON: GRADIENT, MOSAIC: GRADIENT, TENSORCORE: GRADIENT},
-    "packed_lut": {XLA: FORWARD, NATIVE: FORWARD, TENSORCORE: FORWARD},
-}
-
-LAUNCHES: dict[str, tuple[str, ...]] = {
-    "detect": ("forward", "backward"),
-    "lookup": ("forward", "margins", "table"),
-    "weighted_lookup": ("forward", "products", "table"),
-    "scored_lut": ("forward", "backward", "update", "rows", "inputs"),
-    "sparse_lookup": ("forward", "margins", "table"),
-    "lut_at_places": ("forward", "backward"),
-    "lookup_attention": ("forward", "margins", "table"),
-    "lut_pair_attention": ("forward", "terms", "table"),
-    "bilinear_gates": ("forward", "gates", "inputs"),
-    "gate_network": ("forward", "backward"),
-    "soft_lut": ("forward", "wires", "readers", "inputs", "table"),
-    "binary_lut": ("forward", "wires", "words", "addresses", "inputs", "table"),
-}
-"""Kernels that ask for a launch, by ``op.kernel``. Those of one op may be launched by another."""
+WITHOUT_NATIVE = ("logic_trees", "lut_at_places")
+"""Ops without a native kernel. The separate package lutjax-cpu has kernels of all other ops, and registers them."""
 
 
-STACKED: dict[str, tuple[Column, ...]] = {"gate_network": (TRITON,)}
-"""Kernels that take calls side by side; see `lutjax.dispatch.contract`."""
+_ORDER = (
+    "detect detect_signs lookup margins weighted_lookup scored_lut sparse_lookup lut_at_places lookup_attention lut_pair_attention "
+    "bilinear_gates gate_network logic_trees soft_lut binary_lut packed_lut"
+).split()
+"""Order of ops in listings, that of the mathematics; other ops follow by name."""
 
 
 def register(registry: KernelRegistry) -> None:
     """Register the ops of lutjax and their kernels."""
-    for op, row in KERNELS.items():
+    kernels = {package: public_modules(package.name) for package in PACKAGES}
+    found = {op for ops in kernels.values() for op in ops}
+    for op in sorted(found, key=lambda op: (_ORDER.index(op) if op in _ORDER else len(_ORDER), op)):
         registry.register_op(op, f"lutjax.ops.{op}", cases=f"lutjax.cases.{op}")
-        for column, directions in row.items():
-            if column is NATIVE:
-                registry.announce(op, column.platform, column.backend, f"{column.room}.{op}")
-                continue
-            if column is PARTS:
-                registry.register(op, column.platform, column.backend, directions=directions)(Parts)
-                continue
-            room = f"lutjax.kernels.{column.room}"
-            fit = f"{room}.{column.fit}" if column.fit else None
-            registry.register(
-                op,
-                column.platform,
-                column.backend,
-                f"{room}.{op}",
-                requires=column.requires,
-                priority=column.priority,
-                unsupported=_asked(fit, "unsupported"),
-                slower=_asked(fit, "slower"),
-                directions=directions,
-                awaits_record=column.awaits_record,
-                rates=column.rates,
-                stacks=column in STACKED.get(op, ()),
-                launches=tuple(f"{op}.{kernel}" for kernel in LAUNCHES.get(op, ()) if column.launches),
-            )
-
-
-@functools.cache
-def _asked(module: str | None, function: str) -> Callable[[Request], str | None] | None:
-    """Return a function of a module that is imported when it is first asked."""
-    if module is None:
-        return None
-
-    def ask(request: Request) -> str | None:
-        why: str | None = getattr(importlib.import_module(module), function)(request)
-        return why
-
-    return ask
+        if op not in kernels[PACKAGES[0]]:  # a fused op
+            directions = ("forward", "backward")
+            registry.register(op, Platform.XLA, Backend.ANY, directions=directions)(Parts)
+        if op not in WITHOUT_NATIVE:
+            registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
+    for package in PACKAGES:
+        registry.discover(
+            package.name,
+            package.platform,
+            package.backend,
+            requires=package.requires,
+            priority=package.priority,
+        )

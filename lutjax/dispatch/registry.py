@@ -1,7 +1,7 @@
 """Registry of implementations, and the choice of one for a call: the only place that chooses.
 
 An implementation is a module with the functions of `lutjax.dispatch.contract`, registered for an op, a platform (how it is
-written) and a backend (where it runs). It is imported when it is chosen. `lutjax.dispatch.catalog` has those of lutjax.
+written) and a backend (where it runs). `lutjax.dispatch.catalog` lists the packages of those of lutjax, which declare themselves.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import pkgutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -82,7 +83,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Call for which an implementation is wanted, as `unsupported` and `slower` see it.
+    """Call for which an implementation is wanted, as rules see it.
 
     Attributes:
       call: call of the forward pass, in every direction; with one batch axis, each array a `jax.ShapeDtypeStruct`.
@@ -154,26 +155,47 @@ class Op:
     cases: str | None = None
 
 
+class Deferral(str):
+    """Reason to leave a supported call to the next implementation; ignored where this one is asked for by name."""
+
+
+Rule = Callable[[Request], str | None]
+"""Return the reason why a call is not supported, a `Deferral`, or None."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """Properties of an implementation. A kernel module declares them as its ``SPEC``.
+
+    Attributes:
+      supports: returns the reason why the implementation cannot run a call, a `Deferral`, or None. None: it supports every call.
+      directions: directions with a function; None: those for which the module has one.
+      requires: packages that it needs, in addition to those of its platform.
+      launches: names of its kernels with a launch configuration, ``op.kernel``; see `lutjax.tuning.launch_of`.
+      stacks: whether it takes stacked calls; see `lutjax.dispatch.contract`. Others run one by one under `jax.vmap` of all arrays.
+    """
+
+    supports: Rule | None = None
+    directions: tuple[Direction, ...] | None = None
+    requires: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ()
+    stacks: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
     """A registered implementation; called with the arguments of its op, it runs the op.
 
     Attributes:
       target: name of the module that holds a function for each direction; see `lutjax.dispatch.contract`.
-      holder: what holds them in its place; None: the module itself.
-      run: runs the op with this implementation.
-      requires: packages it needs; it is not chosen where one is missing.
+      requires: packages that its platform needs; it is not chosen where one is missing.
       priority: of several that support a call the highest is chosen.
-      unsupported: returns the reason why the implementation cannot run a call, or None if it can.
-      slower: returns a reason to leave a call that the implementation can run to the next one, or None. It is ignored
-        where this implementation is asked for by name.
-      directions: directions that the module has a function for.
-      awaits_record: whether it is chosen by itself only on devices on which a record of ``lutjax status`` says that it ran.
+      platform_rule: rule of all kernels of its platform, asked before the target is imported; None: there is none.
+      declared: its properties; None: the ``SPEC`` of the target, which is imported when it is asked.
       sources: returns a word that changes with its sources in other languages than Python; records name it.
-      rates: whether its updates take rates and factors that differ by table, row or output; those in plain JAX always do.
       about: returns words on what of it runs on this machine, such as its level of instructions; asked where it is chosen.
-      launches: names of its kernels that ask `lutjax.tuning.launch_of`.
-      stacks: whether it takes calls side by side; see `lutjax.dispatch.contract`. Others run one by one under `jax.vmap` of all arrays.
+      holder: what holds its functions in place of the target; None: the target.
+      run: runs the op with this implementation.
     """
 
     op: str
@@ -182,15 +204,10 @@ class KernelSpec:
     target: str
     requires: tuple[str, ...] = ()
     priority: int = 0
-    unsupported: Callable[[Request], str | None] | None = None
-    directions: tuple[Direction, ...] = _GRADIENT
-    slower: Callable[[Request], str | None] | None = None
-    awaits_record: bool = False
+    platform_rule: Rule | None = None
+    declared: Declaration | None = None
     sources: Callable[[], str] | None = None
-    rates: bool = False
     about: Callable[[], str] | None = None
-    launches: tuple[str, ...] = ()
-    stacks: bool = False
     holder: Any = None
     run: Callable[..., Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -217,15 +234,38 @@ class KernelSpec:
 
     @property
     def of_parts(self) -> bool:
-        """True if it is the parts of a fused op, which run by implementations of their own."""
+        """True if it is the decomposition of a fused op, which runs by other implementations."""
         return self.holder is Parts
+
+    @functools.cached_property
+    def declaration(self) -> Declaration:
+        """Properties that it declares. Imports the target if that declares them."""
+        if self.declared is not None:
+            return self.declared
+        found: Declaration = getattr(self._holder, "SPEC", _EVERY_CALL)
+        return found
+
+    @functools.cached_property
+    def directions(self) -> tuple[Direction, ...]:
+        """Directions that it has a function for."""
+        if self.declaration.directions is not None:
+            return self.declaration.directions
+        return tuple(d for d in DIRECTIONS if hasattr(self._holder, d))
+
+    @property
+    def launches(self) -> tuple[str, ...]:
+        """Names of its kernels with a launch configuration."""
+        return self.declaration.launches
+
+    @property
+    def stacks(self) -> bool:
+        """True if it takes stacked calls."""
+        return self.declaration.stacks
 
     @property
     def missing(self) -> str | None:
-        """The packages that it needs and that are not installed, as a reason; None if all are."""
-        missing = [package for package in self.requires if not _installed(package)]
-        cure = _extras.command(*missing)
-        return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}" if missing else None
+        """The required packages that are not installed, as a reason; None if all are."""
+        return _missing(self.requires) or _missing(self.declaration.requires)
 
     def load(self, direction: Direction) -> Callable[..., Any]:
         """Return its function for a direction. Imports the target.
@@ -242,33 +282,46 @@ class KernelSpec:
     def _holder(self) -> Any:
         return importlib.import_module(self.target) if self.holder is None else self.holder
 
-    def why_later(self, request: Request) -> str | None:
-        """Return the reason not to choose this implementation, which can run a call, by default; None if there is none."""
-        if self.awaits_record and not _records.has_run(
-            self.op, request.direction, self.names[1], request.device.kind
-        ):
-            return (
-                f"waits for a record: it has not run on {request.device.kind}; implementation={self.names[1]!r} asks for it, "
-                "and a record that `lutjax status` makes on such a device makes it a choice"
-            )
-        return None if self.slower is None else self.slower(request)
-
-    def why_not(self, request: Request) -> str | None:
-        """Return the reason why this implementation cannot run a call; None if it can."""
+    def supports(self, request: Request) -> str | None:
+        """Return the reason why this implementation cannot run a call, a `Deferral` if another one comes first, or None."""
         if self.backend not in (Backend.ANY, request.device.backend):
             return f"runs on {self.backend}, the call runs on {request.device}"
+        if why := _missing(self.requires):
+            return why
+        deferral = self.platform_rule and self.platform_rule(request)
+        if deferral and not isinstance(deferral, Deferral):
+            return deferral
         if request.direction not in self.directions:
             return f"has no {request.direction}"
-        if self.missing:
-            return self.missing
-        one_rate = self.platform is not Platform.XLA and not self.rates
-        if one_rate and request.step is not None and request.step.differs_by_row:
-            return "moves all rows at one rate, and the rates or factors of these differ"
-        if self.platform is not Platform.XLA and request.step is not None and request.step.rule.counts_decay:
-            return "does not count the decay of steps that skip a row, as decay='every' asks"
-        if self.platform not in (Platform.XLA, *request.call.also) and request.call.plain:
-            return request.call.plain
-        return None if self.unsupported is None else self.unsupported(request)
+        if why := _missing(self.declaration.requires):
+            return why
+        if self.platform is not Platform.XLA:
+            if request.step is not None and request.step.rule.counts_decay:
+                return "does not count the decay of steps that skip a row, as decay='every' asks"
+            if self.platform not in request.call.also and request.call.plain:
+                return request.call.plain
+        why = self.declaration.supports and self.declaration.supports(request)
+        if why and not isinstance(why, Deferral):
+            return why
+        return deferral or why or None
+
+    def unsupported_reason(self, request: Request) -> str | None:
+        """Return the reason why this implementation cannot run a call even if it is asked for by name; None if it can."""
+        why = self.supports(request)
+        return None if isinstance(why, Deferral) else why
+
+
+_EVERY_CALL = Declaration()
+
+
+def record_deferral(request: Request, name: str) -> Deferral | None:
+    """Return a deferral unless a record says that an implementation ran on this kind of device."""
+    if _records.has_run(request.op, request.direction, name, request.device.kind):
+        return None
+    return Deferral(
+        f"waits for a record: it has not run on {request.device.kind}; implementation={name!r} asks for it, "
+        "and a record that `lutjax status` makes on such a device makes it a choice"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,14 +345,25 @@ class NoImplementationError(ValueError):
         self.candidates = candidates
 
 
+_OPTIONS = (
+    "requires",
+    "unsupported",
+    "slower",
+    "awaits_record",
+    "rates",
+    "launches",
+    "stacks",
+    "sources",
+    "about",
+)
+"""Options of `KernelRegistry.register`."""
+
+
 def _check_options(how: Mapping[str, Any], directions: Any) -> None:
     """Raise TypeError or ValueError if options of `KernelRegistry.register` are not those of a kernel."""
     where = "kernel_registry.register"
-    options = {field.name for field in dataclasses.fields(KernelSpec)}
-    if unknown := sorted(set(how) - options):
-        raise TypeError(
-            f"{where}: there is no option {unknown[0]!r}; see lutjax.dispatch.registry.KernelSpec."
-        )
+    if unknown := sorted(set(how) - set(_OPTIONS)):
+        raise TypeError(f"{where}: there is no option {unknown[0]!r}; the options are {', '.join(_OPTIONS)}.")
     for name in ("requires", "launches"):
         names = how.get(name, ())
         if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
@@ -342,6 +406,38 @@ def _require_function(
             f"{where}: {subject} takes {signature}; it is called as {name}({arguments}). Give it these arguments"
             + (", as a static method." if static else ".")
         ) from None
+
+
+def _rule(
+    platform: Platform,
+    backend: Backend,
+    unsupported: Rule | None,
+    slower: Rule | None,
+    awaits_record: bool,
+    rates: bool,
+) -> Rule:
+    """Return the rule of an implementation with these options; see `KernelRegistry.register`."""
+
+    def supports(request: Request) -> str | None:
+        if not rates and request.step is not None and request.step.differs_by_row:
+            return "moves all rows at one rate, and the rates or factors of these differ"
+        if why := unsupported and unsupported(request):
+            return why
+        if awaits_record and (deferral := record_deferral(request, f"{platform}/{backend}")):
+            return deferral
+        why = slower and slower(request)
+        return Deferral(why) if why else None
+
+    return supports
+
+
+def _missing(packages: tuple[str, ...]) -> str | None:
+    """Return which of some packages are not installed, as a reason; None if all are."""
+    missing = [package for package in packages if not _installed(package)]
+    if not missing:
+        return None
+    cure = _extras.command(*missing)
+    return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
 
 
 @functools.cache
@@ -439,7 +535,11 @@ class KernelRegistry:
 
     def directions(self, op: str) -> tuple[Direction, ...]:
         """Return the directions that any implementation of an op has."""
-        found = {direction for spec in self._of(op).values() for direction in spec.directions}
+        specs = list(self._of(op).values())
+        if (Platform.XLA, Backend.ANY) in self._of(op):
+            # Kernel modules of other platforms are not imported for this: they have no direction that plain JAX lacks.
+            specs = [spec for spec in specs if spec.declared or spec.platform is Platform.XLA]
+        found = {direction for spec in specs for direction in spec.directions}
         return tuple(direction for direction in DIRECTIONS if direction in found)
 
     @overload
@@ -475,8 +575,10 @@ class KernelRegistry:
           target: module with a function for each direction, imported when it is chosen.
           priority: by default native code before Triton before Pallas before XLA.
           directions: by default those that a decorated class has, and of a module ``("forward", "backward")``.
-          **how: ``requires``, ``unsupported``, ``slower``, ``awaits_record``, ``sources``, ``rates``,
-            ``about``, ``launches``, ``stacks``; see `KernelSpec`.
+          **how: ``requires``, ``launches``, ``stacks``, ``sources`` and ``about``, see `Declaration` and `KernelSpec`;
+            ``unsupported(request)``, the reason why a call cannot run, or None; ``slower(request)``, a reason to leave a call to the next
+            implementation unless this one is asked for by name; ``rates=True`` if updates take rates and factors that differ by table,
+            row or output; ``awaits_record=True`` if only a record of ``lutjax status`` makes it a default choice on a device.
 
         Raises:
           ValueError: an unknown op, platform, backend or direction, or the op already has one for this platform and backend.
@@ -505,14 +607,38 @@ class KernelRegistry:
         backend = _named("register", "backend", Backend, backend)
         priority = _DEFAULT_PRIORITY[platform] if priority is None else priority
         _check_options(how, directions)
-        make = functools.partial(KernelSpec, op, platform, backend, priority=priority, **how)
+        rule = _rule(
+            platform,
+            backend,
+            how.get("unsupported"),
+            how.get("slower"),
+            how.get("awaits_record", False),
+            how.get("rates", False) or platform is Platform.XLA,
+        )
+
+        def make(target: str, directions: tuple[Direction, ...], holder: Any = None) -> KernelSpec:
+            return KernelSpec(
+                op,
+                platform,
+                backend,
+                target,
+                how.get("requires", ()),
+                priority,
+                declared=Declaration(
+                    rule, directions, launches=how.get("launches", ()), stacks=how.get("stacks", False)
+                ),
+                sources=how.get("sources"),
+                about=how.get("about"),
+                holder=holder,
+            )
+
         if target is not None:
             if not isinstance(target, str):
                 raise TypeError(
                     f"kernel_registry.register: target is {shown(target)}; expected the name of a module. Use register as a "
                     "decorator of a class or function."
                 )
-            return self._add(make(target=target, directions=_GRADIENT if directions is None else directions))
+            return self._add(make(target, _GRADIENT if directions is None else directions))
 
         def add(holder: K) -> K:
             found = holder if isinstance(holder, type) else type("", (), {"forward": staticmethod(holder)})
@@ -531,10 +657,55 @@ class KernelRegistry:
                     holder.__qualname__,
                     static=found is holder,
                 )
-            self._add(make(target=holder.__module__, directions=has, holder=found))
+            self._add(make(holder.__module__, has, found))
             return holder
 
         return add
+
+    def discover(
+        self,
+        package: str,
+        platform: Platform | str,
+        backend: Backend | str,
+        *,
+        requires: tuple[str, ...] = (),
+        priority: int | None = None,
+    ) -> None:
+        """Add the kernel modules of a package: every public module is an implementation of the op of its name.
+
+        A module is imported when its platform is considered for a call. It has a function for each direction and may declare a
+        `Declaration` as its ``SPEC``. If the package has a function ``supports(request)``, that is asked first.
+
+        Args:
+          package: name of the package, which is found by its path.
+          platform: how the kernels are written.
+          backend: where they run.
+          requires: packages that all of them need.
+          priority: as for `register`.
+
+        Raises:
+          ValueError: an unknown op, platform or backend, or the op already has an implementation for this platform and backend.
+        """
+        platform = _named("discover", "platform", Platform, platform)
+        backend = _named("discover", "backend", Backend, backend)
+
+        def rule(request: Request) -> str | None:
+            supports: Rule | None = getattr(importlib.import_module(package), "supports", None)
+            return supports and supports(request)
+
+        for op in public_modules(package):
+            self._known_op(op)
+            self._add(
+                KernelSpec(
+                    op,
+                    platform,
+                    backend,
+                    f"{package}.{op}",
+                    requires,
+                    _DEFAULT_PRIORITY[platform] if priority is None else priority,
+                    platform_rule=None if platform is Platform.XLA else rule,
+                )
+            )
 
     def _add(self, spec: KernelSpec) -> KernelSpec:
         of_op = self._specs.setdefault(spec.op, {})
@@ -569,7 +740,7 @@ class KernelRegistry:
             target,
             (package,),
             _DEFAULT_PRIORITY[platform],
-            directions=DIRECTIONS,
+            declared=Declaration(directions=DIRECTIONS),
         )
         self._elsewhere.setdefault(op, []).append(spec)
 
@@ -981,13 +1152,13 @@ class KernelRegistry:
                 *(spec for spec in candidates if spec.of_parts),
             ]
             for spec in asked:
-                yield spec, spec.why_not(request)
+                yield spec, spec.unsupported_reason(request)
             for spec in candidates:
                 if spec not in asked:
                     yield spec, f"not asked for (implementation={'|'.join(names)})"
         else:
             for spec in candidates:
-                yield spec, spec.why_not(request) or spec.why_later(request)
+                yield spec, spec.supports(request)
 
     def _missing(self, op: str) -> list[KernelSpec]:
         """Return the implementations of packages that are not installed."""
@@ -1007,6 +1178,13 @@ class KernelRegistry:
             request.direction,
             tuple(considered),
         )
+
+
+def public_modules(package: str) -> list[str]:
+    """Return the names of the public modules of a package, sorted. The package itself is not imported."""
+    found = importlib.util.find_spec(package)
+    folders = None if found is None else found.submodule_search_locations
+    return sorted(m.name for m in pkgutil.iter_modules(folders) if not (m.ispkg or m.name.startswith("_")))
 
 
 def _by_preference(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:

@@ -6,9 +6,9 @@ from jaxtyping import Float, Int
 
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
-from lutjax.kernels._xla import mixtures_of_gates
 from lutjax.ops import _checks
 from lutjax.ops.bilinear_gates import bilinear_gates
+from lutjax.values import _gate_mixtures
 from lutjax.values._fixed_point import FixedPoint
 
 
@@ -54,7 +54,7 @@ def gate_coefficients(
              [-2., -1.]], dtype=float32)
     """
     _checks.logits("gate_coefficients", logits, axis)
-    coefficients: jax.Array = mixtures_of_gates.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
+    coefficients: jax.Array = _gate_mixtures.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
     return coefficients
 
 

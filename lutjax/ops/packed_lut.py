@@ -11,8 +11,8 @@ from lutjax._typing import Array
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared
 from lutjax.dispatch.registry import Implementation
-from lutjax.kernels._xla import words_of_bits
 from lutjax.ops import _checks
+from lutjax.values import _bit_words
 from lutjax.values._ids import as_int32, as_jax
 
 
@@ -109,7 +109,7 @@ def pack_bits(
       Array([[5]], dtype=uint32)
     """
     _checks.bits("pack_bits", "bits", bits)
-    result: jax.Array = words_of_bits.pack(bits)
+    result: jax.Array = _bit_words.pack(bits)
     return result
 
 
@@ -147,5 +147,5 @@ def unpack_bits(
         n_samples,
         f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples",
     )
-    result: jax.Array = words_of_bits.unpack(words, n_samples)
+    result: jax.Array = _bit_words.unpack(words, n_samples)
     return result

@@ -1,13 +1,15 @@
 """Changing a gradient, and nothing else."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Num
 
 from lutjax._typing import Array, Scalar
 from lutjax.dispatch import _table_reads
-from lutjax.kernels._xla import scaled_gradient
 from lutjax.ops import _checks
+from lutjax.values._derivatives import mapped_as
 
 
 def scale_gradient(
@@ -61,4 +63,14 @@ def scale_gradient(
     if reads is not None and name is not None:
         reads.scale(name, factor)
         return x
-    return scaled_gradient.scale(x, jnp.asarray(factor, x.dtype))
+    return _scaled(x, jax.lax.stop_gradient(jnp.asarray(factor, x.dtype)))
+
+
+@jax.custom_jvp
+def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+    return mapped_as(x, factor)
+
+
+@_scaled.defjvp
+def _jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return _scaled(*primals), tangents[0] * primals[1]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 
 from lutjax import cases
-from lutjax.dispatch.catalog import KERNELS, PARTS
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import KernelSpec, kernel_registry
 from lutjax.kernels._pallas._tpus import TPUS
@@ -181,7 +180,8 @@ def absent(op: str, direction: Direction, column: Column, dtype: str) -> Cell | 
 
 def _unknown(op: str, direction: Direction, column: Column, dtype: str) -> Cell:
     """Return the cell of what nobody checked: a fused op in plain JAX is its parts, ops with cells of their own."""
-    by_parts = column.implementation == "xla" and PARTS in KERNELS.get(op, {})
+    spec = column.spec(op)
+    by_parts = spec is not None and spec.of_parts
     return Cell(op, direction, column.key, dtype, State.PARTS if by_parts else State.UNKNOWN)
 
 

@@ -35,8 +35,7 @@ from lutjax.dispatch.registry import (
     devices_of,
     kernel_registry,
 )
-from lutjax.kernels import _nvidia
-from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels import _nvidia, _triton
 from lutjax.kernels._xla import _row_gathers
 from lutjax.ops import _checks, _nan
 from lutjax.ops.weighted_lookup import WeightedLookup, check_reads, weighted_lookup
@@ -491,7 +490,7 @@ class HostTable:
         gpu = next((device for device in devices if device.backend == Backend.GPU), None)
         if gpu is None or not self._is_shown_to(gpu):
             return by_cpu(index)
-        host_rows = importlib.import_module("lutjax.kernels._triton.host_rows")
+        host_rows = importlib.import_module("lutjax.kernels._triton._host_rows")
         assert self._cell is not None
         cell = self._cell.address
 
@@ -506,7 +505,7 @@ class HostTable:
 
     def _is_shown_to(self, device: Device) -> bool:
         """Return whether programs of a GPU find the rows by the cell. When the first is traced it is made, and the rows are locked."""
-        if (_nvidia.compute_capability(device) or 0) < 80 or _triton_fit.unfit_packages():
+        if (_nvidia.compute_capability(device) or 0) < 80 or _triton.unfit_packages():
             return False
         with _registered.lock:
             if self._cell is None and not self._refused:

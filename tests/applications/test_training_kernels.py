@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lutjax.dispatch.registry import Backend, KernelSpec, Platform, devices_of, kernel_registry
+from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of, kernel_registry
 from lutjax.training import kernels
 
 
 def spec(platform, backend, **options):
-    return KernelSpec("an op", Platform(platform), Backend(backend), "somewhere", **options)
+    declared = Declaration(directions=("forward", "backward"))
+    return KernelSpec(
+        "an op", Platform(platform), Backend(backend), "somewhere", declared=declared, **options
+    )
 
 
 NATIVE = spec("native", "cpu", about=lambda: "for this CPU")

@@ -20,7 +20,7 @@ from flax import linen as nn, nnx
 
 import lutjax
 from lutjax.dispatch.registry import Backend, Device
-from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels import _triton
 from lutjax.layers import haiku, linen
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
 from lutjax.ops.weighted_lookup import WeightedLookup
@@ -593,7 +593,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def found(driver: FakeDriver) -> FakeDriver:
         monkeypatch.setattr(_registered, "driver", lambda: driver)
-        monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+        monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
         return driver
 
     return found

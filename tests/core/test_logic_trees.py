@@ -16,7 +16,7 @@ from machine import needs_devices
 import lutjax
 from lutjax import testing
 from lutjax.dispatch.registry import Request, devices_of
-from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels._triton import logic_trees as logic_trees_in_triton
 from lutjax.layers.nnx import LogicConv
 from lutjax.ops.logic_trees import LogicTrees, Places, logic_trees
 
@@ -110,7 +110,7 @@ def test_large_groups_are_left_to_other_kernels():
     places = Places((16, 16), pool=(16, 16))
     call = LogicTrees(jnp.zeros((256, 1)), jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32), places=places)
     assert "at most 256, here 1024" in str(
-        _triton_fit.unsupported_arguments(Request("forward", call, devices_of([call.x])[0]))
+        logic_trees_in_triton.SPEC.supports(Request("forward", call, devices_of([call.x])[0]))
     )
 
 

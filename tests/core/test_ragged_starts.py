@@ -7,7 +7,7 @@ import pytest
 from cases import slow
 
 import lutjax
-from lutjax.dispatch.registry import Backend, KernelSpec, Platform, devices_of
+from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of
 
 B, L, KEYS, T, C, INPUTS, OUTPUTS = 3, 4, 7, 3, 2, 5, 2
 RNG = np.random.default_rng(0)
@@ -63,13 +63,14 @@ def test_equal_to_a_call_for_each(name, options):
 
 
 def test_other_implementations_say_why_not():
-    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", directions=("forward",))
+    declared = Declaration(directions=("forward",))
+    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared)
     (device,), (query, key) = devices_of([X]), (lutjax.detect(a, ANCHORS) for a in (X, KEY))
     for starts, why in ((STARTS, "reads one start for all sequences"), (STARTS[1], None)):
         made, *_ = lutjax.kernel_registry.calls_of(
             "lookup_attention", TABLES[2 * C + 1][:, : 4**C], query, key, query_start=starts
         )
-        found = other.why_not(made.request("forward", device))
+        found = other.unsupported_reason(made.request("forward", device))
         assert found is None if why is None else why in found
 
 

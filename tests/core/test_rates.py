@@ -13,7 +13,7 @@ from machine import needs_devices
 
 import lutjax
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Backend, Device, KernelSpec, Platform, Request
+from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 from lutjax.ops.lookup import Lookup
 from lutjax.testing import assert_close
 from lutjax.training import tables
@@ -191,9 +191,10 @@ def test_kernels_of_one_rate_leave_it_to_plain_jax():
     call, device = Lookup(jnp.asarray(PARAMS["lut"]), d), Device(Backend.CPU, "cpu")
     step = Step(jnp.float32(1))
     for platform, rates in ((Platform.NATIVE, False), (Platform.NATIVE, True), (Platform.XLA, False)):
-        target = "lutjax.kernels._xla.lookup"
-        spec = KernelSpec("lookup", platform, Backend.CPU, target, directions=("update",), rates=rates)
-        ask = lambda step, spec=spec: spec.why_not(Request("update", call, device, X, step))  # noqa: E731
+        registry, target = KernelRegistry(), "lutjax.kernels._xla.lookup"
+        registry.register_op("lookup", "lutjax.ops.lookup")
+        spec = registry.register("lookup", platform, "cpu", target, directions=("update",), rates=rates)
+        ask = lambda step, spec=spec: spec.supports(Request("update", call, device, X, step))  # noqa: E731
         assert ask(step) is None
         other = ask(dataclasses.replace(step, rate=jnp.ones((T, 1, 1))))
         assert other == (

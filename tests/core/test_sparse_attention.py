@@ -15,7 +15,7 @@ from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_l
 
 import lutjax
 from lutjax import reference
-from lutjax.dispatch.registry import Backend, KernelSpec, Platform, devices_of
+from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
 from lutjax.training import tables
 
@@ -225,15 +225,14 @@ def test_other_ways_to_run(kind, lists, how):
 
 def test_some_implementations_run_lists_of_rows_and_any_one_list():
     d, e = lutjax.detect(X, ANCHORS), lutjax.detect_signs(POSITIONS)
-    other = KernelSpec(
-        "lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", directions=("forward", "update")
-    )
+    declared = Declaration(directions=("forward", "update"))
+    other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared)
     (device,) = devices_of([WEIGHTS])
     for lists in SHAPES:
         options = {"targets": targets_of(lists), "n_outputs": OUTPUTS}
         (made, *_) = lutjax.kernel_registry.calls_of("lookup_attention", WEIGHTS, d, d, e, **options)
         for direction in other.directions:
-            why = other.why_not(made.request(direction, device))
+            why = other.unsupported_reason(made.request(direction, device))
             assert why is None if lists == "layer" else "reads no targets" in why
 
 

@@ -16,7 +16,7 @@ from small_runs import MEMORY
 
 import lutjax
 from lutjax import reads, testing
-from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels._triton import _rules
 from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
 from lutjax.models import GPT, GPTConfig, Slots, _attention
 from lutjax.tables import _registered
@@ -52,7 +52,7 @@ def test_triton_comes_first(op):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lutjax.kernel_registry, "resolve_request", spy)
         patch.setattr(lutjax.kernel_registry, "_resolved", {})
-        patch.setattr(_triton_fit, "_FEW_VALUES", 0)  # of gates, few are left to plain JAX
+        patch.setattr(_rules, "_FEW_VALUES", 0)  # of gates, few are left to plain JAX
         testing.check(case)
     assert {platform for name, platform in chosen if name == op} == {"triton"}
 

@@ -247,13 +247,13 @@ mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAI
 
 def pretend_triton_runs(monkeypatch):
     """Replace the results of Triton kernels where kernels in Pallas use them."""
-    from lutjax.kernels._pallas.gpu import _mosaic_fit
+    from lutjax.kernels import _triton
 
     def run(inputs, outputs, zeroed, in_place, common):
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
     monkeypatch.setattr("lutjax.kernels._triton._triton_launch._run", run)
-    monkeypatch.setattr(_mosaic_fit, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
 
 
 @mosaic

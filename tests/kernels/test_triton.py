@@ -32,8 +32,7 @@ from flax import nnx
 import lutjax
 from lutjax import reads, testing, tuning, wiring
 from lutjax.dispatch.registry import Backend, Device, Request
-from lutjax.kernels import _nvidia
-from lutjax.kernels._triton import _triton_fit
+from lutjax.kernels import _nvidia, _triton
 from lutjax.layers import nnx as nnx_layers
 from lutjax.layers.nnx import LogicConv
 from lutjax.models import LogicCA, LogicCAConfig
@@ -785,7 +784,7 @@ def launches(monkeypatch):
         return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
 
     monkeypatch.setattr(_triton_launch, "_run", record)
-    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
     _transforms.forget()
     yield recorded
     _transforms.forget()
@@ -930,7 +929,7 @@ def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
 @pytest.fixture
 def jax_triton(monkeypatch):
     """The package itself, with a stand-in for the part that jaxlib has with CUDA alone: what takes compiled kernels."""
-    why_not = _triton_fit.unfit_packages()
+    why_not = _triton.unfit_packages()
     if why_not:
         try:
             importlib.import_module("jax_triton")
@@ -940,7 +939,7 @@ def jax_triton(monkeypatch):
         library = importlib.import_module("jaxlib.gpu_triton")
         for name in ("TritonKernel", "TritonKernelCall", "create_array_parameter", "create_scalar_parameter"):
             monkeypatch.setattr(library, name, lambda *_: compiled_kernel, raising=False)
-        monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+        monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
         monkeypatch.setattr(lutjax.kernel_registry, "_resolved", {})
         _transforms.forget()
 
@@ -1093,14 +1092,14 @@ def test_why_not_triton(monkeypatch):
     with pytest.raises(lutjax.NoImplementationError, match=r"runs on gpu, the call runs on cpu"):
         jax.eval_shape(look_up, weights, d)
     registry = lutjax.kernel_registry
-    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: "needs jax-triton 0.3.1 or newer, found 0.2.0")
     monkeypatch.setattr(registry, "_resolved", {})  # what was chosen with other packages
     with pytest.raises(
         lutjax.NoImplementationError, match=r"needs jax-triton 0\.3\.1 or newer, found 0\.2\.0"
     ):
         on_gpu(look_up, weights, d)
     assert on_gpu(functools.partial(look_up, implementation=None), weights, d).shape == (4096, 1024)
-    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
     monkeypatch.setattr(registry, "_resolved", {})
     for kind, reason in (
         ("NVIDIA Something", "whose compute capability is known, not NVIDIA Something"),
@@ -1217,7 +1216,7 @@ def beside_a_gpu(monkeypatch):
     """A host beside a GPU whose kernels the interpreter runs: they read the memory of this process."""
     driver = NoDriver()
     monkeypatch.setattr(_registered, "driver", lambda: driver)
-    monkeypatch.setattr(_triton_fit, "unfit_packages", lambda: None)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
     monkeypatch.setattr(host, "devices_of", lambda _: (Device(Backend.GPU, GPUS[90]),))
 
 

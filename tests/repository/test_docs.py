@@ -18,7 +18,7 @@ from folders import ROOT
 from pages import read
 
 import lutjax
-from lutjax.dispatch.catalog import KERNELS, MOSAIC, MOSAIC_AND_TRITON, NATIVE, TENSORCORE, TRITON, XLA
+from lutjax.dispatch.registry import kernel_registry
 from lutjax.testing import _ahead_of_time
 from lutjax.training import tables
 from lutjax.values import _ngrams
@@ -95,16 +95,29 @@ def test_every_directive_of_a_page_is_expanded():
     assert used == set(content.DIRECTIVES)
 
 
-def test_the_table_of_ops_is_the_catalog():
+def ops_with_a_kernel(folder):
+    """Ops that have a kernel module in a folder."""
+    return {path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("_")}
+
+
+NATIVE, TRITON, MOSAIC, TENSORCORE = map(
+    ops_with_a_kernel,
+    (
+        "native/lutjax_cpu/kernels",
+        "lutjax/kernels/_triton",
+        "lutjax/kernels/_pallas/gpu",
+        "lutjax/kernels/_pallas/tpu",
+    ),
+)
+REGISTERED = kernel_registry.ops()
+UPDATED = {op for op in REGISTERED if "update" in kernel_registry.directions(op)}
+
+
+def test_the_table_of_ops_is_that_of_kernel_modules():
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", pages.extension("content").op_table(), re.MULTILINE)
-    assert [op for op, _ in rows] == list(KERNELS)
+    assert [op for op, _ in rows] == list(REGISTERED)
     for op, cells in rows:
-        kernels = [
-            NATIVE in KERNELS[op],
-            TRITON in KERNELS[op],
-            MOSAIC in KERNELS[op] or MOSAIC_AND_TRITON in KERNELS[op],
-        ]
-        expected = [*kernels, TENSORCORE in KERNELS[op], any("update" in d for d in KERNELS[op].values())]
+        expected = [op in ops for ops in (NATIVE, TRITON, MOSAIC, TENSORCORE, UPDATED)]
         assert cells.split(" | ") == ["yes" if found else "—" for found in expected], op
 
 
@@ -144,18 +157,18 @@ def in_words(ops):
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def test_sentences_about_ops_are_those_of_the_catalog():
-    without = {
-        c: in_words(op for op, row in KERNELS.items() if c not in row) for c in (TRITON, NATIVE, TENSORCORE)
-    }
+def test_sentences_about_ops_are_those_of_kernel_modules():
+    no_triton, no_native, no_tensorcore = (
+        in_words(op for op in REGISTERED if op not in ops) for ops in (TRITON, NATIVE, TENSORCORE)
+    )
     sentences = {
-        r"All ops except (.*) also have Triton kernels": without[TRITON],
-        r"(`.*`) have no Triton kernel": without[TRITON],
-        r"if Triton has no kernel: (`.*`), and": without[TRITON],
-        r"and all except (.*) have native": without[NATIVE],
-        r"all other ops \| (`.*`); layers": without[NATIVE],
-        r"all ops except (.*), with": without[TENSORCORE],
-        r"available for the tables of (.*), and for": in_words(op for op, row in KERNELS.items() if "update" in row.get(XLA, ())),
+        r"All ops except (.*) also have Triton kernels": no_triton,
+        r"(`.*`) have no Triton kernel": no_triton,
+        r"if Triton has no kernel: (`.*`), and": no_triton,
+        r"and all except (.*) have native": no_native,
+        r"all other ops \| (`.*`); layers": no_native,
+        r"all ops except (.*), with": no_tensorcore,
+        r"available for the tables of (.*), and for": in_words(op for op in REGISTERED if op in UPDATED),
     }  # fmt: skip
     text = "\n".join(" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES)
     for pattern, listed in sentences.items():
@@ -167,13 +180,13 @@ def test_sentences_about_ops_are_those_of_the_catalog():
         r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     described = {op for row in rows for op in re.findall(r"`(\w+)`", row)}
-    assert described == {op for op, row in KERNELS.items() if TENSORCORE in row}
-    for op, row in KERNELS.items():
+    assert described == TENSORCORE
+    for op in REGISTERED:
         calls = vars(importlib.import_module(f"lutjax.ops.{op}")).values()
         tables = {
             call.table_name for call in calls if isinstance(call, type) and getattr(call, "op", None) == op
         }
-        assert ("update" in row.get(XLA, ())) == (tables != {None}), op
+        assert (op in UPDATED) == (tables != {None}), op
 
 
 def test_training_times_are_those_of_the_table():
@@ -224,7 +237,7 @@ def test_what_has_a_factored_gradient_is_what_the_page_lists():
         table = jnp.ones((2, 64 if name == "lut_attention" else 8, 4))
         _, gradients = tables.value_and_grad(lambda p, call=call: jnp.sum(call(p["table"])))({"table": table})
         assert isinstance(gradients["table"], tables.TableGradient), name
-    assert ops == [op for op, row in KERNELS.items() if "update" in row.get(XLA, ())]
+    assert ops == [op for op in REGISTERED if op in UPDATED]
     others = {"logic_gates": "no table", "update_table": "takes such a gradient"}
     assert set(lutjax.kernel_registry._compositions) == set(calls) | set(others)
 

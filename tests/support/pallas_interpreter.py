@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import lutjax
 from lutjax.dispatch import _transforms
-from lutjax.dispatch.registry import Made
+from lutjax.dispatch.registry import Deferral, Made
 
 try:
     from jax.experimental.pallas import mosaic_gpu
@@ -21,13 +21,6 @@ try:
     WITHOUT_MOSAIC = None
 except ImportError as error:  # jaxlib has Mosaic GPU on some platforms alone
     mosaic_gpu, WITHOUT_MOSAIC = None, f"Mosaic GPU is not in this jaxlib: {error}"
-
-FIT = {"gpu": "_mosaic_fit", "tpu": "_tensorcore_fit"}
-
-
-def fit(backend):
-    """The module that says which calls the kernels of a backend fit."""
-    return importlib.import_module(f"lutjax.kernels._pallas.{backend}.{FIT[backend]}")
 
 
 def specs(backend):
@@ -55,8 +48,9 @@ def outline(call, *arrays, **options):
 def reason(backend, device, call, direction="forward", output=None, rule=None):
     """Return the reason why the kernels of a backend do not run a call on a device, or come later; None if they come first."""
     request = Made(call, output).request(direction, device, rule)
-    rules = fit(backend)
-    return rules.unsupported(request) or rules.slower(request)
+    platform = importlib.import_module(f"lutjax.kernels._pallas.{backend}").supports(request)
+    why = None if isinstance(platform, Deferral) else platform  # which waits for a record
+    return why or lutjax.kernel_registry.get(call.op, "pallas", backend).declaration.supports(request)
 
 
 @contextlib.contextmanager
@@ -71,8 +65,8 @@ def interpreted(backend: str = "tpu") -> Iterator[None]:
             spec.target,
             directions=spec.directions,
             priority=-1,
-            unsupported=fit(backend).unsupported_arguments,
-            rates=spec.rates,
+            unsupported=spec.declaration.supports,
+            rates=True,
         )
         for spec in specs(backend)
     ]

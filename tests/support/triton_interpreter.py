@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 import lutjax
 from lutjax.dispatch import _transforms
 from lutjax.kernels import _triton
-from lutjax.kernels._triton import _row_tiles, _triton_fit, _triton_launch
+from lutjax.kernels._triton import _row_tiles, _triton_launch
 
 # Triton's names of dtypes.
 NAMES = {
@@ -169,8 +169,8 @@ def interpreted() -> Iterator[None]:
             spec.target,
             directions=spec.directions,
             priority=-1,
-            unsupported=_triton_fit.unsupported_arguments,
-            rates=spec.rates,
+            unsupported=spec.declaration.supports,
+            rates=True,
             stacks=spec.stacks,
         )
         for op in registry.ops()

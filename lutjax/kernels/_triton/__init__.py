@@ -1,1 +1,45 @@
-"""Kernels in Triton, for GPUs, through jax-triton."""
+"""Triton kernels for NVIDIA GPUs, called through jax-triton."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+
+from lutjax.dispatch.registry import Request
+from lutjax.kernels._nvidia import compute_capability
+
+
+def supports(request: Request) -> str | None:
+    """Return why no Triton kernel runs on a device; None if some do."""
+    device = request.device
+    capability = compute_capability(device)
+    if capability is None:
+        return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
+    if capability < 80:
+        return f"needs compute capability 8.0 or newer, {device.kind} has {capability / 10}"
+    return unfit_packages()
+
+
+@functools.cache
+def unfit_packages() -> str | None:
+    """Return why the installed packages do not work together; None if they do."""
+    try:
+        jax_triton, triton = version("jax-triton"), version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        return f"needs {error.name}, not installed"
+    if jax_triton < (0, 3):
+        return f"needs jax-triton 0.3.1 or newer, found {importlib.metadata.version('jax-triton')}"
+    if jax_triton >= (0, 4) and triton < (3, 7):
+        return (
+            f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, found "
+            f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
+        )
+    if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
+        return "needs jax with CUDA: pip install 'jax[cuda13]'"
+    return None
+
+
+def version(package: str) -> tuple[int, ...]:
+    """Return the first two numbers of the version of a package."""
+    numbers = re.findall(r"\d+", importlib.metadata.version(package))
+    return tuple(int(n) for n in numbers[:2])

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
 
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._language import triton
 from lutjax.ops.lookup_attention import LookupAttention, SparseLookupAttention
 from lutjax.tuning import Launch, Sizes
 from lutjax.values._fixed_point import FixedPoint

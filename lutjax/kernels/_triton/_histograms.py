@@ -22,13 +22,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
 from lutjax import _compat
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
+from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.values._fixed_point import addend_dtype
 

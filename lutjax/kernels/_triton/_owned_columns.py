@@ -20,11 +20,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _owned_ptx
+from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 
 WIDTH = _owned_ptx.WIDTH

@@ -13,13 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_updates import scale_of_additions
 from lutjax.tables._row_rules import RowState

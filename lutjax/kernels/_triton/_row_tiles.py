@@ -10,11 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import triton
-import triton.language as tl
 
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._nvidia import shared_memory
+from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.tuning import Launch, Sizes
 from lutjax.values._dtypes import accumulator

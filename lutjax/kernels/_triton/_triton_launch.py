@@ -16,7 +16,8 @@ from jax.interpreters import mlir, partial_eval
 from lutjax import _compat
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._nvidia import compute_capability
-from lutjax.kernels._triton._triton_fit import version
+from lutjax.kernels._triton import version
+from lutjax.kernels._triton._language import tl, triton
 
 _TARGET = "triton_kernel_call_ffi"
 _WARNINGS = threading.Lock()  # several threads that silence warnings at once would leave them silenced
@@ -24,8 +25,6 @@ _WARNINGS = threading.Lock()  # several threads that silence warnings at once wo
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Make a function one of Triton, from its source as written: Triton does not understand a type checker's decorators."""
-    import triton
-
     return triton.jit(inspect.unwrap(function))
 
 
@@ -68,8 +67,6 @@ def launch(
     Returns:
       The arrays of `outputs`, `zeroed` and `in_place`.
     """
-    import triton.language as tl
-
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (*inputs, *in_place)))
     shapes = (*outputs, *zeroed)
     if programs == 0:

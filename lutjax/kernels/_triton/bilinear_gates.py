@@ -10,14 +10,25 @@ Programs own tiles of gates and samples; in the backward pass with readers, tile
 """
 
 import jax
-import triton.language as tl
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._language import tl
+from lutjax.kernels._triton._rules import few_values, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.tuning import Launch, Sizes
 from lutjax.values._dtypes import accumulator
+
+
+def _supports(request: Request) -> str | None:
+    assert isinstance(request.call, BilinearGates)
+    return unsupported_arguments(request) or few_values(request.call)
+
+
+SPEC = Declaration(
+    _supports, launches=("bilinear_gates.forward", "bilinear_gates.gates", "bilinear_gates.inputs")
+)
 
 
 def forward(call: BilinearGates, *, device: Device) -> jax.Array:

@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import few_values, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import _slot_polynomials
 from lutjax.ops.binary_lut import BinaryLut
@@ -29,6 +29,24 @@ from lutjax.values._dtypes import accumulator
 
 _BITS = 32  # samples in a word
 _UNROLLED = 8  # most readers of an input that are read together
+
+
+def _supports(request: Request) -> str | None:
+    assert isinstance(request.call, BinaryLut)
+    return unsupported_arguments(request) or few_values(request.call)
+
+
+SPEC = Declaration(
+    _supports,
+    launches=(
+        "binary_lut.forward",
+        "binary_lut.wires",
+        "binary_lut.words",
+        "binary_lut.addresses",
+        "binary_lut.inputs",
+        "binary_lut.table",
+    ),
+)
 
 
 def forward(call: BinaryLut, *, device: Device) -> jax.Array:

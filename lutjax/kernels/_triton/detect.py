@@ -14,12 +14,12 @@ tiles of samples (and of inputs, where every input is compared), of a group of d
 from typing import Any
 
 import jax
-import triton
-import triton.language as tl
 
 from lutjax._compat import zeros_varying
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._triton import _row_tiles
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla.detect import closest
 from lutjax.ops.detect import Detect
@@ -29,6 +29,8 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype
 
 _COMPARED = 2**14  # most detectors times inputs at which comparing them costs less than atomics
+
+SPEC = Declaration(unsupported_arguments, launches=("detect.forward", "detect.backward"))
 
 
 def forward(call: Detect, *, device: Device) -> Detection:

@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _gate_tiles, _row_tiles
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.ops.logic_trees import LogicTrees
 from lutjax.values._dtypes import accumulator
@@ -41,6 +41,26 @@ FORWARD = Tile(128, 4, 2)
 BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
 CHANNELS = Tile(16, 32, 16)  # a thread has one sum at a time
 HELD = 8  # most leaves of trees whose coefficients stay in registers
+
+_LEAVES_OF_TREE = 16
+_LEAVES_OF_GROUP = 256  # also, their places fit in a byte
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, LogicTrees)
+    if why := unsupported_arguments(request):
+        return why
+    n_leaves = call.leaves.shape[1]
+    if n_leaves > _LEAVES_OF_TREE:
+        return f"keeps the nodes of a tree in registers, of at most {_LEAVES_OF_TREE} leaves, here {n_leaves}"
+    n_leaves *= math.prod(call.places.pool)
+    if n_leaves > _LEAVES_OF_GROUP:
+        return f"writes out the leaves of all places of a group, at most {_LEAVES_OF_GROUP}, here {n_leaves}"
+    return None
+
+
+SPEC = Declaration(_supports)
 
 
 def forward(call: LogicTrees, *, device: Device) -> jax.Array:

@@ -13,11 +13,12 @@ import functools
 from collections.abc import Callable
 
 import jax
-import triton.language as tl
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _row_tiles, _weighted_rows
+from lutjax.kernels._triton._language import tl
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
@@ -25,6 +26,16 @@ from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, result
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, Lookup)
+    n_reads = call.detection.index.shape[0] * call.weights.shape[0]
+    return unsupported_arguments(request) or few_additions(request, n_reads)
+
+
+SPEC = Declaration(_supports, launches=("lookup.forward", "lookup.margins", "lookup.table"))
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:

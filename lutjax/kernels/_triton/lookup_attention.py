@@ -19,12 +19,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import triton.language as tl
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _histograms, _row_additions, _row_tiles
 from lutjax.kernels._triton._detected_pairs import DetectedPairs, major
+from lutjax.kernels._triton._language import tl
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import times_slope
 from lutjax.ops.lookup_attention import LookupAttention
@@ -34,6 +35,26 @@ from lutjax.values._fixed_point import addend_dtype, result
 
 AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
 """Adds `dy` to the row of every pair; returns `total`, and `touched`."""
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, LookupAttention)
+    if why := unsupported_arguments(request):
+        return why
+    if call.weights.shape[0] == 0:
+        return "has no kernel for a table of no detectors"
+    n_samples, n_queries, _ = call.query.shape
+    n_keys = n_queries if call.window is None else min(n_queries, call.window)
+    n_pairs = (
+        n_samples * n_queries * call.weights.shape[0] * n_keys // 2
+    )  # half of all: keys come before queries
+    return few_additions(request, n_pairs)
+
+
+SPEC = Declaration(
+    _supports, launches=("lookup_attention.forward", "lookup_attention.margins", "lookup_attention.table")
+)
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:

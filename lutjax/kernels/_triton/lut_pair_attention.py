@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _row_tiles, detect
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.ops.lut_pair_attention import LutPairAttention
@@ -34,6 +34,24 @@ from lutjax.values._fixed_point import addend_dtype
 
 _KEYS = (
     32  # most keys of a block: further reads of a tile are those of further queries, which read the same keys
+)
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, LutPairAttention)
+    if why := unsupported_arguments(request):
+        return why
+    n_samples, n_queries, _ = call.x.shape
+    n_keys = n_queries if call.window is None else min(n_queries, call.window)
+    n_pairs = (
+        n_samples * n_queries * call.weights.shape[0] * n_keys // 2
+    )  # half of all: keys come before queries
+    return few_additions(request, n_pairs)
+
+
+SPEC = Declaration(
+    _supports, launches=("lut_pair_attention.forward", "lut_pair_attention.terms", "lut_pair_attention.table")
 )
 
 

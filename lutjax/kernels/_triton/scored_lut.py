@@ -22,12 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import triton
-import triton.language as tl
 
 from lutjax import reads
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import (
     _gate_tiles,
     _owned_columns,
@@ -37,6 +35,8 @@ from lutjax.kernels._triton import (
     _weighted_rows,
     detect,
 )
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
@@ -45,6 +45,26 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values import _quantized
 
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, ScoredLut)
+    return unsupported_arguments(request, "int8") or few_additions(
+        request, call.x.shape[0] * call.weights.shape[0]
+    )
+
+
+SPEC = Declaration(
+    _supports,
+    launches=(
+        "scored_lut.forward",
+        "scored_lut.backward",
+        "scored_lut.update",
+        "scored_lut.rows",
+        "scored_lut.inputs",
+    ),
+)
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:

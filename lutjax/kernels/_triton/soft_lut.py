@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import triton.language as tl
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _gate_tiles, _row_tiles, bilinear_gates
+from lutjax.kernels._triton._language import tl
+from lutjax.kernels._triton._rules import few_values, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.soft_lut import SoftLut
@@ -27,6 +28,17 @@ from lutjax.values._dtypes import accumulator
 _LOW_BITS = 4  # of an address: their slots are written out, a loop visits the values of the others
 # Most bits with which it is faster to compute the cotangent of a wire where it is added than to write and read it.
 _GATHERED = 4
+
+
+def _supports(request: Request) -> str | None:
+    assert isinstance(request.call, SoftLut)
+    return unsupported_arguments(request) or few_values(request.call)
+
+
+SPEC = Declaration(
+    _supports,
+    launches=("soft_lut.forward", "soft_lut.wires", "soft_lut.readers", "soft_lut.inputs", "soft_lut.table"),
+)
 
 
 def forward(call: SoftLut, *, device: Device) -> jax.Array:

@@ -15,12 +15,12 @@ import functools
 from typing import Any
 
 import jax
-import triton
-import triton.language as tl
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _row_tiles
+from lutjax.kernels._triton._language import tl, triton
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.tables._row_rules import RowState
@@ -28,6 +28,18 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype, result
 
 _COMPARED = 2**13  # most slots times outputs of a sample at which comparing them costs less than atomics
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, SparseLookup)
+    n_reads = call.detection.index.shape[0] * call.weights.shape[0]
+    return unsupported_arguments(request) or few_additions(request, n_reads)
+
+
+SPEC = Declaration(
+    _supports, launches=("sparse_lookup.forward", "sparse_lookup.margins", "sparse_lookup.table")
+)
 
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:

@@ -15,10 +15,23 @@ import jax
 
 from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _weighted_rows
+from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables._row_rules import RowState
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, WeightedLookup)
+    n_reads = call.index.shape[0] * call.valued * call.weights.shape[0]
+    return unsupported_arguments(request) or few_additions(request, n_reads)
+
+
+SPEC = Declaration(
+    _supports, launches=("weighted_lookup.forward", "weighted_lookup.products", "weighted_lookup.table")
+)
 
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:

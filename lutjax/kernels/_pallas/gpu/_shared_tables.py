@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from lutjax.kernels._pallas.gpu import _mosaic_launch, _mosaic_values as mlir
-from lutjax.kernels._pallas.gpu._mosaic_fit import MAX_ROWS
+from lutjax.kernels._pallas.gpu._rules import MAX_ROWS
 
 _SAMPLES = 64  # of a warpgroup
 _OF_PROGRAM = _SAMPLES * _mosaic_launch.WARPGROUPS

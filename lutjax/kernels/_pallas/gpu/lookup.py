@@ -11,18 +11,104 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.kernels._nvidia import compute_capability
 from lutjax.kernels._pallas import _steps
-from lutjax.kernels._pallas.gpu import _one_hot, _shared_sums, _shared_tables
+from lutjax.kernels._pallas.gpu._rules import (
+    MAX_ROWS,
+    fewer_than_measured,
+    lacks_triton,
+    too_many,
+    unsupported_dtypes,
+)
 from lutjax.kernels._triton import lookup as in_triton
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import RowState
+from lutjax.tables._row_rules import SGD, RowState
 from lutjax.values._fixed_point import addends, result
+
+_MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
+
+# Tables of so many rows are kept. Microseconds on an H200, float32, 64 detectors unless said, forward / backward of Triton and here
+# (`lookup` alone; both cotangents):
+#   samples  outputs  rows       Triton          here
+#     16384      512    64   140 /  924     116 / 515
+#     16384      512    32   152 /  927     117 / 506
+#     16384      256    64    87 /  474      64 / 276
+#     16384      512    64    50 /  256      47 / 167   (16 detectors)
+#      4096      512    64    53 /  251      58 / 206
+#     16384      128    64    55 /  269      62 / 194
+#     16384      512   128   186 /  925     183 / 905   (the same, so it is left to Triton)
+# For updates, the sums of rows were measured, at the sizes of the first line: 590 in Triton, 288 here.
+_FEWEST_ROWS, _MOST_ROWS = 32, 64
+_FEWEST_DETECTORS = {"forward": 16, "backward": 16, "update": 64}
+_FEWEST_OUTPUTS = {"forward": 256, "backward": 128, "update": 512}
+_FEWEST_NUMBERS = {"forward": 2**22, "backward": 2**21, "update": 2**23}  # samples times outputs
+
+
+def _unsupported(request: Request) -> str | None:
+    call, step = request.call, request.step
+    assert isinstance(call, Lookup)
+    # The gradient of a table is a product of tensor cores.
+    if request.direction != "forward" and (compute_capability(request.device) or 0) >= 100:
+        return f"multiplies by wgmma, which compute capability 9.0 has and {request.device.kind} has not"
+    if why := unsupported_dtypes(request):
+        return why
+    if call.accumulate is not None and (why := lacks_triton("sums integers by Triton kernels")):
+        return why
+    if call.groups > 1:
+        return f"sums all detectors to one output, here {call.groups} groups"
+    if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
+        return f"moves rows by SGD without weight decay only, not by {step.rule}"
+    n_detectors, n_rows, n_outputs = call.weights.shape
+    most = MAX_ROWS if call.accumulate is None else _MOST_ROWS_OF_INTEGERS
+    if n_rows > most:
+        return f"keeps tables in shared memory: at most {most} rows, here {n_rows}"
+    # Numbers of tables, of outputs, and of the parts of margins that warps add up.
+    of_sample = max(n_outputs, 4 * n_detectors * -(-n_outputs // 128))
+    return too_many(max(call.weights.size, call.detection.shape[0] * of_sample))
+
+
+def _deferral(request: Request) -> Deferral | None:
+    call, direction = request.call, request.direction
+    assert isinstance(call, Lookup)
+    n_detectors, n_rows, n_outputs = call.weights.shape
+    if call.accumulate is not None:
+        return _deferral_of_integers(call, direction)
+    if call.weights.dtype.name != "float32":
+        return Deferral(f"was measured faster than Triton for float32 tables only, not {call.weights.dtype}")
+    few = fewer_than_measured(
+        (
+            ("rows", n_rows, _FEWEST_ROWS),
+            ("detectors", n_detectors, _FEWEST_DETECTORS[direction]),
+            ("outputs", n_outputs, _FEWEST_OUTPUTS[direction]),
+            ("numbers in the outputs", call.detection.shape[0] * n_outputs, _FEWEST_NUMBERS[direction]),
+        )
+    )
+    if few is None and n_rows > _MOST_ROWS:
+        return Deferral(f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}")
+    return few
+
+
+def _deferral_of_integers(call: Lookup, direction: str) -> Deferral | None:
+    if direction == "forward":
+        return Deferral("sums rows of integers by Triton's kernels")
+    # Sums of all rows are written, read or not.
+    reads = len(call.detection.index) // call.weights.shape[1]
+    return fewer_than_measured((("look-ups of each row in fixed point", reads, 1),))
+
+
+def _supports(request: Request) -> str | None:
+    return _unsupported(request) or _deferral(request)
+
+
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:
+    from lutjax.kernels._pallas.gpu import _shared_tables
+
     if _empty(call):
         return plain.forward(call, device=device)
     if call.accumulate is not None:
@@ -33,6 +119,8 @@ def forward(call: Lookup, *, device: Device) -> jax.Array:
 def backward(
     call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    from lutjax.kernels._pallas.gpu import _shared_tables
+
     if _empty(call):
         return plain.backward(call, cotangent, needs, device=device)
     if call.accumulate is not None:
@@ -60,6 +148,8 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 def _sums(call: Lookup, cotangent: jax.Array) -> jax.Array:
     """Return the sums of the addends of every row's readers, ``[T, R, O]``."""
+    from lutjax.kernels._pallas.gpu import _one_hot, _shared_sums
+
     index, n_rows = call.detection.index.T, call.weights.shape[1]
     if call.accumulate is None:
         return _one_hot.add_rows(index, cotangent, n_rows)

@@ -6,20 +6,93 @@
 (`_counts`). The products with counts, and the cotangents of margins, are made by Triton kernels.
 """
 
+import math
+
 import jax
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.gpu._counts import COUNTER
+from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, unsupported_dtypes
 from lutjax.kernels._triton import _histograms, lookup_attention as in_triton
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._row_additions import Addition
 from lutjax.ops.lookup_attention import LookupAttention
-from lutjax.tables._row_rules import RowState
+from lutjax.tables._row_rules import SGD, RowState
 from lutjax.values._fixed_point import result
+
+_MOST_COUNTS = 2**12  # of a query, in shared memory
+_MOST_IDS = 2**12  # of queries: each has a program that looks for them
+_MOST_ALL_COUNTS = 2**28  # of all queries
+_MOST_KEYS = 2**15 - 1  # a count is a signed integer of 16 bits
+
+# Long sequences: microseconds on an H200 are in `lutjax.kernels._triton._histograms`.
+_FEWEST_KEYS = {"forward": 512, "backward": 256, "update": 256}
+_FEWEST_OF_ID = 16
+_MOST_COUNTED = 2**10
+
+
+def _unsupported(request: Request) -> str | None:
+    call, step = request.call, request.step
+    assert isinstance(call, LookupAttention)
+    if why := unsupported_dtypes(request) or lacks_triton("multiplies counts by Triton kernels"):
+        return why
+    if step is not None and not isinstance(step.rule, SGD):
+        return f"moves rows by SGD only, not by {step.rule}"
+    counts, ids = _counted(call)
+    for number, most, name in (
+        (counts, _MOST_COUNTS, "rows for each id of a query"),
+        (ids, _MOST_IDS, "ids of queries"),
+        (call.key.shape[1], _MOST_KEYS, "keys"),
+    ):
+        if number > most:
+            return f"counts the reads of at most {most} {name}, here {number}"
+    numbers = math.prod(call.query.shape[:2]) * counts
+    if numbers > _MOST_ALL_COUNTS:
+        return f"keeps at most {_MOST_ALL_COUNTS} counts of a detector in memory, here {numbers}"
+    return None
+
+
+def _deferral(request: Request) -> Deferral | None:
+    call = request.call
+    assert isinstance(call, LookupAttention)
+    if call.accumulate is not None and request.direction == "forward":
+        return Deferral("was measured faster than Triton for sums of floats only, not of integers")
+    n_samples, n_queries, _ = call.query.shape
+    n_keys = call.key.shape[1]
+    counts, ids = _counted(call)
+    few = fewer_than_measured(
+        (
+            (
+                "keys",
+                n_keys if call.window is None else min(n_keys, call.window),
+                _FEWEST_KEYS[request.direction],
+            ),
+            ("queries for each of their ids", n_samples * n_queries // ids, _FEWEST_OF_ID),
+        )
+    )
+    if few is None and counts > _MOST_COUNTED:
+        return Deferral(
+            f"was measured faster than Triton up to {_MOST_COUNTED} rows for each id of a query, here {counts}"
+        )
+    return few
+
+
+def _counted(call: LookupAttention) -> tuple[int, int]:
+    """Return the number of rows that a query of one id may read, and the number of ids of queries."""
+    counts = 2 ** (call.key.bits + (0 if call.position is None else call.position.bits))
+    return counts, call.weights.shape[1] // counts
+
+
+def _supports(request: Request) -> str | None:
+    return _unsupported(request) or _deferral(request)
+
+
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
+    from lutjax.kernels._pallas.gpu._counts import COUNTER
+
     pairs = DetectedPairs.of(call)
     if not _histograms.fits(pairs):
         return in_triton.forward(call, device=device)
@@ -42,6 +115,8 @@ def _add_rows(
     pairs: DetectedPairs, dy: jax.Array, device: Device, addition: Addition
 ) -> tuple[jax.Array, ...]:
     """Add `dy` to the row of every pair."""
+    from lutjax.kernels._pallas.gpu._counts import COUNTER
+
     if not _histograms.fits(pairs):
         return in_triton.add_rows(pairs, dy, device, addition)
     return _histograms.add_rows(pairs, dy, device, addition, COUNTER)

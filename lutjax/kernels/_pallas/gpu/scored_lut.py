@@ -7,15 +7,61 @@ fit: sums and tables of integers, reads that users write, and larger tables.
 import jax
 import jax.numpy as jnp
 
+from lutjax import reads
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
-from lutjax.kernels._pallas.gpu._mosaic_fit import rows_by_triton
+from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, too_many, unsupported_dtypes
 from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.tables._row_rules import RowState
 
 _MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, products
+
+_MOST_OUTPUTS_OF_ROWS = 64
+_MOST_INPUTS = 384
+
+# Microseconds of kernels on an H100, float32, 256 rows, two ways: Triton / here.
+#   samples  tables x groups  outputs      forward         step
+#     32768        64 x 16       48    1273 / 891   5373 / 3893
+#     24576        64 x  8       48     456 / 350   2028 / 1576
+#     16384        32 x 16       64     408 / 298   1876 / 1465
+#      8192        32 x  8       32      70 /  58    366 /  290
+#      4096        64 x  8       48     118 / 107    462 /  375
+#      2048        64 x  8       48      60 /  96    299 /  292
+#      1024        32 x 16       64      44 /  65    230 /  224
+#      1024        64 x  8       48      48 /  92    173 /  298
+_FEWEST_READS = {"forward": 2**15, "backward": 2**14}  # samples times groups
+
+
+def _rows_by_triton(call: ScoredLut) -> str | None:
+    """Return why Triton's kernels read the rows of a call; None if they are read from shared memory."""
+    if call.accumulate is not None or call.exponents is not None:
+        return "sums floats only, of tables of floats"
+    if type(call.read) not in (reads.Hard, reads.Blend, reads.SoftSign, reads.Confidence):
+        return f"has no kernel for {type(call.read).__name__}"
+    n_rows, n_outputs = call.weights.shape[1:]
+    if n_outputs > _MOST_OUTPUTS_OF_ROWS or n_rows > 2**8:
+        return f"keeps two tables in shared memory, of at most {2**8} rows and {_MOST_OUTPUTS_OF_ROWS} outputs, here {n_rows} and {n_outputs}"
+    n_inputs = call.x.shape[2]
+    if n_inputs > _MOST_INPUTS:
+        return f"keeps the cotangents of the inputs of a sample in shared memory: of at most {_MOST_INPUTS} inputs, here {n_inputs}"
+    return too_many(max(call.x.size, call.weights.size, 3 * len(call.x) * len(call.weights)))
+
+
+def _supports(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, ScoredLut)
+    if why := unsupported_dtypes(request) or lacks_triton("computes scores by Triton kernels"):
+        return why
+    if request.direction == "update":
+        return Deferral("moves rows by Triton's kernels")
+    if why := _rows_by_triton(call):
+        return Deferral(why)
+    n = len(call.x) * call.groups
+    return fewer_than_measured((("samples of all groups", n, _FEWEST_READS[request.direction]),))
+
+
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:
@@ -37,6 +83,8 @@ def backward(
 
 def _outputs(call: ScoredLut, device: Device) -> jax.Array:
     """Return the sums of each group."""
+    from lutjax.kernels._pallas.gpu import _shared_reads
+
     n, call = len(call.x), _padded(call)
     rows, factors = in_triton.rows_and_factors(call, device)
     y, strange = _shared_reads.sum_rows(call.weights, rows, factors, call.groups)
@@ -46,6 +94,8 @@ def _outputs(call: ScoredLut, device: Device) -> jax.Array:
 def _pulled_back(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], device: Device
 ) -> dict[str, jax.Array]:
+    from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
+
     n, call = len(call.x), _padded(call)
     dy = _mosaic_launch.padded(cotangent, len(call.x), *cotangent.shape[1:])
     rows, factors = in_triton.rows_and_factors(call, device)
@@ -68,6 +118,8 @@ def update(
 
 def _padded(call: ScoredLut) -> ScoredLut:
     """Return the call with samples of zeros to the end of the last program."""
+    from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
+
     n = -(-len(call.x) // _shared_reads.SAMPLES) * _shared_reads.SAMPLES
     keep = call.keep if call.keep is None else _mosaic_launch.padded(call.keep, n, *call.keep.shape[1:])
     return call.replace(x=_mosaic_launch.padded(call.x, n, *call.x.shape[1:]), keep=keep)
@@ -82,4 +134,4 @@ def _parts(call: ScoredLut) -> int:
 
 
 def _by_triton(call: ScoredLut) -> bool:
-    return 0 in (*call.weights.shape, *call.x.shape) or rows_by_triton(call) is not None
+    return 0 in (*call.weights.shape, *call.x.shape) or _rows_by_triton(call) is not None

@@ -7,16 +7,56 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.gpu import _shared_outputs
+from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
+from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, too_many, unsupported_dtypes
 from lutjax.kernels._triton import sparse_lookup as in_triton
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addends, result
 
+_MOST_OUTPUTS = 2**13  # of a sample, in shared memory
+
+_FEWEST_SLOTS = 32
+_FEWEST_SAMPLES = 512
+
+
+def _unsupported(request: Request) -> str | None:
+    call = request.call
+    assert isinstance(call, SparseLookup)
+    if why := unsupported_dtypes(request) or lacks_triton("adds to tables by Triton kernels"):
+        return why
+    if call.n_outputs > _MOST_OUTPUTS:
+        return (
+            f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
+        )
+    n_outputs = -(-call.n_outputs // 128) * 128
+    return too_many(max(call.weights.size, len(call.detection.index) * n_outputs))
+
+
+def _deferral(request: Request) -> Deferral | None:
+    call = request.call
+    assert isinstance(call, SparseLookup)
+    if request.direction == "update":
+        return Deferral("moves rows by Triton's kernels")
+    return fewer_than_measured(
+        (
+            ("slots", call.weights.shape[2], _FEWEST_SLOTS),
+            ("samples", len(call.detection.index), _FEWEST_SAMPLES),
+        )
+    )
+
+
+def _supports(request: Request) -> str | None:
+    return _unsupported(request) or _deferral(request)
+
+
+SPEC = Declaration(_supports, requires=("jax_triton", "triton"), launches=in_triton.SPEC.launches)
+
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:
+    from lutjax.kernels._pallas.gpu import _shared_outputs
+
     if _empty(call):
         return in_triton.forward(call, device=device)
     weights = addends(call.weights, call.accumulate)
@@ -29,6 +69,8 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
 def backward(
     call: SparseLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    from lutjax.kernels._pallas.gpu import _shared_outputs
+
     if _empty(call) or call.accumulate is not None:
         return in_triton.backward(call, cotangent, needs, device=device)
     found = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)

@@ -1,1 +1,11 @@
-"""Implementations in Pallas for the TensorCores of TPUs."""
+"""Pallas kernels for the TensorCores of TPUs."""
+
+from lutjax.dispatch.registry import Request, record_deferral
+from lutjax.kernels._pallas import _tpus
+
+
+def supports(request: Request) -> str | None:
+    """Return why no TensorCore kernel runs on a device, or is chosen by default there; None if some are."""
+    if _tpus.generation(request.device) is None:
+        return f"needs a TPU v4, v5e, v5p, v6e or v7x, not {request.device.kind}"
+    return record_deferral(request, "pallas/tpu")

@@ -275,6 +275,8 @@ class Plan:
 
 def unsupported(request: Request) -> str | None:
     """Return why a call of look-up attention does not fit the memory of its device; None if it does."""
+    if request.step is not None and request.step.differs_by_row:
+        return "adds pairs to rows at one rate for all, and the rates or factors of these differ"
     call, step = request.call, request.step
     assert isinstance(call, LookupAttention)
     if step is not None and step.rule.weight_decay:

@@ -201,7 +201,7 @@ def differentiate(
 
 def _blocks(x: jax.Array, parameter: jax.Array, wires: jax.Array, device: Device, backward: bool) -> Blocks:
     how = blocks(x, parameter, wires, device, backward)
-    assert how is not None  # `_tensorcore_fit` has asked
+    assert how is not None  # `_gate_blocks.unsupported` has asked
     return how
 
 

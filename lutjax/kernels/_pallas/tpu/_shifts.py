@@ -89,6 +89,8 @@ def most_lanes(weights: Any, stride: int, budget: int) -> int:
 
 def unsupported(request: Request) -> str | None:
     """Return why a call of pair attention cannot be laid out; None if it can."""
+    if request.step is not None and request.step.differs_by_row:
+        return "adds pairs to rows at one rate for all, and the rates or factors of these differ"
     call = request.call
     assert isinstance(call, LutPairAttention)
     n_rows, places = call.weights.shape[1], max(call.x.shape[1], call.keys.shape[1])

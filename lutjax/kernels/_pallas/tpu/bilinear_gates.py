@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 import jax
 
+from lutjax.dispatch.registry import Declaration
+from lutjax.kernels._pallas.tpu import _gate_blocks
 from lutjax.kernels._pallas.tpu._gate_kernels import GateKernels
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import bilinear_gates as plain
+
+SPEC = Declaration(tensorcore_rule(_gate_blocks.unsupported, _gate_blocks.slower))
 
 
 def _value(c: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from lutjax.kernels._pallas.tpu import soft_lut
+from lutjax.dispatch.registry import Declaration
+from lutjax.kernels._pallas.tpu import _gate_blocks, soft_lut
 from lutjax.kernels._pallas.tpu._gate_kernels import GateKernels
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import binary_lut as plain
+
+SPEC = Declaration(tensorcore_rule(_gate_blocks.unsupported, _gate_blocks.slower))
 
 
 def _value(slots: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:

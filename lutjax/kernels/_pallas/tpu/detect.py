@@ -13,13 +13,16 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import detect as plain
 from lutjax.ops.detect import Detect
 from lutjax.values._detection import Detection
+
+SPEC = Declaration(tensorcore_rule(_lanes.unsupported))
 
 
 def forward(call: Detect, *, device: Device) -> Detection:

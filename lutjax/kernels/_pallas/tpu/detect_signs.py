@@ -10,15 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _call
 from lutjax.kernels._pallas.tpu import _lanes
 from lutjax.kernels._pallas.tpu._limits import LANES
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import detect, detect_signs as plain
 from lutjax.ops.detect_signs import DetectSigns
 from lutjax.values._detection import Detection
 
 _BLOCK = 2**21  # bytes: at most 31 values
+
+SPEC = Declaration(tensorcore_rule())
 
 
 def forward(call: DetectSigns, *, device: Device) -> Detection:

@@ -10,15 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _steps
-from lutjax.kernels._pallas.tpu import _products, _resident
+from lutjax.kernels._pallas.tpu import _products, _resident, _tables
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
 from lutjax.tables._row_rules import RowState
+
+SPEC = Declaration(tensorcore_rule(_tables.unsupported, _tables.slower))
 
 
 def forward(call: Lookup, *, device: Device) -> jax.Array:

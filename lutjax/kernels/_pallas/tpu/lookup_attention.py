@@ -21,14 +21,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _call, _steps
+from lutjax.kernels._pallas.tpu import _attention_blocks
 from lutjax.kernels._pallas.tpu._attention_blocks import UNROLLED, Plan
 from lutjax.kernels._pallas.tpu._limits import LANES, params
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import _row_gathers, lookup_attention as plain
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.tables._row_rules import RowState
 from lutjax.values._detection import Detection
+
+SPEC = Declaration(tensorcore_rule(_attention_blocks.unsupported, _attention_blocks.slower))
 
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:

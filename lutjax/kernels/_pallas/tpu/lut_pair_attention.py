@@ -17,10 +17,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _call, _steps
 from lutjax.kernels._pallas.tpu import _shifts
 from lutjax.kernels._pallas.tpu._limits import LANES, params, vmem_budget
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._row_gathers import slope
@@ -30,6 +31,8 @@ from lutjax.values._detection import is_above_zero
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
 _AT_ONCE = 4  # shifts of one step of the loop: detecting one hides behind the comparisons of another
+
+SPEC = Declaration(tensorcore_rule(_shifts.unsupported, _shifts.slower))
 
 
 def forward(call: LutPairAttention, *, device: Device) -> jax.Array:

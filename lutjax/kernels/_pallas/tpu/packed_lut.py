@@ -5,10 +5,13 @@ tile by tile, see `_gate_kernels`; the masks m are all ones or all zeros.
 import jax
 import jax.numpy as jnp
 
-from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.tpu import _gate_kernels
+from lutjax.dispatch.registry import Declaration, Device
+from lutjax.kernels._pallas.tpu import _gate_blocks, _gate_kernels
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import packed_lut as plain
 from lutjax.ops.packed_lut import PackedLut
+
+SPEC = Declaration(tensorcore_rule(_gate_blocks.unsupported, _gate_blocks.slower, "bool"))
 
 
 def forward(call: PackedLut, *, device: Device) -> jax.Array:

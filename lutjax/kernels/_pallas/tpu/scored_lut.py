@@ -16,12 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _call, _steps
-from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._limits import params
 from lutjax.kernels._pallas.tpu._products import Order, Output, Way
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_scored, padded, up
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
 from lutjax.ops.scored_lut import ScoredLut
@@ -30,6 +31,8 @@ from lutjax.values import _quantized
 
 _INPUTS = 16  # of bfloat16 in a register
 _BITS = 8  # of a number of bfloat16
+
+SPEC = Declaration(tensorcore_rule(_row_blocks.unsupported, _row_blocks.slower, "int8"))
 
 
 def forward(call: ScoredLut, *, device: Device) -> jax.Array:

@@ -7,11 +7,14 @@ of `lutjax.lookup`; the gradient is that of the whole table at its edges.
 import jax
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
-from lutjax.kernels._pallas.tpu import _products, lookup
+from lutjax.dispatch.registry import Declaration, Device
+from lutjax.kernels._pallas.tpu import _products, _tables, lookup
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import sparse_lookup as plain
 from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.tables._row_rules import RowState
+
+SPEC = Declaration(tensorcore_rule(_tables.unsupported, _tables.slower))
 
 
 def forward(call: SparseLookup, *, device: Device) -> jax.Array:

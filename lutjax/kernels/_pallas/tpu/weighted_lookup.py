@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.dispatch.registry import Device
+from lutjax.dispatch.registry import Declaration, Device
 from lutjax.kernels._pallas import _steps
-from lutjax.kernels._pallas.tpu import _products
+from lutjax.kernels._pallas.tpu import _products, _row_blocks
 from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_weighted
+from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import weighted_lookup as plain
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables._row_rules import RowState
+
+SPEC = Declaration(tensorcore_rule(_row_blocks.unsupported, _row_blocks.slower))
 
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:

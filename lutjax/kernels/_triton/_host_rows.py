@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import triton
-import triton.language as tl
 from jax.custom_batching import custom_vmap
 
 from lutjax.dispatch.registry import Device
+from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 
 _TILE = 1024  # numbers

@@ -1,0 +1,40 @@
+"""Rules that several Mosaic GPU kernels share."""
+
+from collections.abc import Iterable
+
+import jax
+
+from lutjax.dispatch.registry import Deferral, Request
+from lutjax.kernels import _triton
+
+MAX_ROWS = 128  # of a table in shared memory
+_ELEMENTS = 2**31  # larger arrays have not been tried
+
+
+def unsupported_dtypes(request: Request) -> str | None:
+    """Return why no kernel takes the dtypes of a call; None if one does."""
+    for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
+        if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
+            return f"has no kernel for {leaf.dtype}"
+    return None
+
+
+def lacks_triton(use: str) -> str | None:
+    """Return why Triton does not work for a kernel that launches Triton kernels, too; None if it does."""
+    why = _triton.unfit_packages()
+    return None if why is None else f"{use}, and Triton {why}"
+
+
+def too_many(elements: int) -> str | None:
+    """Return why arrays of so many elements are not supported; None if they are."""
+    if elements < _ELEMENTS:
+        return None
+    return f"has been tried on arrays of fewer than 2^31 numbers, here {elements}"
+
+
+def fewer_than_measured(sizes: Iterable[tuple[str, int, int]]) -> Deferral | None:
+    """Return which size, of names, numbers and the fewest that were measured faster, is too small; None if all are large."""
+    for name, number, fewest in sizes:
+        if number < fewest:
+            return Deferral(f"was measured faster than Triton from {fewest} {name} on, here {number}")
+    return None

@@ -1,0 +1,37 @@
+"""Rules that all TensorCore kernels share."""
+
+import jax
+
+from lutjax.dispatch.registry import Deferral, Request, Rule
+from lutjax.tables._row_rules import SGD
+
+_DTYPES = ("float32", "bfloat16", "int32", "uint32")
+
+
+def tensorcore_rule(unsupported: Rule | None = None, slower: Rule | None = None, *dtypes: str) -> Rule:
+    """Return the rule of a kernel.
+
+    Args:
+      unsupported: returns why its blocks do not fit a call; None if they do.
+      slower: returns why the next implementation comes first; None if it does not.
+      *dtypes: supported dtypes besides those of all kernels.
+    """
+
+    def supports(request: Request) -> str | None:
+        if why := _unsupported_arguments(request, dtypes) or (unsupported and unsupported(request)):
+            return why
+        why = slower and slower(request)
+        return Deferral(why) if why else None
+
+    return supports
+
+
+def _unsupported_arguments(request: Request, dtypes: tuple[str, ...]) -> str | None:
+    for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
+        if leaf.dtype.name not in (*_DTYPES, *dtypes):
+            return f"has no kernel for {leaf.dtype}: TensorCores compute in float32 and bfloat16"
+    if getattr(request.call, "accumulate", None) is not None:
+        return "adds in float32, not in fixed point: matrix units have no int32 sums of that range"
+    if request.step is not None and not isinstance(request.step.rule, SGD):
+        return f"moves rows by SGD only, not by {request.step.rule}"
+    return None
