@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
+from lutjax import _meshes
 from lutjax._typing import Anchors, Array, Integer, Positions, Scalar
-from lutjax.dispatch import _meshes
 from lutjax.ops.logic_trees import Places
 from lutjax.ops.lut_at_places import Windows
 from lutjax.ops.quantize_tables import quantize_tables

@@ -19,8 +19,8 @@ from lutjax._arguments import shown
 from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops.weighted_lookup import weighted_lookup
-from lutjax.tables._row_rules import DECAY
 from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._row_rules import DECAY
 
 __all__ = ["DETECTORS", "lookup_in_blocks", "specs"]
 

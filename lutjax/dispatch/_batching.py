@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat
-from lutjax.dispatch import _meshes
+from lutjax import _compat, _meshes
 from lutjax.dispatch._leading_axes import ranks_of_update
 from lutjax.dispatch._partition import on_part, partitioned
 from lutjax.dispatch._plan import Options, Over, Plan, cached

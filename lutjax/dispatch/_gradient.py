@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from lutjax import _compat
-from lutjax.dispatch import _meshes
+from lutjax import _compat, _meshes
 from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._partition import first_element, some_element
 from lutjax.dispatch._plan import Plan

@@ -22,8 +22,7 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from lutjax import _compat
-from lutjax.dispatch import _meshes
+from lutjax import _compat, _meshes
 from lutjax.dispatch.contract import Call, Direction
 
 Axes = tuple[str, ...]

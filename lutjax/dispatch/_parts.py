@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax import _meshes
+from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Call
 
 

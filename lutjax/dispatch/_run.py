@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from lutjax import _compat
-from lutjax.dispatch import _meshes
+from lutjax import _compat, _meshes
 from lutjax.dispatch._plan import Options, Plan
 from lutjax.dispatch.contract import Direction, Step
 from lutjax.dispatch.registry import Device, KernelSpec, Platform

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax import _compat, _meshes
+from lutjax.dispatch import _table_reads
 from lutjax.dispatch._batching import kernel
 from lutjax.dispatch._gradient import differentiable
 from lutjax.dispatch._leading_axes import batch_shape, fold, folded_output, ranks_of_update, shapes_of_kernel

@@ -37,10 +37,24 @@ WITHOUT_NATIVE = ("logic_trees", "lut_at_places")
 """Ops without a native kernel. The separate package lutjax-cpu has kernels of all other ops, and registers them."""
 
 
-_ORDER = (
-    "detect detect_signs lookup margins weighted_lookup scored_lut sparse_lookup lut_at_places lookup_attention lut_pair_attention "
-    "bilinear_gates gate_network logic_trees soft_lut binary_lut packed_lut"
-).split()
+_ORDER = [
+    "detect",
+    "detect_signs",
+    "lookup",
+    "margins",
+    "weighted_lookup",
+    "scored_lut",
+    "sparse_lookup",
+    "lut_at_places",
+    "lookup_attention",
+    "lut_pair_attention",
+    "bilinear_gates",
+    "gate_network",
+    "logic_trees",
+    "soft_lut",
+    "binary_lut",
+    "packed_lut",
+]
 """Order of ops in listings, that of the mathematics; other ops follow by name."""
 
 

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 
-from lutjax.tables._row_rules import SGD, RowRule, RowState
+from lutjax.values._row_rules import SGD, RowRule, RowState
 
 C = TypeVar("C", bound="Call")
 

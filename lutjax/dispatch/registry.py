@@ -26,9 +26,9 @@ from lutjax._names import Backend as Backend, Platform as Platform
 from lutjax.dispatch import _records
 from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
-from lutjax.tables._row_rules import SGD, RowRule
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import trusted_ids
+from lutjax.values._row_rules import SGD, RowRule
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Callable[..., Any])

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lutjax import _meshes
 from lutjax._compat import cast_varying, varying_axes
-from lutjax.dispatch import _meshes
 from lutjax.kernels._xla._row_gathers import read
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only
 from lutjax.values._dtypes import accumulator

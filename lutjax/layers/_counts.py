@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 import lutjax
+from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.values._derivatives import with_derivative_of
 from lutjax.values._dtypes import accumulator

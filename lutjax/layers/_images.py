@@ -11,10 +11,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import lutjax
-from lutjax import wiring
+from lutjax import _meshes, wiring
 from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableSpec

@@ -14,11 +14,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
-from lutjax import _compat, wiring
+from lutjax import _compat, _meshes, wiring
 from lutjax._arguments import require_array
 from lutjax._names import ESTIMATORS, PARAMETERIZATIONS as PARAMETERIZATIONS
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
 from lutjax.layers._spec import (

@@ -13,11 +13,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 import lutjax
-from lutjax import _compat, sharding
+from lutjax import _compat, _meshes, sharding
 from lutjax._arguments import require_array, shown
 from lutjax._names import PLACEMENTS
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal

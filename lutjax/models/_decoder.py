@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
+from lutjax import _meshes
 from lutjax._arguments import require_array
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.ops import _checks
 from lutjax.values._ids import as_int32, is_concrete
 

@@ -14,14 +14,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int, Shaped
 
 import lutjax
-from lutjax import circuits
+from lutjax import _meshes, circuits
 from lutjax._arguments import require_array, shown
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import bits_of, tables_of
 from lutjax.circuits.columns import Columns
-from lutjax.dispatch import _meshes
 from lutjax.layers._logic import truth_of
 from lutjax.layers._spec import Initializer, missing
 from lutjax.layers.initializers import residual_gates

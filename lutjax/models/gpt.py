@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from lutjax import _meshes
 from lutjax._extras import needed_by
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._memory import History
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT

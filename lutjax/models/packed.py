@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
+from lutjax import _meshes
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers, stages_of_tables
 from lutjax.circuits.columns import Columns
-from lutjax.dispatch import _meshes
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import of_shape
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
+from lutjax import _meshes
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
 from lutjax.circuits._layers import of_layers
 from lutjax.circuits.columns import Columns
-from lutjax.dispatch import _meshes
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._circuits import WithCircuit

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax.dispatch import _meshes
+from lutjax import _meshes
 from lutjax.ops import _checks
 from lutjax.values._ids import as_int32
 

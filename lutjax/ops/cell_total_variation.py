@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
+from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.ops import _checks
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import as_jax

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from lutjax import _meshes
 from lutjax._typing import Anchors, Array, Scalar
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch import _table_reads
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops import _checks, _groups
 from lutjax.ops.lut_at_places import Windows, lut_at_places

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from lutjax import _meshes
 from lutjax._typing import Anchors, Array
-from lutjax.dispatch import _meshes
 from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call, batched, shared, static
 from lutjax.dispatch.registry import Implementation

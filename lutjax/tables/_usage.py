@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._arguments import shown
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch import _table_reads
 from lutjax.dispatch._leading_axes import folded
 from lutjax.dispatch.contract import Call
 from lutjax.dispatch.registry import Device, devices_of

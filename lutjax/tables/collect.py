@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._arguments import shown
-from lutjax.dispatch import _meshes, _table_reads
+from lutjax.dispatch import _table_reads
 from lutjax.tables.gradient import TableGradient, seal
 from lutjax.tables.host import HostTable
 from lutjax.tables.update import of_parts

@@ -40,7 +40,6 @@ from lutjax.kernels._xla import _row_gathers
 from lutjax.ops import _checks, _nan
 from lutjax.ops.weighted_lookup import WeightedLookup, check_reads, weighted_lookup
 from lutjax.tables import _registered
-from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import update_table
 from lutjax.values._derivatives import with_derivative_of
@@ -48,6 +47,7 @@ from lutjax.values._detection import Detection, existing
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, is_concrete
+from lutjax.values._row_rules import RowRule
 
 _BLOCK = 1 << 21  # numbers that are drawn or copied at a time, by one thread
 _LEAST = 1 << 12  # rows that are worth a thread of their own

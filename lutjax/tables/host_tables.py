@@ -12,9 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from lutjax._arguments import shown
-from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
+from lutjax.values._row_rules import RowRule
 
 KEY = "{}_key"
 """Name of the key that draws a table of a layer."""

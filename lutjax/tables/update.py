@@ -11,17 +11,16 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
-from lutjax import _compat
+from lutjax import _compat, _meshes
 from lutjax._typing import Array, Scalar
-from lutjax.dispatch import _meshes
 from lutjax.dispatch._leading_axes import folded
 from lutjax.dispatch._transforms import updated
 from lutjax.dispatch.contract import Call, Step
 from lutjax.dispatch.registry import Device, Implementation, devices_of, kernel_registry
 from lutjax.ops import _checks
-from lutjax.tables._row_rules import SGD, RowRule, RowState
 from lutjax.tables.gradient import TableGradient
 from lutjax.values._dtypes import accumulator
+from lutjax.values._row_rules import SGD, RowRule, RowState
 
 Rates = Float[Array, " _"] | Float[Array, "#detectors #rows #outputs"]
 """Factors of the learning rate of each table or each edge."""

@@ -28,11 +28,11 @@ from lutjax import _compat
 from lutjax.cases import Axes as Axes, Case as Case, Draw, Size, of as cases_of
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Implementation, kernel_registry
-from lutjax.tables._row_rules import DECAY, SGD, RowRule
 from lutjax.tables.collect import value_and_grad
 from lutjax.testing import _ahead_of_time
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._row_rules import DECAY, SGD, RowRule
 
 Arrays = dict[str, Any]
 

@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lutjax.tables import _registered
-from lutjax.tables._row_rules import RowRule
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
 from lutjax.tables.host_tables import HostTables, share_of, shares
 from lutjax.training import hosts, meshes
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Advance, Repeated, State
+from lutjax.values._row_rules import RowRule
 
 __all__ = [
     "Batch",

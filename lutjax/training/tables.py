@@ -19,7 +19,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from lutjax import sharding
 from lutjax._arguments import shown
 from lutjax._extras import needed_by
-from lutjax.tables._row_rules import DECAY, SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.tables.collect import (
     Chosen,
     Split,
@@ -32,6 +31,7 @@ from lutjax.tables.collect import (
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, squared_norm, update_table
 from lutjax.values._dtypes import accumulator
+from lutjax.values._row_rules import DECAY, SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 
 with needed_by(__name__):
     import optax

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax.dispatch import _meshes
+from lutjax import _meshes
 
 
 @dataclasses.dataclass(frozen=True)

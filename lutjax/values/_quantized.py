@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Int, Int8
 
+from lutjax import _meshes
 from lutjax._typing import Array
-from lutjax.dispatch import _meshes
 from lutjax.values._dtypes import accumulator
 
 _BITS = 8

@@ -12,8 +12,8 @@ from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import _row_updates
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.lut_pair_attention import LutPairAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 

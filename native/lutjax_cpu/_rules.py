@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
-from lutjax.tables._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._row_rules import SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
 from lutjax_cpu._call import kernel, scale
 
 _RULES: tuple[type[RowRule], ...] = (SGD, RowAdagrad, RowMomentum, RowAdam)

@@ -1,5 +1,5 @@
 // Moving the rows of tables in their own memory, from the reads that touched them: `lutjax/kernels/_xla/_row_updates.py` and the rules of
-// `lutjax/tables/_row_rules.py`.
+// `lutjax/values/_row_rules.py`.
 //
 // A hit is a read of a row: number i of those of table t. A kernel says which row that was, and adds up gradients:
 //

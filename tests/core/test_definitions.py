@@ -22,8 +22,8 @@ from hypothesis import given, settings
 
 import lutjax
 from lutjax import ops, reads, tables as factored_tables, testing, wiring
-from lutjax.tables import _row_rules
 from lutjax.training import tables
+from lutjax.values import _row_rules
 
 Arrays = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("without_typechecking")  # definitions read detections of NumPy arrays

@@ -26,8 +26,8 @@ from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.ops.sparse_lookup import SparseLookup
-from lutjax.tables._row_rules import SGD, RowAdagrad
 from lutjax.testing import _ahead_of_time
+from lutjax.values._row_rules import SGD, RowAdagrad
 
 ON_TENSOR_CORES, ON_GPUS = (pallas_interpreter.implemented(backend) for backend in ("tpu", "gpu"))
 

@@ -17,7 +17,7 @@ from lutjax.kernels._pallas.tpu import _row_blocks
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables._row_rules import SGD, RowAdagrad
+from lutjax.values._row_rules import SGD, RowAdagrad
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_rows_that_differ_in_a_bit_lie_in_different_banks(n_rows):
 def test_which_calls_come_first(monkeypatch, direction, batch, changes, reason):
     from lutjax.kernels import _triton
     from lutjax.ops.scored_lut import ScoredLut
-    from lutjax.tables._row_rules import SGD
+    from lutjax.values._row_rules import SGD
 
     monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
     sizes = {"outputs": 4, "bits": 3, "inputs": 5, "read": reads.Confidence(), "accumulate": None} | changes

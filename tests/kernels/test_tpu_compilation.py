@@ -14,8 +14,8 @@ from cases import split
 import lutjax
 from lutjax import reads, testing
 from lutjax.kernels._pallas import _tpus
-from lutjax.tables._row_rules import SGD
 from lutjax.testing import _ahead_of_time
+from lutjax.values._row_rules import SGD
 
 pytestmark = pytest.mark.slow
 

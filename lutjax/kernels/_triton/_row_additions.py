@@ -21,9 +21,9 @@ from lutjax.kernels._triton import _row_tiles
 from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_updates import scale_of_additions
-from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype
+from lutjax.values._row_rules import RowState
 
 _SUMS = 2**23  # most numbers in the sums of a group of detectors: they stay in the cache
 _TILE = 1024  # numbers of a tile of rows that move

@@ -22,10 +22,10 @@ from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 
 
 def _supports(request: Request) -> str | None:

@@ -29,9 +29,9 @@ from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._row_gathers import times_slope
 from lutjax.ops.lookup_attention import LookupAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 
 AddRows = Callable[[DetectedPairs, jax.Array, Device, _row_additions.Addition], tuple[jax.Array, ...]]
 """Adds `dy` to the row of every pair; returns `total`, and `touched`."""

@@ -28,9 +28,9 @@ from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.ops.lut_pair_attention import LutPairAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype
+from lutjax.values._row_rules import RowState
 
 _KEYS = (
     32  # most keys of a block: further reads of a tile are those of further queries, which read the same keys

@@ -40,9 +40,9 @@ from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values import _quantized
+from lutjax.values._row_rules import RowState
 
 _UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
 

@@ -23,9 +23,9 @@ from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.ops.sparse_lookup import SparseLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 
 _COMPARED = 2**13  # most slots times outputs of a sample at which comparing them costs less than atomics
 

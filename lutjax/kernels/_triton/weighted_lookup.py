@@ -19,7 +19,7 @@ from lutjax.dispatch.registry import Declaration, Device, Request
 from lutjax.kernels._triton import _row_additions, _weighted_rows
 from lutjax.kernels._triton._rules import few_additions, unsupported_arguments
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables._row_rules import RowState
+from lutjax.values._row_rules import RowState
 
 
 def _supports(request: Request) -> str | None:

@@ -19,9 +19,9 @@ from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import _row_updates
 from lutjax.kernels._xla._row_gathers import add, read, slope
 from lutjax.ops.sparse_lookup import EdgeLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 
 _BLOCK = 512  # reads that go on at once
 

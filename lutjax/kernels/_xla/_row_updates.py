@@ -16,9 +16,9 @@ from lutjax._compat import zeros_varying
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers
-from lutjax.tables._row_rules import DECAY, RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
+from lutjax.values._row_rules import DECAY, RowState
 
 _SCRATCH = 2**24  # numbers that the gradients of a group of detectors may take
 

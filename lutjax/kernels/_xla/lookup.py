@@ -15,8 +15,8 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers, _row_updates
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 
 
 def forward_by(rows: ModuleType, call: Lookup, *, device: Device) -> jax.Array:

@@ -18,9 +18,9 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _pair_tiles, _row_gathers, _row_updates
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.ops.lookup_attention import LookupAttention, SparseLookupAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 
 
 def forward_by(rows: Any, call: LookupAttention, *, device: Device) -> jax.Array:

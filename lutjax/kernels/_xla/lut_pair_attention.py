@@ -17,10 +17,10 @@ from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.kernels._xla.detect import closest, closest_pair
 from lutjax.ops.lut_pair_attention import LutPairAttention, SparseLutPairAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 
 
 def forward_by(rows: Any, call: LutPairAttention, *, device: Device) -> jax.Array:

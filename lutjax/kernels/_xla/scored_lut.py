@@ -23,11 +23,11 @@ from lutjax.kernels._xla import _row_gathers as rows, _row_updates, margins
 from lutjax.kernels._xla.weighted_lookup import Way, hits_of_ways, side_by_side
 from lutjax.ops.scored_lut import ScoredLut
 from lutjax.reads import Read
-from lutjax.tables._row_rules import RowState
 from lutjax.values import _quantized
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, addends, result
 from lutjax.values._reproducible import reproducible
+from lutjax.values._row_rules import RowState
 
 
 def forward_by(kernels: ModuleType, call: ScoredLut, *, device: Device) -> jax.Array:

@@ -20,9 +20,9 @@ from lutjax.kernels._xla._row_gathers import add, by_one_hot, clamped, detectors
 from lutjax.kernels._xla._slot_rows import SlotRows
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, addends, result
+from lutjax.values._row_rules import RowState
 
 
 def forward(call: SparseLookup | EdgeLookup, *, device: Device) -> jax.Array:

@@ -15,9 +15,9 @@ from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Device
 from lutjax.kernels._xla import _row_gathers, _row_updates
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 
 Way = tuple[jax.Array, jax.Array]
 """Row ids and coefficients, ``[T, n]``."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, result
+from lutjax.values._row_rules import RowState
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 

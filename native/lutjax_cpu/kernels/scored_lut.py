@@ -10,9 +10,9 @@ from lutjax import reads
 from lutjax.dispatch.contract import Step
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax.tables._row_rules import RowState
 from lutjax.values import _quantized
 from lutjax.values._fixed_point import result
+from lutjax.values._row_rules import RowState
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 

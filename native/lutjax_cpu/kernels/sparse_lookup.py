@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
 from lutjax.ops.sparse_lookup import EdgeLookup, SparseLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 from lutjax_cpu import _rules
 from lutjax_cpu._call import kernel, scale
 from lutjax_cpu.kernels.lookup import of_margins

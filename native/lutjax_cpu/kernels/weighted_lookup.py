@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from lutjax.dispatch.contract import Step
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addend_dtype, result
+from lutjax.values._row_rules import RowState
 from lutjax_cpu import _host as on_host, _rules
 from lutjax_cpu._call import kernel, scale
 

@@ -25,8 +25,8 @@ from lutjax.kernels._triton import lookup as in_triton
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import SGD, RowState
 from lutjax.values._fixed_point import addends, result
+from lutjax.values._row_rules import SGD, RowState
 
 _MOST_ROWS_OF_INTEGERS = 2**12  # of which columns do
 

@@ -17,8 +17,8 @@ from lutjax.kernels._triton import _histograms, lookup_attention as in_triton
 from lutjax.kernels._triton._detected_pairs import DetectedPairs
 from lutjax.kernels._triton._row_additions import Addition
 from lutjax.ops.lookup_attention import LookupAttention
-from lutjax.tables._row_rules import SGD, RowState
 from lutjax.values._fixed_point import result
+from lutjax.values._row_rules import SGD, RowState
 
 _MOST_COUNTS = 2**12  # of a query, in shared memory
 _MOST_IDS = 2**12  # of queries: each has a program that looks for them

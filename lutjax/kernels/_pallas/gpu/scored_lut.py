@@ -13,7 +13,7 @@ from lutjax.dispatch.registry import Declaration, Deferral, Device, Request
 from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton, too_many, unsupported_dtypes
 from lutjax.kernels._triton import scored_lut as in_triton
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax.tables._row_rules import RowState
+from lutjax.values._row_rules import RowState
 
 _MOST_SCRATCH = 2**30  # bytes that are computed of samples: rows, factors, products
 

@@ -12,8 +12,8 @@ from lutjax.kernels._pallas.gpu._rules import fewer_than_measured, lacks_triton,
 from lutjax.kernels._triton import sparse_lookup as in_triton
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.sparse_lookup import SparseLookup
-from lutjax.tables._row_rules import RowState
 from lutjax.values._fixed_point import addends, result
+from lutjax.values._row_rules import RowState
 
 _MOST_OUTPUTS = 2**13  # of a sample, in shared memory
 

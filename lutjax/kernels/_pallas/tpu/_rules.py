@@ -3,7 +3,7 @@
 import jax
 
 from lutjax.dispatch.registry import Deferral, Request, Rule
-from lutjax.tables._row_rules import SGD
+from lutjax.values._row_rules import SGD
 
 _DTYPES = ("float32", "bfloat16", "int32", "uint32")
 

@@ -19,7 +19,7 @@ from lutjax.kernels._pallas.tpu._tables import resident
 from lutjax.kernels._xla import lookup as plain
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lookup import Lookup
-from lutjax.tables._row_rules import RowState
+from lutjax.values._row_rules import RowState
 
 SPEC = Declaration(tensorcore_rule(_tables.unsupported, _tables.slower))
 

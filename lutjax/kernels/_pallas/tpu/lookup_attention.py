@@ -29,8 +29,8 @@ from lutjax.kernels._pallas.tpu._limits import LANES, params
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import _row_gathers, lookup_attention as plain
 from lutjax.ops.lookup_attention import LookupAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.values._detection import Detection
+from lutjax.values._row_rules import RowState
 
 SPEC = Declaration(tensorcore_rule(_attention_blocks.unsupported, _attention_blocks.slower))
 

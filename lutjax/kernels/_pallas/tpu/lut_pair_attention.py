@@ -26,8 +26,8 @@ from lutjax.kernels._xla import lut_pair_attention as plain
 from lutjax.kernels._xla._comparison_terms import Terms
 from lutjax.kernels._xla._row_gathers import slope
 from lutjax.ops.lut_pair_attention import LutPairAttention
-from lutjax.tables._row_rules import RowState
 from lutjax.values._detection import is_above_zero
+from lutjax.values._row_rules import RowState
 
 _CHUNK = 2**15  # numbers of the rows that are compared at once: they fit the registers
 _AT_ONCE = 4  # shifts of one step of the loop: detecting one hides behind the comparisons of another

@@ -26,8 +26,8 @@ from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import scored_lut as plain
 from lutjax.kernels._xla._row_gathers import terms
 from lutjax.ops.scored_lut import ScoredLut
-from lutjax.tables._row_rules import RowState
 from lutjax.values import _quantized
+from lutjax.values._row_rules import RowState
 
 _INPUTS = 16  # of bfloat16 in a register
 _BITS = 8  # of a number of bfloat16

@@ -12,7 +12,7 @@ from lutjax.kernels._pallas.tpu import _products, _tables, lookup
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import sparse_lookup as plain
 from lutjax.ops.sparse_lookup import SparseLookup
-from lutjax.tables._row_rules import RowState
+from lutjax.values._row_rules import RowState
 
 SPEC = Declaration(tensorcore_rule(_tables.unsupported, _tables.slower))
 

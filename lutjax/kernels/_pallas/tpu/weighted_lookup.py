@@ -16,7 +16,7 @@ from lutjax.kernels._pallas.tpu._row_blocks import RowBlocks, of_weighted
 from lutjax.kernels._pallas.tpu._rules import tensorcore_rule
 from lutjax.kernels._xla import weighted_lookup as plain
 from lutjax.ops.weighted_lookup import WeightedLookup
-from lutjax.tables._row_rules import RowState
+from lutjax.values._row_rules import RowState
 
 SPEC = Declaration(tensorcore_rule(_row_blocks.unsupported, _row_blocks.slower))
 
