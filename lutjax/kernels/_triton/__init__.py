@@ -8,6 +8,13 @@ import re
 from lutjax.dispatch.registry import Request
 from lutjax.kernels._nvidia import compute_capability
 
+ABSENT = {
+    "detect_signs": "a few comparisons per distance, which XLA compiles to one small loop",
+    "margins": "comparisons and one product, which XLA computes; before tables, scored_lut computes them in its own kernel",
+    "packed_lut": "bitwise operations on words, which XLA compiles to one memory-bound loop",
+}
+"""Reasons for deliberately missing kernels, by op."""
+
 
 def supports(request: Request) -> str | None:
     """Return why no Triton kernel runs on a device; None if some do."""

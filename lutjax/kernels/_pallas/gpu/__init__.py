@@ -3,8 +3,50 @@
 Kernel modules import Pallas in the functions that launch: a call that Triton runs does without it.
 """
 
+import dataclasses
+
 from lutjax.dispatch.registry import Request
+from lutjax.kernels import _triton
 from lutjax.kernels._nvidia import compute_capability
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A reason that is a measurement of Triton on an H200, recorded in ``docs/benchmarks/h200.csv``.
+
+    Attributes:
+      shape, row: of the record. microseconds: median time of a call. limit: what its bytes need at the bandwidth of a copy.
+    """
+
+    shape: str
+    row: str
+    microseconds: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"little to gain: for {self.shape} ({self.row}) on an H200, Triton takes {self.microseconds} us, and the "
+            f"memory traffic at least {self.limit} us"
+        )
+
+
+_ATOMICS = "adds single values with atomics, which were no faster in shared memory than in the L2 cache"
+
+ABSENT: dict[str, str | Measured] = {
+    **_triton.ABSENT,
+    "detect forward": "nothing to gain: Triton transfers only x and the detections",
+    "detect backward": _ATOMICS,
+    "weighted_lookup": _ATOMICS,
+    "lut_pair_attention forward": Measured("pair", "forward", 40, 32),
+    "lut_pair_attention": Measured("pair", "dense", 205, 158),
+    "bilinear_gates forward": "was no faster than Triton",
+    "bilinear_gates backward": Measured("gates", "dense", 435, 324),
+    "logic_trees": "bound by leaf reads from the caches, as in Triton",
+    "lut_at_places forward": "reads single values and rows from the caches, as Triton does",
+    "lut_at_places backward": _ATOMICS,
+    "soft_lut": "bound by wire reads from the L2 cache, which Triton performs at full bandwidth",
+}
+"""Reasons for deliberately missing kernels, by op, or by op and direction."""
 
 
 def supports(request: Request) -> str | None:

@@ -3,6 +3,11 @@
 from lutjax.dispatch.registry import Request, record_deferral
 from lutjax.kernels._pallas import _tpus
 
+ABSENT = {
+    "margins": "comparisons and one product, which XLA computes; before tables, scored_lut computes them in its own kernel"
+}
+"""Reasons for deliberately missing kernels, by op."""
+
 
 def supports(request: Request) -> str | None:
     """Return why no TensorCore kernel runs on a device, or is chosen by default there; None if some are."""
