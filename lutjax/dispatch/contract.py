@@ -103,7 +103,7 @@ class Call:
         jax.tree_util.register_pytree_with_keys(
             cls,
             lambda call: (
-                tuple((jax.tree_util.GetAttrKey(n), getattr(call, n)) for n in cls.arrays()),
+                tuple(zip(map(jax.tree_util.GetAttrKey, cls.arrays()), call.values(), strict=True)),
                 call.options(),
             ),
             lambda options, arrays: cls.of(arrays, options),
@@ -119,13 +119,13 @@ class Call:
     @functools.cache
     def arrays(cls) -> tuple[str, ...]:
         """Names of the arrays, in their order."""
-        return tuple(f.name for f in cls._fields() if "rank" in f.metadata)
+        return tuple([f.name for f in cls._fields() if "rank" in f.metadata])
 
     @classmethod
     @functools.cache
     def ranks(cls) -> tuple[int | None, ...]:
         """Rank of each array without leading axes; None of one that has none."""
-        return tuple(f.metadata["rank"] for f in cls._fields() if "rank" in f.metadata)
+        return tuple([f.metadata["rank"] for f in cls._fields() if "rank" in f.metadata])
 
     @classmethod
     @functools.cache
@@ -156,15 +156,16 @@ class Call:
     @classmethod
     @functools.cache
     def _options(cls) -> tuple[str, ...]:
-        return tuple(f.name for f in cls._fields() if "static" in f.metadata)
+        return tuple([f.name for f in cls._fields() if "static" in f.metadata])
 
     def values(self) -> tuple[Any, ...]:
         """Return the arrays, in the order of their names."""
-        return tuple([getattr(self, name) for name in self.arrays()])
+        return tuple(map(self.__dict__.__getitem__, self.arrays()))
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Return the static options with their names."""
-        return tuple([(name, getattr(self, name)) for name in self._options()])
+        names = self._options()
+        return tuple(zip(names, map(self.__dict__.__getitem__, names), strict=True))
 
     @classmethod
     def of(cls: type[C], arrays: Iterable[Any], options: Iterable[tuple[str, Any]]) -> C:

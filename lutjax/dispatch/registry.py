@@ -250,7 +250,8 @@ class KernelSpec:
         """Directions that it has a function for."""
         if self.declaration.directions is not None:
             return self.declaration.directions
-        return tuple(d for d in DIRECTIONS if hasattr(self._holder, d))
+        holder = self._holder
+        return tuple([d for d in DIRECTIONS if hasattr(holder, d)])
 
     @property
     def launches(self) -> tuple[str, ...]:
@@ -1111,7 +1112,8 @@ class KernelRegistry:
             )
 
     def _known_op(self, op: str) -> None:
-        if op not in self.ops():
+        known = self._ops.get(op)
+        if known is None or not (known.module or self._specs.get(op)):
             compositions = (
                 f"; compositions of them are {', '.join(self._compositions)}" if self._compositions else ""
             )
@@ -1141,9 +1143,12 @@ class KernelRegistry:
             self._joined = True
 
     def _considered(
-        self, names: tuple[str, ...], request: Request
+        self, names: tuple[str, ...], request: Request, candidates: tuple[KernelSpec, ...] = ()
     ) -> Iterator[tuple[KernelSpec, str | None]]:
-        candidates = _by_preference([*self._of(request.op).values(), *self._missing(request.op)])
+        """Return candidates, by default all, with the reasons against them."""
+        candidates = candidates or _by_preference(
+            [*self._of(request.op).values(), *self._missing(request.op)]
+        )
         if names:
             asked = [spec for wanted in names for spec in candidates if wanted in spec.names]
             # The parts of a fused op run by whatever is asked for, where the op itself has no such kernel for a call.
@@ -1165,11 +1170,11 @@ class KernelRegistry:
         return [spec for spec in self._elsewhere.get(op, ()) if spec.missing]
 
     def _choose(self, names: tuple[str, ...], request: Request) -> KernelSpec:
-        considered = []
-        for spec, why in self._considered(names, request):
+        # Without reasons against implementations of packages that are not installed: they take longer than the choice.
+        for spec, why in self._considered(names, request, self.candidates(request.op)):
             if why is None:
                 return spec
-            considered.append(Candidate(spec, why))
+        considered = [Candidate(spec, why) for spec, why in self._considered(names, request)]
         asked = f" that was asked for ({', '.join(names)})" if names else ""
         lines = [f"  {candidate.spec}: {candidate.reason}" for candidate in considered]
         raise NoImplementationError(

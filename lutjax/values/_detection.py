@@ -45,6 +45,7 @@ class Detection:
 
 
 _FIELDS = ("index", "flip", "margin")
+_KEYS = tuple(map(jax.tree_util.GetAttrKey, _FIELDS))
 
 
 def _unflatten(bits: int, children: Iterable[Any]) -> Detection:
@@ -87,7 +88,7 @@ def cotangent(margin: Any, bits: int) -> Detection:
 jax.tree_util.register_pytree_with_keys(
     Detection,
     lambda d: (
-        tuple((jax.tree_util.GetAttrKey(f), getattr(d, f)) for f in _FIELDS),
+        tuple(zip(_KEYS, (d.index, d.flip, d.margin), strict=True)),
         d.bits,
     ),
     _unflatten,
