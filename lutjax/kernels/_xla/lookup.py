@@ -1,11 +1,9 @@
-"""`lutjax.lookup` in plain JAX, and by any other module that reads rows as `_row_gathers` does.
+"""`lutjax.lookup` in plain JAX.
 
 ``y[b, g] = sum over tables t of g of weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b, g]``; ``dmargin[b, t] =
 slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
 """
 
-import functools
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,13 +17,13 @@ from lutjax.values._fixed_point import addend_dtype, addends, result
 from lutjax.values._row_rules import RowState
 
 
-def forward_by(rows: ModuleType, call: Lookup, *, device: Device) -> jax.Array:
-    y = rows.sum_rows(call.weights, call.detection.index.T, device, call.accumulate, call.groups)
+def forward(call: Lookup, *, device: Device) -> jax.Array:
+    y = _row_gathers.sum_rows(call.weights, call.detection.index.T, device, call.accumulate, call.groups)
     return result(y, call.weights.dtype, call.accumulate)
 
 
-def backward_by(
-    rows: ModuleType, call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+def backward(
+    call: Lookup, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
     weights, d = call.weights, call.detection
     index, margin = d.index.T, d.margin.T
@@ -36,15 +34,11 @@ def backward_by(
         found["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
     if "detection" in needs:
         main_and_flipped = index, index ^ d.flip.T
-        (difference,) = rows.differences(
+        (difference,) = _row_gathers.differences(
             weights, main_and_flipped, cotangent, device, call.accumulate, call.groups
         )
         found["detection"] = (_row_gathers.slope(margin) * difference.astype(margin.dtype)).T
     return found
-
-
-forward = functools.partial(forward_by, _row_gathers)
-backward = functools.partial(backward_by, _row_gathers)
 
 
 def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) -> tuple[jax.Array, RowState]:

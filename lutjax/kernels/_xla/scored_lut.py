@@ -72,8 +72,14 @@ def backward_by(
     return {name: found[name] for name in needs}
 
 
-forward = functools.partial(forward_by, rows)
-backward = functools.partial(backward_by, rows)
+def forward(call: ScoredLut, *, device: Device) -> jax.Array:
+    return forward_by(rows, call, device=device)
+
+
+def backward(
+    call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], *, device: Device
+) -> dict[str, jax.Array]:
+    return backward_by(rows, call, cotangent, needs, device=device)
 
 
 def update(
