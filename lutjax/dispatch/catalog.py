@@ -33,8 +33,11 @@ PACKAGES = (
     Package("lutjax.kernels._pallas.tpu", Platform.PALLAS, Backend.TPU),
 )
 
-WITHOUT_NATIVE = ("logic_trees", "lut_at_places")
-"""Ops without a native kernel. The separate package lutjax-cpu has kernels of all other ops, and registers them."""
+_NATIVE = (
+    "detect detect_signs lookup margins weighted_lookup scored_lut sparse_lookup lookup_attention lut_pair_attention bilinear_gates "
+    "gate_network soft_lut binary_lut packed_lut"
+).split()
+"""Ops with a native kernel, which the separate package lutjax-cpu registers. Without it, errors say how to install it."""
 
 
 _ORDER = [
@@ -67,7 +70,7 @@ def register(registry: KernelRegistry) -> None:
         if op not in kernels[PACKAGES[0]]:  # a fused op
             directions = ("forward", "backward")
             registry.register(op, Platform.XLA, Backend.ANY, directions=directions)(Parts)
-        if op not in WITHOUT_NATIVE:
+        if op in _NATIVE:
             registry.announce(op, Platform.NATIVE, Backend.CPU, f"lutjax_cpu.kernels.{op}")
     for package in PACKAGES:
         registry.discover(

@@ -14,7 +14,7 @@ from cases import implementations
 
 import lutjax
 from lutjax import testing
-from lutjax.cases import Case, Draw
+from lutjax.cases import Case, Draw, Tag
 
 Arrays = dict[str, Any]
 GRID, TIES, NORMAL, NAN, INFINITE = "grid", "ties", "normal", "nan", "infinite"
@@ -141,6 +141,10 @@ REPRESENTATIVES: dict[str, tuple[Spec, ...]] = {
     "packed_lut": (spec("packed_lut", batch=2, inputs=4, gates=3, bits=3, kinds=(GRID,)),),
 }  # fmt: skip
 """Specs of each op that together use all of its options; small, since the fast tests compile a program for each."""
+for _op in lutjax.kernel_registry.ops():
+    if _op not in REPRESENTATIVES:
+        _module = testing.cases_of(_op)
+        REPRESENTATIVES[_op] = tuple(spec(_op, **_module.sizes[n]) for n in _module.tagged(Tag.FAST))
 
 
 # ------------------------------------------------------------------------------------- drawn sizes
