@@ -34,30 +34,18 @@ PACKAGES = (
 )
 
 _NATIVE = (
-    "detect detect_signs lookup margins weighted_lookup scored_lut sparse_lookup lookup_attention lut_pair_attention bilinear_gates "
-    "gate_network soft_lut binary_lut packed_lut"
-).split()
+    "detect", "detect_signs", "lookup", "margins", "weighted_lookup", "scored_lut",
+    "sparse_lookup", "lookup_attention", "lut_pair_attention", "bilinear_gates", "gate_network",
+    "soft_lut", "binary_lut", "packed_lut",
+)  # fmt: skip
 """Ops with a native kernel, which the separate package lutjax-cpu registers. Without it, errors say how to install it."""
 
 
-_ORDER = [
-    "detect",
-    "detect_signs",
-    "lookup",
-    "margins",
-    "weighted_lookup",
-    "scored_lut",
-    "sparse_lookup",
-    "lut_at_places",
-    "lookup_attention",
-    "lut_pair_attention",
-    "bilinear_gates",
-    "gate_network",
-    "logic_trees",
-    "soft_lut",
-    "binary_lut",
-    "packed_lut",
-]
+_ORDER = (
+    "detect", "detect_signs", "lookup", "margins", "weighted_lookup", "scored_lut",
+    "sparse_lookup", "lut_at_places", "lookup_attention", "lut_pair_attention", "bilinear_gates",
+    "gate_network", "logic_trees", "soft_lut", "binary_lut", "packed_lut",
+)  # fmt: skip
 """Order of ops in listings, that of the mathematics; other ops follow by name."""
 
 
