@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lutjax.ops.conv_lut import conv_lut
     from lutjax.ops.detect import detect
     from lutjax.ops.detect_signs import detect_signs
-    from lutjax.ops.gained_square import gained_square
     from lutjax.ops.logic_gates import gate_coefficients, logic_gates
     from lutjax.ops.lookup import lookup
     from lutjax.ops.lookup_attention import lookup_attention
@@ -86,7 +85,6 @@ __all__ = [
     "detect",
     "detect_signs",
     "explain",
-    "gained_square",
     "gate_coefficients",
     "kernel_registry",
     "layers",

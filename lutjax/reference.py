@@ -177,12 +177,6 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
     return _detect_deltas(jnp.asarray(positions).astype(accumulator(positions.dtype)), epsilon)
 
 
-def gained_square(x: Float[Array, "*batch inputs"], gain: Float[Array, " inputs"]) -> jax.Array:
-    dtype = accumulator(x.dtype)
-    gain = gain.astype(dtype).reshape((1,) * (x.ndim - 1) + gain.shape)
-    return (gain * jnp.square(x.astype(dtype))).astype(x.dtype)
-
-
 # ------------------------------------------------------------------------------------- surrogate
 @jax.custom_jvp
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
