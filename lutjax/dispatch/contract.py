@@ -7,6 +7,8 @@ module with functions of it::
     backward(call, cotangent, needs, *, device) -> cotangents of arrays, by their names
     update(call, cotangent, step, *, device) -> the table, and the state of its rows, after an optimizer step
 
+It may declare which calls it supports as its ``SPEC``, a `lutjax.dispatch.registry.Declaration`.
+
 - `call` has one batch axis in front of every array of it that is declared `batched`.
 - `device` is the `lutjax.dispatch.registry.Device` that will run the call.
 - `cotangent` is that of the output. The cotangent of an output or array that is a `Detection` is that of its margin.
@@ -17,7 +19,7 @@ module with functions of it::
 - Ops that add up have the option `accumulate`: None, or a `lutjax.FixedPoint`. With that one every sum is of its int32 addends, and a
   cotangent that is a sum over samples, detectors or pairs is returned as the int32 total: it is divided after the sum over devices.
   So is an output, where it is what `accumulate.total` (or `lutjax.values._fixed_point.result`) returns of its sums.
-- A kernel that is registered with `stacks` also gets calls whose arrays, all of them, have one more axis in front: such calls run side by
+- A kernel that declares `stacks` also gets calls whose arrays, all of them, have one more axis in front: such calls run side by
   side, as under a `jax.vmap` that maps what a batch shares, too. What it returns has that axis in front.
 - An op with a table has a third direction, `update`: it moves the rows that the call read.
 - A fused op is one that other ops compute in several steps: it declares these as its `parts`, and its kernels are only faster. Where no kernel
