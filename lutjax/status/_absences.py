@@ -1,12 +1,18 @@
 """Reasons for deliberately missing kernels, as their packages state them."""
 
+from collections.abc import Mapping
+
 from lutjax.dispatch.registry import kernel_registry
 from lutjax.kernels import _triton
 from lutjax.kernels._pallas import gpu, tpu
 from lutjax.kernels._pallas.gpu import Measured as Measured
 
 # By column, then by op and direction, by op or by direction.
-ABSENT = {"triton/gpu": _triton.ABSENT, "pallas/gpu": gpu.ABSENT, "pallas/tpu": tpu.ABSENT}
+ABSENT: dict[str, Mapping[str, str | Measured]] = {
+    "triton/gpu": _triton.ABSENT,
+    "pallas/gpu": gpu.ABSENT,
+    "pallas/tpu": tpu.ABSENT,
+}
 
 
 def why_absent(op: str, direction: str, column: str) -> str | None:
