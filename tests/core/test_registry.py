@@ -563,6 +563,42 @@ def test_a_registry_of_ones_own():
     assert registry.ops() == ()
 
 
+def test_kernel_modules_are_found_by_their_path(tmp_path, monkeypatch):
+    """They are imported when a call on their platform is considered, after the rule of their package."""
+    package = tmp_path / "found_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "def supports(request):\n    return None if 'H200' in request.device.kind else 'needs an H200'\n"
+    )
+    (package / "_helpers.py").write_text("raise AssertionError('imported')\n")
+    (package / "lookup.py").write_text(
+        "from lutjax.dispatch.registry import Declaration, Deferral\n"
+        "SPEC = Declaration(lambda request: Deferral('is slower'), launches=('lookup.forward',))\n"
+        "def forward(call, *, device): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = KernelRegistry()
+    registry.register_op("lookup", "lutjax.ops.lookup")
+    registry.discover("found_kernels", "triton", "gpu")
+    (spec,) = registry.candidates("lookup")
+    weights, d = jnp.ones((1, 4, 3)), lutjax.detect_signs(jnp.ones((2, 1, 2)))
+    call = lutjax.kernel_registry.calls_of("lookup", weights, d)[0].call
+    ask = lambda kind, direction="forward": spec.supports(  # noqa: E731
+        Request(direction, call, Device(Backend(kind.split()[0]), kind))
+    )
+    assert ask("cpu") == "runs on gpu, the call runs on cpu (cpu)"
+    assert ask("gpu A100") == "needs an H200"
+    assert "found_kernels.lookup" not in sys.modules
+    assert ask("gpu H200") == "is slower"
+    assert spec.unsupported_reason(Request("forward", call, Device(Backend.GPU, "H200"))) is None
+    assert ask("gpu H200", "backward") == "has no backward"
+    assert (spec.directions, spec.launches) == (("forward",), ("lookup.forward",))
+    with pytest.raises(ValueError, match="already has the implementation"):
+        registry.discover("found_kernels", "triton", "gpu")
+    with pytest.raises(ValueError, match="unknown op 'lookup'"):
+        KernelRegistry().discover("found_kernels", "triton", "gpu")
+
+
 def test_unknown_names_are_refused_and_known_ones_listed():
     """Nothing is registered by mistake."""
     registry = lutjax.kernel_registry
@@ -642,6 +678,7 @@ def test_implementations_agree_on_their_arguments():
     absent = set()
     for op in lutjax.kernel_registry.ops():
         for spec in lutjax.kernel_registry.candidates(op):
+            assert spec.directions == lutjax.kernel_registry.directions(op), spec
             for direction in spec.directions:
                 try:
                     function = spec.load(direction)
