@@ -1,4 +1,12 @@
-"""Pairs of queries and keys of `lutjax.lookup_attention`, as its kernels take them."""
+"""Pairs of queries and keys of `lutjax.lookup_attention`, in the form that its kernels read.
+
+Formula: the row of query ``j`` and key ``i`` in table ``t`` is ``query[t, b, j] | key[t, b, i] |
+position[t, distance]``. The bits of each operand are shifted to their place beforehand, so a kernel
+combines them with two OR instructions.
+
+Layout: bits are detector-major, ``[T, B, L]``: the keys of a block are contiguous for one detector.
+Missing arrays are replaced by placeholders, and constants tell kernels which arrays to read.
+"""
 
 import dataclasses
 from typing import Any
@@ -16,17 +24,22 @@ from lutjax.values._fixed_point import FixedPoint
 
 @dataclasses.dataclass(frozen=True)
 class DetectedPairs:
-    """Pairs of queries and keys whose bits were detected before: a pair's row is the OR of theirs and its distance's.
+    """Pairs of queries and keys with detected bits.
 
     Attributes:
-      query, key, position: bits of the row, in their place in it: ``[T, B, Lq]``, ``[T, B, Lk]``,
+      weights: tables ``[T, R, O]``.
+      query, key, position: bits of the row, shifted to their place: ``[T, B, Lq]``, ``[T, B, Lk]``,
         ``[T or 1, distances]``.
-      start: int32 scalar, or one for each sample ``[B]``.
-      blocks: keys that blocks of queries have: for each of them the number of blocks of keys before each block that it has, of all
-        ``[Bk + 1]``, then those blocks ``[Bk]``; None: all keys. block_sizes: queries and keys of a block.
-      targets: outputs that the slots of rows reach, ``[T or 1, R or 1, K]``; None: rows reach all of them.
-      width: number of outputs.
-      query_shift, key_shift: numbers of bits below those of the query and of the key.
+      start: position of the first query among the keys: int32 scalar, or ``[B]``.
+      segments: ids of queries and keys; pairs with different ids do not count.
+      window: most keys of a query.
+      blocks: key blocks of each block of queries: the number of selected blocks before each block
+      and
+        in all ``[Bk + 1]``, then the selected blocks ``[Bk]``. None selects all keys.
+      block_sizes: queries and keys of a block.
+      targets: outputs of the slots of rows, ``[T or 1, R or 1, K]``; None if rows reach all
+      outputs. width: number of outputs.
+      query_shift, key_shift: number of bits below those of the query and of the key.
     """
 
     weights: jax.Array
@@ -50,6 +63,8 @@ class DetectedPairs:
         query_shift = key_shift + call.key.bits
         return cls(
             call.weights,
+            # The distance has the lowest bits: the rows of neighboring distances are neighbors in
+            # the table. The key follows, then the query.
             major(call.query.index << query_shift),
             major(call.key.index << key_shift),
             None if call.position is None else call.position.index.T,
@@ -67,12 +82,12 @@ class DetectedPairs:
 
     @property
     def queries(self) -> tuple[int, int]:
-        """Number of samples, and of queries of each."""
+        """Number of samples, and number of queries per sample."""
         return self.query.shape[1:]  # type: ignore[return-value]
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+        """Arrays that every kernel reads, with placeholders for missing ones."""
         position = self.query if self.position is None else self.position
         start = self.query if self.start is None else self.start.reshape(-1)
         segments = (self.query if s is None else s for s in self.segments)
@@ -81,15 +96,16 @@ class DetectedPairs:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes that launches are chosen by."""
+        """Sizes that select kernel configs."""
         n_samples, n_queries = self.queries
+        # A window bounds the keys of a query, and so the work.
         n_keys = min(self.key.shape[2], self.window or self.key.shape[2])
         reached = {} if self.targets is None else {"width": self.width}
         return _row_tiles.sizes(self.weights, samples=n_samples, queries=n_queries, keys=n_keys, **reached)
 
     @property
     def lists(self) -> jax.Array:
-        """The targets, or another array, which is not looked at."""
+        """Targets, or a placeholder."""
         return self.query if self.targets is None else self.targets
 
     def tile(
@@ -101,7 +117,7 @@ class DetectedPairs:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Constants of kernels that say which pairs there are."""
+        """Kernel constants that define which pairs count."""
         n_samples, n_queries = self.queries
         return {
             "n_samples": n_samples,
@@ -111,10 +127,12 @@ class DetectedPairs:
             "SHARED": self.position is not None and self.position.shape[0] == 1,
             "START": self.start is not None,
             "STARTS": self.start is not None and self.start.ndim > 0,
+            # A list has ``2 * Bk + 1`` entries, see `blocks`.
             "BLOCKS": 0 if self.blocks is None else self.blocks.shape[1] // 2,
             "QUERIES_OF_BLOCK": self.block_sizes[0],
             "KEYS_OF_BLOCK": self.block_sizes[1],
             "SEGMENTS": self.segments[0] is not None,
+            # -1 stands for no window.
             "WINDOW": -1 if self.window is None else self.window,
             "WIDTH": self.width,
             "TARGETS": self.targets is not None,
@@ -123,7 +141,7 @@ class DetectedPairs:
         }
 
     def arguments(self, tile: _row_tiles.RowTile, *, queries: int = 1) -> dict[str, Any]:
-        """Arguments of `launch`, and constants of kernels whose programs own so many queries each."""
+        """Return arguments of `launch` and constants for programs with `queries` queries each."""
         n_samples, n_queries = self.queries
         programs = n_samples * triton.cdiv(n_queries, queries) * tile.output_blocks * tile.detector_blocks
         return {
@@ -135,9 +153,10 @@ class DetectedPairs:
 
 
 def _lists_of_blocks(mask: jax.Array) -> jax.Array:
-    """Return `DetectedPairs.blocks` of a mask ``[Bq, Bk]``."""
+    """Return `DetectedPairs.blocks` for a mask ``[Bq, Bk]``."""
     before = jnp.cumsum(mask, 1, dtype=jnp.int32)
     before = jnp.pad(before, ((0, 0), (1, 0)))
+    # A stable sort of the inverted mask lists the selected blocks in ascending order.
     return jnp.concatenate([before, jnp.argsort(1 - mask, axis=1, stable=True).astype(jnp.int32)], 1)
 
 

@@ -1,19 +1,27 @@
-"""Attention of long sequences: reads of rows are counted, and tables are multiplied by the counts.
+"""Attention over long sequences: row reads are counted, and tables are multiplied by the counts.
 
-The pairs of one query ``j`` read rows that differ in the bits of the key and of the distance, its cells ``r``: few rows, each
-of which many pairs of a long sequence read. Tensor cores count them as products of one-hot distances and one-hot keys::
+All pairs of query ``j`` read rows that differ only in the bits of the key and of the distance: its
+cells ``r``. A long sequence reads each of these few rows many times. Formula, for detector ``t``::
 
     counts[t, j, r] = number of keys i whose pair with j reads row r
     y[j] = sum over t and r of counts[t, j, r] * weights[t, r]
     dweights[t, r] = sum over j of counts[t, j, r] * dy[j]
-    products[t, j, r] = <dy[j], weights[t, r]>, which the pairs of a margin read
+    products[t, j, r] = <dy[j], weights[t, r]>, from which each pair reads its margin gradient
 
-Queries of one id share their rows: they are put side by side first (`Order`), and a program owns a block of them.
+Work: `_sort` groups queries with the same id, which share rows. `_count` counts as a product of
+one-hot distances and one-hot keys on tensor cores; a program owns some queries of one sample.
+`_sum_counted` and `_multiply_by_rows` own a block of queries with one id, `_add_counted` owns some
+rows of one id. Detectors are processed in groups, because counts take memory.
 
-Counts are exact in bfloat16, byte by byte, and a float32 number is the sum of three of them, an integer of four digits; a product
-of two numbers is made of three of 11 bits, which leaves 22 of their 24 bits. A row or cotangent that is not finite makes NaN of every output
-and cotangent of queries with the same id, read or not. A margin's cotangent is a difference of two products, so its error is
-relative to them, not to the difference of the rows.
+Layout: counts are ``[detectors of a group, queries, cells]``, int16 or int32, so a program reads
+the cells of a query contiguously. Sorted query ids make the row tile of a program common to its
+queries.
+
+Numerics: all sums have a fixed order. A bfloat16 operand holds 8 significant bits: counts are split
+into bytes, a float32 value into the sum of three bfloat16 terms, an integer into four digits. The
+products for margins use three TF32 products (22 of 24 bits). A non-finite row or gradient turns
+every result of queries with the same id into NaN, read or not. A margin gradient is a difference of
+two products, so its error is relative to these. Ids are clamped. There are no atomics.
 """
 
 import dataclasses
@@ -32,10 +40,12 @@ from lutjax.kernels._triton._triton_launch import kernel, launch
 from lutjax.values._fixed_point import addend_dtype
 
 _Carry = TypeVar("_Carry")
-_BYTES = 2**28  # of counts or products at a time
+# Most bytes of counts or products of a group of detectors, if the group has several.
+_BYTES = 2**28
 _COUNT = {"rows": 256, "keys": 32, "warps": 8}
-_MOST_SUMS = 2**14  # of a program that counts: they stay in registers
-# Launches of products: `rows` are queries.
+# Elements of the tile of counts of a program: 64 registers per thread of 8 warps.
+_MOST_SUMS = 2**14
+# Kernel configs of the products; `rows` are queries.
 _SUM = {"rows": 64, "cells": 64, "stages": 3}
 _ADD = {"rows": 32, "cells": 64, "stages": 1}
 _PRODUCTS = {"rows": 64, "cells": 64, "stages": 3}
@@ -47,31 +57,35 @@ class Counter:
     """Function that counts reads.
 
     Attributes:
-      count: takes pairs, the first detector, the number of detectors and the device; returns how often each query reads
-        each of its rows, ``[detectors, queries, rows of a query's id]``.
-      keys_last: whether the id of the key changes fastest along the axis of rows; else that of the distance does.
+      count: takes pairs, the first detector, the number of detectors and the device. Returns how
+      often
+        each query reads each of its rows, ``[detectors, queries, rows of a query's id]``.
+      keys_last: whether the key id changes fastest along the axis of rows, or the distance id.
     """
 
     count: Callable[[DetectedPairs, jax.Array, int, Device], jax.Array]
     keys_last: bool
 
 
-# Microseconds on an H200, float32: 64 detectors, 64 ids of queries and of keys, 16 of distances, 32 outputs. Where rows are
-# read or added to one by one, where products count, and where shared memory does (`lutjax.kernels._pallas.gpu._counts`):
+# Microseconds on an H200, float32: 64 detectors, 64 query ids, 64 key ids, 16 distance ids and 32
+# outputs. The columns of a pass: rows one by one, counts as products, and (forward, table) counts
+# in shared memory (`lutjax.kernels._pallas.gpu._counts`).
 #   samples  length       forward                margins               table
 #        16     256    477  1098   851       1349   1816       1486  1321  1129
 #         8     512    955  1367   890       2520   2154       2575  1619  1165
 #         4    1024   1783  2013   948       4917   2749       4764  2225  1205
 #         1    4096   7080  5553  1236      19763   6076      18780  5890  1501
+# The number of keys from which counting was measured faster.
 _FEWEST_KEYS = {"forward": 4096, "margins": 512, "table": 256}
 _MOST_CELLS = 2**10
-_FEWEST_OF_ID = 16  # queries of each id
-_MOST_COUNTS = 2**28  # of a detector: products take 8 bytes for each
-_MOST_KEYS = 2**24  # that float32 counts
+# Queries per id; with fewer, blocks of queries with one id are mostly empty.
+_FEWEST_OF_ID = 16
+_MOST_COUNTS = 2**28  # counts of a detector; margins store two float32 products for each
+_MOST_KEYS = 2**24  # float32 counts exactly up to here
 
 
 def faster(direction: str, pairs: DetectedPairs) -> bool:
-    """Return whether counting reads is faster than reading: rows are read often, and each query may read few."""
+    """Return whether counting is faster than reading rows one by one."""
     n_samples, n_queries = pairs.queries
     n_keys, n_cells = pairs.sizes["keys"], 1 << pairs.query_shift
     return (
@@ -83,8 +97,10 @@ def faster(direction: str, pairs: DetectedPairs) -> bool:
 
 
 def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
-    """Return whether reads can be counted. In fixed point, addends of margins are products of numbers, one by one."""
+    """Return whether reads can be counted."""
     return (
+        # In fixed point each product of a margin is rounded to an integer by itself, which products
+        # of sums cannot do. Targets, block masks and starts per sample have no counting kernel.
         (pairs.accumulate is None or direction != "margins")
         and pairs.targets is None
         and pairs.blocks is None
@@ -97,7 +113,7 @@ def fits(pairs: DetectedPairs, direction: str = "table") -> bool:
 
 
 def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = None) -> jax.Array:
-    """Return the sum of the rows that each query reads, as addends are: ``[B, L, O]``."""
+    """Return the sum of addends of the rows that each query reads, ``[B, L, O]``."""
     weights, dtype = pairs.weights, addend_dtype(jnp.float32, pairs.accumulate)
     n_detectors, _, n_outputs = weights.shape
     n = pairs.query[0].size
@@ -108,6 +124,7 @@ def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = Non
 
     def add(number: jax.Array, y: jax.Array) -> jax.Array:
         first = number * group
+        # Detectors of a group write separate parts, so the sum over detectors has a fixed order.
         (parts,) = launch(
             _sum_counted,
             weights,
@@ -119,6 +136,7 @@ def sum_rows(pairs: DetectedPairs, device: Device, counter: Counter | None = Non
             device=device,
             warps=_WARPS,
             n_blocks=order.blocks(tile["ROWS"]),
+            # Products split counts into bytes; only as many as the number of keys needs.
             BYTES=-(-pairs.sizes["keys"].bit_length() // 8),
             POSITIONS=order.positions if counter.keys_last else 1,
             **order.constants,
@@ -170,6 +188,7 @@ def add_rows(
 
     like = (dy, *pairs.arrays, addition.step, addition.first)
     total = addition.total
+    # The loop over groups of detectors needs an array as its carry.
     if isinstance(total, jax.ShapeDtypeStruct):
         total = jnp.zeros(total.shape, total.dtype)
     else:
@@ -186,12 +205,16 @@ def with_products(
     use: Callable[..., tuple[jax.Array, ...]],
     shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Pass ``<dy, row>`` for each query and each row that has one of its ids to `use`, for some detectors at a time.
+    """Pass ``<dy, row>`` of each query and each row with one of its ids to `use`.
 
     Args:
-      ids: ``[T, m, B, L]``.
-      use: takes products ``[detectors, m * B * L, rows of an id]``, the first detector, and arrays; returns the arrays.
-      shapes: of the arrays, which are zeros at first.
+      pairs: the pairs.
+      ids: query ids ``[T, m, B, L]``, `m` for each query.
+      dy: output gradient.
+      device: the device.
+      use: takes products ``[detectors, m * B * L, rows of an id]`` of some detectors, the first
+        detector, and arrays; returns the arrays.
+      shapes: shapes of the arrays, which start as zeros.
     """
     weights = pairs.weights
     n_detectors, _, n_outputs = weights.shape
@@ -224,10 +247,12 @@ def with_products(
 
 
 class Order:
-    """Order of the queries of each detector that puts those of one id side by side.
+    """Order of the queries of each detector that groups queries with the same id.
 
     Attributes:
-      n_ids: number of ids of queries. cells: rows of each. positions: number of ids of distances.
+      n_ids: number of query ids.
+      cells: number of rows of an id.
+      positions: number of distance ids.
     """
 
     def __init__(self, ids: jax.Array, pairs: DetectedPairs, device: Device):
@@ -239,7 +264,9 @@ class Order:
         self.arrays = sorted_by_id(ids.reshape(len(ids), self.n), self.n_ids, device)
 
     def blocks(self, rows: int) -> int:
-        """Return a bound on the number of blocks of `rows` queries of one id."""
+        """Return an upper bound on the number of blocks of `rows` queries with one id."""
+        # How many blocks an id needs is known on the device only. Each id leaves at most one block
+        # unfilled; programs beyond the last block end at once.
         return self.n // rows + min(self.n_ids, self.n)
 
     @property
@@ -253,7 +280,11 @@ class Order:
 
 
 def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array, ...]:
-    """Return the places of each row of ids ``[m, n]``, those of one id side by side, and where each id begins: ``[m, n_ids + 1]``."""
+    """Sort each row of ids ``[m, n]`` stably.
+
+    Returns:
+      Positions ``[m, n]`` in the order of their ids, and the start of each id ``[m, n_ids + 1]``.
+    """
     n_lists, n = ids.shape
     return launch(
         _sort,
@@ -269,10 +300,12 @@ def sorted_by_id(ids: jax.Array, n_ids: int, device: Device) -> tuple[jax.Array,
 
 
 def _count_by_products(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -> jax.Array:
-    """Return how often each query reads each of its rows, ``[detectors of a group, queries, distance ids * key ids]``."""
+    """Return counts, ``[detectors of a group, queries, distance ids * key ids]``."""
     n_samples, n_queries = pairs.queries
     positions, keys = 1 << pairs.key_shift, 1 << (pairs.query_shift - pairs.key_shift)
+    # Dimensions of a tensor-core product are at least 16.
     columns = max(keys, 16)
+    # The tile has a row for each query and distance id.
     queries = max(min(_COUNT["rows"], _MOST_SUMS // columns) // positions, 1)
     (counts,) = launch(
         _count,
@@ -309,13 +342,14 @@ def _bytes_of_counts(pairs: DetectedPairs) -> int:
 def _divisor(n_detectors: int, size: int) -> int:
     """Return the size of equal groups of detectors, each of which takes `size` bytes."""
     group = min(max(_BYTES // max(size, 1), 1), n_detectors)
+    # Equal groups share one compiled kernel in the loop.
     while n_detectors % group:
         group -= 1
     return group
 
 
 def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
-    """Return the constants of a kernel that multiplies."""
+    """Return the tile constants of a product kernel."""
     return {
         "n_outputs": n_outputs,
         "OUTPUTS": min(max(triton.next_power_of_2(n_outputs), 16), 64),
@@ -326,7 +360,7 @@ def _tile(n_outputs: int, how: dict[str, int]) -> dict[str, Any]:
 
 
 def _varying(like: Sequence[jax.Array], a: jax.Array) -> jax.Array:
-    """Return `a` as the start of a loop that adds results of all these arrays: it varies over their mesh axes."""
+    """Return `a` as a loop carry that varies over the mesh axes of all these arrays."""
     axes = frozenset[str]().union(*(_compat.varying_axes(b) for b in like))
     return _compat.cast_varying(a, axes)
 
@@ -340,13 +374,16 @@ def _for_each(n_groups: int, f: Callable[[jax.Array, _Carry], _Carry], carry: _C
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sort(ids, order, starts, c: tl.constexpr):
-    # A program owns one id of one detector.
+    # Counting sort: a program owns one id of one detector, and reads all ids twice. It first counts
+    # the smaller ids, then writes the positions of its own id. Programs need no communication, and
+    # the sort is stable.
     t = (tl.program_id(0) // c.n_ids).to(tl.int64)
     own = tl.program_id(0) % c.n_ids
     smaller = tl.zeros((c.BLOCK,), tl.int32)
     for first in range(0, c.n, c.BLOCK):
         i = first + tl.arange(0, c.BLOCK)
         found = tl.load(ids + t * c.n + i, mask=i < c.n, other=c.n_ids)
+        # Ids out of range are clamped, like everywhere.
         found = tl.minimum(tl.maximum(found, 0), c.n_ids - 1)
         smaller += ((found < own) & (i < c.n)).to(tl.int32)
     place = tl.sum(smaller, 0)
@@ -356,15 +393,24 @@ def _sort(ids, order, starts, c: tl.constexpr):
         found = tl.load(ids + t * c.n + i, mask=i < c.n, other=0)
         found = tl.minimum(tl.maximum(found, 0), c.n_ids - 1)
         same = ((found == own) & (i < c.n)).to(tl.int32)
+        # The exclusive sum numbers the matches of the block.
         at = place + tl.cumsum(same, 0) - same
         tl.store(order + t * c.n + at, i, mask=same != 0)
         place += tl.sum(same, 0)
+    # The last id also writes the end of the list.
     tl.store(starts + t * (c.n_ids + 1) + c.n_ids, place, mask=own == c.n_ids - 1)
 
 
 @kernel
 def _block(starts, t, number, c: tl.constexpr):
-    """Id, and first and last place in the order, of a block of queries; none: both the same."""
+    """Find block `number` of the blocks of queries with one id.
+
+    Returns:
+      Its id, its first position in the order, and the end of its id. Start and end are equal if the
+      block does not exist.
+    """
+    # A block never spans two ids, so the number of its id follows from the blocks before it. All
+    # ids are compared at once, and sums select the one that matches.
     own = tl.arange(0, c.n_ids)
     begin = tl.load(starts + t * (c.n_ids + 1) + own)
     end = tl.load(starts + t * (c.n_ids + 1) + own + 1)
@@ -377,7 +423,7 @@ def _block(starts, t, number, c: tl.constexpr):
 
 @kernel
 def _queries(order, t, first, end, c: tl.constexpr):
-    """Queries of a block, and whether they exist."""
+    """Return the queries of a block, and whether they exist."""
     place = first + tl.arange(0, c.ROWS)
     exists = place < end
     return tl.load(order + t * c.n + place, mask=exists, other=0).to(tl.int64), exists
@@ -387,7 +433,8 @@ def _queries(order, t, first, end, c: tl.constexpr):
 def _count(
     key, position, start, query_segments, key_segments, unused, first_detector, counts, c: tl.constexpr
 ):
-    # A program owns some queries of a sample. A row of its tile is one of the ids that a distance may have, of a query.
+    # A program owns some queries of one sample. The tile has a row for each query and distance id,
+    # and a column for each key id; late queries come first because they have most keys.
     ROWS: tl.constexpr = c.QUERIES * c.POSITIONS
     blocks: tl.constexpr = (c.n_queries + c.QUERIES - 1) // c.QUERIES
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -396,6 +443,7 @@ def _count(
     group = (rest // c.n_samples).to(tl.int64)
     t = group + tl.load(first_detector)
     j = block * c.QUERIES + tl.arange(0, c.QUERIES)
+    # A query sees the keys before its own position, which `start` shifts.
     shift = 0
     if c.START:
         shift = tl.load(start)
@@ -423,7 +471,10 @@ def _count(
             distance = tl.minimum(place[:, None] - 1 - i[None, :], c.n_distances - 1)
             found = tl.load(position + distance, mask=meets, other=0)
             found = tl.minimum(tl.maximum(found, 0), c.POSITIONS - 1)
+        # Pairs that do not count get distance id -1, which no row of the tile has.
         found = tl.where(meets, found, -1)
+        # One-hot tiles: their product adds 1 in the row of the distance and the column of the key
+        # for each pair. bfloat16 holds 0 and 1, the sum is float32.
         of_distance = found[:, None, :] == tl.arange(0, c.POSITIONS)[None, :, None]
         of_distance = tl.reshape(of_distance.to(tl.float32).to(tl.bfloat16), (ROWS, c.KEYS))
         found = tl.load(key + i, mask=i < c.n_keys, other=0) >> c.KEY_SHIFT
@@ -433,6 +484,7 @@ def _count(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, c.COLUMNS)
     own = block * c.QUERIES + row // c.POSITIONS
+    # Unused columns, if there are fewer than 16 key ids, are not stored.
     at = ((group * c.n_samples + b) * c.n_queries + own) * (
         c.POSITIONS * c.KEY_IDS
     ) + row % c.POSITIONS * c.KEY_IDS
@@ -442,15 +494,20 @@ def _count(
 
 @kernel
 def _rows_of(own, cell, n_cells: tl.constexpr, POSITIONS: tl.constexpr):
-    """Rows of cells: counts have the key's ids side by side, tables the distance's."""
+    """Return the rows of cells.
+
+    In counts by products the key id changes fastest, in tables the distance id.
+    """
     KEY_IDS: tl.constexpr = n_cells // POSITIONS
     return own * n_cells + cell % KEY_IDS * POSITIONS + cell // KEY_IDS
 
 
 @kernel
 def _plus_product(total, counts, values, c: tl.constexpr):
-    """Add the product of counts of `BYTES` bytes and of numbers: a byte is exact in bfloat16, a number is three of them."""
+    """Add the product of counts and values in bfloat16 terms."""
     if c.SCALE == 0:
+        # A float32 value is the sum of three bfloat16 terms, from the largest to the smallest. A
+        # byte of a count has 8 bits and is exact in bfloat16, in its place as well.
         rest = values
         for _ in tl.static_range(3):
             term = rest.to(tl.bfloat16)
@@ -459,8 +516,9 @@ def _plus_product(total, counts, values, c: tl.constexpr):
                 part = counts.to(tl.int32) & (255 << (8 * byte))
                 total = tl.dot(part.to(tl.float32).to(tl.bfloat16), term, total)
     else:
-        # Four digits from -128 to 127. Sums of products with them are whole numbers that float32 holds; those of digits
-        # beyond 32 bits wrap to nothing.
+        # An integer has four digits from -128 to 127. Sums of their products with bytes are whole
+        # numbers that float32 holds. Digits whose weight exceeds 32 bits would wrap to nothing and
+        # are skipped.
         addends = _row_tiles.addend(values, c)
         for digit in tl.static_range(4):
             low = ((addends + 128) & 255) - 128
@@ -481,6 +539,7 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
     group = group // output_blocks
     t = group + tl.load(first_detector)
     own, first, end = _block(starts, t, tl.program_id(0) % c.n_blocks, c)
+    # Programs beyond the last block have no queries; see `Order.blocks`.
     if first < end:
         query, exists = _queries(order, t, first, end, c)
         table = _row_tiles.table(weights, t, c)
@@ -491,6 +550,8 @@ def _sum_counted(weights, order, starts, counts, first_detector, parts, c: tl.co
             of_cell = tl.load(
                 of_queries + cell[None, :], mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0
             )
+            # All queries of the block share these rows, so one tile of the table serves the
+            # product.
             row = _rows_of(own, cell, c.n_cells, c.POSITIONS)
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
             value = tl.load(table + at, mask=(cell < c.n_cells)[:, None] & output_exists[None, :], other=0)
@@ -514,7 +575,8 @@ def _add_counted(
     touched,
     c: tl.constexpr,
 ):
-    # A program owns some rows of one id.
+    # A program owns some rows of one id and visits all queries with the id, so additions to the
+    # table need no atomics.
     cell_blocks: tl.constexpr = (c.n_cells + c.CELLS - 1) // c.CELLS
     output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     cell = tl.program_id(0) % cell_blocks * c.CELLS + tl.arange(0, c.CELLS)
@@ -534,6 +596,7 @@ def _add_counted(
             at = (group * c.n + query)[:, None] * c.n_cells + cell[None, :]
             of_cell = tl.load(counts + at, mask=exists[:, None] & (cell < c.n_cells)[None, :], other=0)
             if c.TOUCH:
+                # Only rows with a count are marked as updated.
                 reads = tl.maximum(reads, tl.max(of_cell.to(tl.int32), 0))
             at = query[:, None] * c.n_outputs + output[None, :]
             value = tl.load(dy + at, mask=exists[:, None] & output_exists[None, :], other=0)
@@ -543,8 +606,10 @@ def _add_counted(
         at = _row_tiles.offset(row, c)[:, None] + output[None, :]
         place = group + tl.load(first_table)
         table = _row_tiles.table(total, place, c)
-        if c.SCALE == 0:  # addends of integers are whole: their step is 1
+        # In fixed point the step is 1: sums are integers already.
+        if c.SCALE == 0:
             sums = sums * tl.load(step)
+        # No other program owns these rows.
         sums += tl.load(table + at, mask=mask, other=0)
         tl.store(table + at, sums, mask=mask)
         if c.TOUCH:
@@ -565,6 +630,7 @@ def _multiply_by_rows(weights, order, starts, dy, first_detector, products, c: t
             total = tl.zeros((c.ROWS, c.CELLS), tl.float32)
             for o in range(0, c.n_outputs, c.OUTPUTS):
                 output = o + tl.arange(0, c.OUTPUTS)
+                # Several ids of a query share its gradient.
                 at = (query % c.N_QUERIES)[:, None] * c.n_outputs + output[None, :]
                 cotangent = tl.load(dy + at, mask=exists[:, None] & (output < c.n_outputs)[None, :], other=0)
                 row = _row_tiles.offset(own * c.n_cells + cell, c)
@@ -572,6 +638,7 @@ def _multiply_by_rows(weights, order, starts, dy, first_detector, products, c: t
                 value = tl.load(
                     table + at, mask=(cell < c.n_cells)[None, :] & (output < c.n_outputs)[:, None], other=0
                 )
+                # Three TF32 products keep 22 of 24 bits; plain TF32 keeps 11.
                 total = tl.dot(
                     cotangent.to(tl.float32), value.to(tl.float32), total, input_precision="tf32x3"
                 )

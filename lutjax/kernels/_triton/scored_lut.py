@@ -1,18 +1,31 @@
-"""`lutjax.scored_lut` in Triton: margins, addresses, scores and weighted rows in one kernel each way.
+"""`lutjax.scored_lut` in Triton: margins, scores and weighted rows in one kernel per pass.
 
-For sample ``b``, table ``t`` of group ``g``, the margins ``u`` of its comparisons, and the coefficients ``c`` of the ways ``k`` of a read::
+Formula for sample ``b``, group ``g``, table ``t`` of the group, its margins ``u``, and the
+coefficients ``c[k]`` that the read computes from ``u`` and ``scalars`` for its ways ``k``::
 
-    y[b, g] = sum over t of g and k of keep[b, t] * c[k] * weights[t, i[k]]
-    dc[k] = keep[b, t] * <dy[b, g], weights[t, i[k]]>;   du and dscalars: the derivatives of c[k] in them times dc[k]
-    dx[b, g, a] += du;   dx[b, g, b] -= du;   dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
+    i[0] = sum over comparisons j of 2**j where u[j] > 0
+    i[1] = i[0] ^ 2**(number of the smallest |u|)
+    y[b, g] = sum over t and k of keep[b, t] * c[k] * weights[t, i[k]]
+    dc[k] = keep[b, t] * <dy[b, g], weights[t, i[k]]>, passed on to u and scalars
+    dx[b, g, first end] += du;   dx[b, g, second end] -= du
+    dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
 
-A program owns a tile of samples and some tables of one group, one after the other, and compares and scores by itself: nothing is
-saved for the backward pass. Inputs are transposed to ``[H, I, B]``, so that the samples of a tile lie side by side. Cotangents of
-tables and inputs are added by atomics, those of scalars as a part of each program.
+Work: a program computes 32 samples and up to 128 outputs, and loops over a block of the tables of
+one group. The grid is one-dimensional: blocks of samples change fastest, then blocks of outputs,
+blocks of tables, and groups. The backward pass recomputes all coefficients and saves nothing.
 
-Reads that users write, float64 and fixed point are margins and a read in plain JAX with the rows of `_weighted_rows`.
+Layout: inputs are transposed to ``[H, I, B]`` and ``keep`` to ``[T, B]``, so the 32 samples of a
+program are contiguous. Table rows are contiguous in outputs, and concurrent programs read the same
+tables, which stay in the L2 cache. Kernels that read no rows keep inputs in shared memory.
 
-Rounded tables are read as int8. Their coefficients are powers of two: sums are of integers, but for those with `keep`.
+Numerics: sums are float32, in table order within a program, then over blocks of tables in a fixed
+order. A coefficient of 0 hides a row with infinities. Table and input gradients use float atomics,
+so their last bits differ between runs, except where `_owned_columns` sums tables. Scalar gradients
+are partial sums of programs. Integer tables are read as int8 and scaled by powers of two; without
+``keep`` their sums are int32.
+
+Custom reads, float64 and fixed point run margins and the read in plain JAX, and the rows in
+`_weighted_rows`.
 """
 
 import dataclasses
@@ -44,7 +57,8 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values import _quantized
 from lutjax.values._row_rules import RowState
 
-_UNKNOWN = -(2**31)  # stands for a sum of integers that is not a number
+# Stands for a NaN among integer sums. `_quantized.MOST_ADDENDS` keeps every sum above this value.
+_UNKNOWN = -(2**31)
 
 
 def _supports(request: Request) -> str | None:
@@ -73,7 +87,11 @@ def forward(call: ScoredLut, *, device: Device) -> jax.Array:
     tile = _Tile.of("forward", _forward_rule, call, device)
     in_integers = tile.in_integers
     dtype = jnp.dtype(jnp.float32) if call.weights.dtype == jnp.int8 else call.weights.dtype
+    # A single program rounds its float32 sum once, to the dtype of the outputs. Partial sums stay
+    # in float32 until they are added.
     part = dtype if tile.parts == 1 and not call.sum_groups else jnp.dtype(jnp.float32)
+    # Partial integer sums are scaled after their addition: the total may exceed int32, and a scaled
+    # part would be rounded.
     in_parts = in_integers and tile.parts > 1
     shape = (tile.parts, len(call.x), call.groups, call.weights.shape[2])
     (sums,) = launch(
@@ -92,6 +110,8 @@ def backward(
 ) -> dict[str, jax.Array]:
     if not _is_fused(call) or call.weights.dtype == jnp.int8:
         return plain.backward_by(_weighted_rows, call, cotangent, needs, device=device)
+    # Owned sums store the rows and factors of all samples first; the samples are split so that
+    # these arrays stay below a fixed size.
     n_parts = _owned_columns.parts(call.weights.shape, call.groups, _ways(call), len(call.x))
     if "weights" not in needs or n_parts <= 1:
         return _pulled_back(call, cotangent, needs, "weights" in needs and n_parts == 1, device)
@@ -108,10 +128,14 @@ def in_parts(
     of_part: Callable[..., dict[str, jax.Array]],
     *arrays: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Return outputs or cotangents of a call by name, from those of parts of its samples, which use the same memory one after the other.
+    """Run a call in parts of its samples, one after the other, and combine the results by name.
 
     Args:
-      of_part: of a call with some of the samples, and of their part of each of the arrays. `y`, `x` and `keep` are of samples, others are added.
+      call: the call.
+      n_parts: number of parts.
+      of_part: computes outputs or gradients of a call with some of the samples, from the same
+        samples of `arrays`. Results `y`, `x` and `keep` are concatenated, all others are added.
+      *arrays: arrays with a sample axis in front.
     """
     if n_parts <= 1:
         return of_part(call, *arrays)
@@ -119,6 +143,8 @@ def in_parts(
     xs, *others = (jnp.array_split(a, n_parts) for a in (call.x, *arrays))
     found: dict[str, list[jax.Array]] = {}
     for x, keep, *more in zip(xs, keeps, *others, strict=True):
+        # Without the barrier XLA could run parts at the same time, and would then keep the
+        # intermediate arrays of all parts in memory.
         x, found = jax.lax.optimization_barrier((x, found))
         for name, a in of_part(call.replace(x=x, keep=keep), *more).items():
             before = found.get(name, [])
@@ -130,10 +156,11 @@ def in_parts(
 def _pulled_back(
     call: ScoredLut, cotangent: jax.Array, needs: frozenset[str], owned: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return cotangents; `owned`: that of the tables as sums of warps that own columns."""
+    """Return gradients; with `owned`, `_owned_columns` sums those of the tables."""
     tile = _Tile.of("backward", _backward_rule, call, device, _PIECE)
     n, n_inputs_of, n_inputs = call.x.shape
     tables, n_scalars = call.weights.shape, len(call.scalars)
+    # A kernel always has the same parameters; an output that is not needed has one element.
     nothing = jax.ShapeDtypeStruct((1,), "float32")
 
     def where(needed: bool, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -145,11 +172,16 @@ def _pulled_back(
         cotangent,
         outputs=[
             where("scalars" in needs, max(n_scalars, 1), tile.programs),
+            # Each block of outputs holds a part of the inner product that is the gradient of
+            # `keep`.
             where("keep" in needs, tile.output_blocks, tables[0], n),
+            # The kernel writes rows and factors for `_owned_columns` in place of adding to the
+            # tables.
             where(owned, tables[0], n, dtype="int32"),
             where(owned, _ways(call), tables[0], n),
         ],
         zeroed=[
+            # Atomics add to these arrays, so they start at zero.
             where("x" in needs, n_inputs_of, n_inputs, n),
             where("weights" in needs and not owned, *tables),
         ],
@@ -176,7 +208,12 @@ def _pulled_back(
 
 
 def rows_and_factors(call: ScoredLut, device: Device) -> tuple[jax.Array, jax.Array]:
-    """Return the rows that are read, int32 ``[T, B]`` as `_owned_columns.places` packs them, and factors ``[K, T, B]`` of the ways with values."""
+    """Return the read rows and their factors.
+
+    Returns:
+      Rows, int32 ``[T, B]``, as `_owned_columns.places` packs them, and factors ``[K, T, B]`` of
+      the ways with values.
+    """
     tile = _Tile.of("rows", _rows_rule, call, device)
     shape = len(call.weights), len(call.x)
     inputs, options = _staged_inputs(tile, 1)
@@ -195,17 +232,23 @@ def rows_and_factors(call: ScoredLut, device: Device) -> tuple[jax.Array, jax.Ar
 def sums_of_rows(
     call: ScoredLut, rows: jax.Array, factors: jax.Array, cotangent: jax.Array, device: Device
 ) -> jax.Array:
-    """Return the cotangent of the tables, of what `rows_and_factors` returns."""
+    """Return the table gradient from the results of `rows_and_factors`."""
     if not _owned_columns.fits(call.weights.shape, call.groups, len(call.x)):
         return _pulled_back(call, cotangent, frozenset({"weights"}), False, device)["weights"]
     return _owned_columns.sums(rows, factors, cotangent, call.weights.shape, call.groups, device)
 
 
 def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, device: Device) -> jax.Array:
-    """Return outputs ``[B, G, O]`` without what coefficients of 0 made of rows that are not finite: those are computed again without these rows.
+    """Recompute non-finite outputs without the rows whose coefficient is 0.
+
+    A row with infinities and a coefficient of 0 contributes nothing, but their product is NaN.
 
     Args:
-      strange: int32 ``[G, B / samples, 32]``, not 0 where some of these samples' outputs are no finite numbers.
+      call: the call.
+      y: outputs ``[B, G, O]``.
+      strange: int32 ``[G, B / samples, 32]``, nonzero if some outputs of these samples are not
+      finite. samples: number of samples that share flags.
+      device: the device.
     """
     tile = _Tile.of("mended", _whole_rule, call, device)
     x, weights, ends, scalars, keep, _ = _inputs(tile)
@@ -218,10 +261,13 @@ def mended(call: ScoredLut, y: jax.Array, strange: jax.Array, samples: int, devi
 def of_products(
     call: ScoredLut, products: jax.Array, needs: frozenset[str], device: Device
 ) -> dict[str, jax.Array]:
-    """Return the cotangents of all but the tables.
+    """Return all gradients except that of the tables.
 
     Args:
-      products: of the rows of every way and the cotangent of the outputs, ``[K, T, B]``.
+      call: the call.
+      products: inner products of the row of each way and the output gradient, ``[K, T, B]``.
+      needs: names of gradients.
+      device: the device.
     """
     tile = _Tile.of("inputs", _rows_rule, call, device)
     n, n_inputs_of, n_inputs = call.x.shape
@@ -230,8 +276,9 @@ def of_products(
     def where(needed: bool, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, "float32") if needed else nothing
 
+    # A column holds the gradient sums, and the inputs as well if there is room.
     inputs, options = _staged_inputs(tile, 2 if "x" in needs else 1)
-    # Sums of programs that compare the same inputs are added in their order.
+    # Programs with the same inputs write separate parts, which are added in a fixed order.
     of_x, of_input = (tile.parts, call.groups, n_inputs, n), (n_inputs_of, n_inputs, n)
     d_scalars, d_keep, dx = launch(
         _pull_back,
@@ -271,6 +318,7 @@ def update(
     tile = _Tile.of("update", _backward_rule, call, device)
     rate = step.rate.astype(jnp.float32)
     factor = -rate if step.factor is None else -rate * step.factor.astype(jnp.float32)
+    # An addition does not read rows, so tables need no conversion to int8.
     x, _, ends, scalars, keep, _ = _inputs(tile, reads_tables=False)
     (weights,) = launch(
         _add_rows,
@@ -349,17 +397,21 @@ def _is_fused(call: ScoredLut) -> bool:
 
 
 def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
-    """Return the arrays that every kernel reads; a missing one is replaced by another that is not looked at."""
+    """Return the arrays that every kernel reads; a placeholder stands for a missing one."""
     call = tile.call
     n_groups, weights, nothing = call.groups, call.weights, jnp.zeros((1,), jnp.int32)
     if reads_tables and call.exponents is not None and weights.dtype != jnp.int8:
         weights = _quantized.rounded(weights, call.exponents).astype(jnp.int8)
     n_inputs_of, n_inputs = call.x.shape[1:]
+    # Ids are clamped once here, not by every program.
     ends = jnp.clip(call.anchors, 0, max(n_inputs - 1, 0))
+    # Ids of groups with their own inputs become ids in the flattened ``[H * I]``, so kernels need
+    # no group to find an input.
     if n_inputs_of > 1:
         group = jnp.arange(len(ends), dtype=jnp.int32) // max(len(ends) // n_groups, 1)
         ends += n_inputs * group.reshape(-1, *(1,) * (ends.ndim - 1))
-    if tile.in_int32:  # the start of the input, not its number
+    # Offsets of inputs in place of ids save a multiplication for every comparison in the kernel.
+    if tile.in_int32:
         ends *= len(call.x)
     return (
         call.x.transpose(1, 2, 0),
@@ -372,15 +424,19 @@ def _inputs(tile: "_Tile", reads_tables: bool = True) -> tuple[jax.Array, ...]:
 
 
 def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
-    """Return the arrays and constants of kernels that bring inputs to shared memory.
+    """Return the arrays and constants of kernels that copy inputs to shared memory.
 
     Args:
-      columns: numbers in shared memory for each input: its own, and the sum of its cotangents.
+      tile: tiles of the call.
+      columns: elements in shared memory per input and sample: the input, and its gradient sum.
     """
     x, _, _, scalars, keep, _ = _inputs(tile, reads_tables=False)
     n_inputs_of, n_inputs = tile.call.x.shape[1:]
+    # Bytes between two inputs in shared memory: the float32 elements of all samples of a program.
     each = 4 * tile.rows.how.rows
+    # Larger inputs are read through the caches; shared memory then holds at most the gradient sums.
     staged = columns * each * n_inputs <= _MOST_STAGED
+    # Ends are byte offsets into a column of shared memory, or ids.
     ends = jnp.clip(tile.call.anchors, 0, max(n_inputs - 1, 0)) * (each if staged else 1)
     options = {
         **tile.arguments,
@@ -398,7 +454,7 @@ def _staged_inputs(tile: "_Tile", columns: int) -> tuple[tuple[jax.Array, ...], 
 
 
 def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
-    """Return the outputs that sums of integers stand for."""
+    """Return the outputs for partial integer sums."""
     total, unknown = _quantized.WideSum.of(sums), jnp.any(sums == _UNKNOWN, (0, 3))
     return plain.in_floats(call.replace(sum_groups=False), total, unknown, jnp.float32)
 
@@ -406,10 +462,12 @@ def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
 # ------------------------------------------------------------------------------------- launches
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """Programs of a call: tiles of samples and outputs, and a part of the tables of a group.
+    """Programs of a call: tiles of samples and outputs, and a block of the tables of a group.
 
     Attributes:
-      rows: those of one group. piece: outputs of each of the equal tiles of a program; 0: one tile, or two.
+      call: the call.
+      rows: tiles of one group.
+      piece: size of the equal tiles of outputs of a program; 0 for one or two tiles.
     """
 
     call: ScoredLut
@@ -428,8 +486,10 @@ class _Tile:
             call.weights, samples=n, detectors=each, groups=call.groups, ways=formula.valued
         )
         how = launch_of(f"scored_lut.{kernel}", sizes, device, rule)
+        # Equal tiles let `_product` add the products of all tiles before it reduces over lanes.
         divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
         tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
+        # More tables per program could overflow an int32 sum.
         most = _quantized.MOST_ADDENDS // formula.ways  # tables of a sum in int32
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
@@ -438,15 +498,17 @@ class _Tile:
 
     @property
     def parts(self) -> int:
-        """Parts of the tables of a group."""
+        """Number of blocks of tables of a group."""
         return self.rows.detector_blocks
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """Sizes of the tiles of outputs that a program has: equal ones, or one or two, the second smaller than the first."""
+        """Sizes of the output tiles of a program: equal, or one or two, the second one smaller."""
         first, n_outputs = self.rows.outputs, self.rows.n_outputs
         if self.piece:
             return (self.piece,) * (n_outputs // self.piece)
+        # Triton tiles are powers of two. Tiles of 32 and 16 hold 48 outputs without the unused
+        # lanes of one tile of 64.
         rest = triton.next_power_of_2(max(n_outputs - first, 1))
         return (first, rest) if first < n_outputs and rest < first else (first,)
 
@@ -465,15 +527,17 @@ class _Tile:
 
     @property
     def in_int32(self) -> bool:
-        """True if int32 counts the elements of every array."""
+        """True if int32 can index every array."""
         call, n = self.call, len(self.call.x)
         n_tables, _, n_outputs = call.weights.shape
+        # Largest arrays of a sample: `d_keep` of all output blocks, outputs of all groups, and
+        # inputs. Smaller offsets need fewer registers and instructions.
         of_sample = max(self.output_blocks * n_tables, call.groups * max(n_outputs, call.x.shape[2]))
         return self.parts * max(call.weights.size, n * of_sample) < 2**31
 
     @property
     def in_integers(self) -> bool:
-        """True if sums are of integers."""
+        """True if sums are integers; `keep` is a float and makes them floats."""
         return self.call.exponents is not None and self.call.keep is None
 
     @property
@@ -496,12 +560,15 @@ class _Tile:
             "n_ends": 2 if call.anchors.ndim == 3 else 1,
             "n_scalars": len(call.scalars),
             "n_programs": self.programs,
-            # Also of fewer samples: a thread with none is better than several with the same.
+            # Also for fewer than 32 samples: in a smaller tile several threads would compute the
+            # same sample.
             "ROWS": self.rows.how.rows,
             "FIRST": self.pieces[0],
-            "LAST": self.pieces[-1],  # others are as large as the first
+            # All tiles but the last one are as large as the first.
+            "LAST": self.pieces[-1],
             "PIECES": len(self.pieces),
             "EQUAL": len(set(self.pieces)) == 1,
+            # Without a remainder, loads and additions need no mask over outputs.
             "WHOLE": self.output_blocks == 1 and sum(self.pieces) == n_outputs,
             "BLOCKS": self.output_blocks,
             "DETECTORS": self.rows.detectors,
@@ -513,6 +580,7 @@ class _Tile:
             "KEEP": call.keep is not None,
             "ROUNDED": call.exponents is not None,
             "INTEGERS": self.in_integers,
+            # See `_table`: rotation pays off only with two additions to a table.
             "ROTATED": formula.valued == 2,
             "SUM": tl.int32 if self.in_integers else tl.float32,
             "SHIFT": -_quantized.SHIFT,
@@ -527,7 +595,7 @@ class _Tile:
 
 
 def _constants(of: reads.Rounding | None) -> dict[str, Any]:
-    """Return the constants of powers of two as kernels compare them: with floats, but for those of shifts."""
+    """Return the rounding constants in the types in which kernels compare them."""
     if of is None:
         return {}
     return {
@@ -542,12 +610,13 @@ def _constants(of: reads.Rounding | None) -> dict[str, Any]:
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
-    # Two tiles leave less room unused than one.
+    # Two tiles have fewer unused lanes than one.
     return _rule(sizes, _first_of_two(sizes["outputs"]), enough=4096, most=sizes["detectors"])
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # A row is added to in fewer pieces from one tile; with one addition to a table, reading counts more.
+    # One tile adds to a row with fewer instructions. With a single addition per table, reads
+    # dominate and two tiles are better.
     outputs = triton.next_power_of_2(max(sizes["outputs"], 1))
     if sizes["ways"] == 1:
         outputs = _first_of_two(sizes["outputs"])
@@ -555,30 +624,38 @@ def _backward_rule(sizes: Sizes) -> Launch:
 
 
 def _first_of_two(n: int) -> int:
-    """Return the first of two powers of two that hold `n` together where one would be larger than both, or one that holds `n`."""
+    """Return the first of two tile sizes that hold `n`, or the size of one tile.
+
+    Two powers of two hold ``3/4`` of the next power of two. Up to 8 outputs one tile suffices.
+    """
     whole = triton.next_power_of_2(max(n, 1))
     return whole // 2 if 8 < n <= whole * 3 // 4 else whole
 
 
 def _whole_rule(sizes: Sizes) -> Launch:
-    """Return tiles whose programs have all tables of a group."""
+    """Return tiles whose programs process all tables of a group."""
     rule = _forward_rule(sizes)
     return dataclasses.replace(rule, detectors=sizes["detectors"])
 
 
 def _rows_rule(sizes: Sizes) -> Launch:
+    # These kernels read no rows: one block covers all outputs, and outputs do not add programs.
     rule = _rule({**sizes, "outputs": 1}, 1, enough=8192, most=sizes["detectors"])
     return dataclasses.replace(rule, outputs=triton.next_power_of_2(max(sizes["outputs"], 1)))
 
 
-# Bytes of shared memory that inputs of a program take; with more, too few programs run at once.
+# Bytes of shared memory for the inputs of a program. Larger ones would leave too few concurrent
+# programs.
 _MOST_STAGED = 2**13
-_OUTPUTS = 128  # of one program
-_PIECE = 16  # outputs of a tile, where products with tiles are added up before lanes are
+_OUTPUTS = 128  # most outputs of a program
+# Outputs of an equal tile, see `_product`.
+_PIECE = 16
 
 
 def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
-    """Return tiles of 32 samples, and parts of the tables such that there are enough programs."""
+    """Return tiles of 32 samples, and blocks of tables for enough programs."""
+    # 32 samples are one warp, and each thread owns a sample in everything that precedes the rows.
+    # Blocks of tables are chosen so that there are about `enough` programs.
     outputs = min(outputs, _OUTPUTS)
     programs = triton.cdiv(sizes["samples"], 32) * sizes["groups"] * max(sizes["outputs"] // outputs, 1)
     detectors = _row_tiles.split(programs, sizes["detectors"], enough)
@@ -593,19 +670,25 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
     outputs = _outputs(block, c)
     totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, c.HARD, c)
     if not (c.INTEGERS or c.HARD):
-        # Rows were read whatever their coefficients: if that made a number of none, those of 0 are left out.
+        # The first pass reads rows without a mask on coefficients, which is faster, but turns 0 *
+        # infinity into NaN. If a sum of the program is not finite, the second pass skips rows with
+        # coefficient 0. The comparison is false for NaN, so it finds NaN and infinities.
         strange = tl.zeros((c.ROWS,), tl.int32)
         for p in tl.static_range(c.PIECES):
             strange += tl.sum(((tl.abs(totals[p]) < float("inf")) == 0).to(tl.int32), 1)
         if tl.sum(strange, 0) != 0:
             totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
+    # Parts are ``[blocks of tables, B, G, O]``.
     to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
     for p in tl.static_range(c.PIECES):
         total = totals[p]
+        # The units of integer coefficients are ``2**-SHIFT``, which joins the scale of the table.
         if c.INTEGERS and not c.IN_PARTS:
             total = total.to(tl.float32) * _scales(exponents, group, outputs[p], c.SHIFT, c)[None, :]
         elif c.ROUNDED and not c.INTEGERS:
             total *= _scales(exponents, group, outputs[p], 0, c)[None, :]
+        # An integer sum cannot hold NaN, so a flag replaces it by NaN, or by `UNKNOWN` in a partial
+        # sum.
         if c.INTEGERS:
             total = tl.where(unknown[:, None] != 0, c.UNKNOWN if c.IN_PARTS else float("nan"), total)
         mask = exists[:, None] & (outputs[p] < c.n_outputs)[None, :]
@@ -617,8 +700,11 @@ def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
     sample, exists, block, _part, group, first, last = _place(c)
     outputs = _outputs(block, c)
     to = y + (sample * c.n_groups + group)[:, None] * c.n_outputs
+    # Flags exist per `SAMPLES` samples and 32 lanes of the kernel that wrote them. No program spans
+    # two sets of flags.
     of_samples = tl.program_id(0) % (c.n_samples // c.ROWS) * c.ROWS // c.SAMPLES
     flags = tl.load(strange + (group * (c.n_samples // c.SAMPLES) + of_samples) * 32 + tl.arange(0, 32))
+    # Most programs end here, without reading inputs.
     if tl.sum(flags, 0) != 0:
         s = _scalars(scalars, c)
         totals, _unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
@@ -631,7 +717,10 @@ def _mend(x, weights, ends, scalars, keep, strange, unused, y, c: tl.constexpr):
 def _sums(
     x, weights, ends, keep, first, last, sample, exists, outputs, s, SKIP: tl.constexpr, c: tl.constexpr
 ):
-    """Weighted sums of rows, and whether a sum of integers is not a number; SKIP: leave out coefficients of 0."""
+    """Sum weighted rows, and flag integer sums with a NaN coefficient.
+
+    With `SKIP`, rows with coefficient 0 are not read.
+    """
     totals = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
         totals += (tl.zeros((c.ROWS, c.FIRST if p < c.PIECES - 1 else c.LAST), c.SUM),)
@@ -643,6 +732,7 @@ def _sums(
         if c.INTEGERS:
             unknown |= (factors[0] != factors[0]).to(tl.int32)
         row, factor = index, factors[0]
+        # A loop at run time keeps only the registers of one way alive.
         for _way in range(1 if c.HARD else c.WAYS):
             totals = _plus_row(totals, weights, _start(t, row, c), factor, outputs, SKIP, c)
             row, factor = index ^ flip, factors[1]
@@ -678,23 +768,30 @@ def _differentiate(
         index, flip, closest = _address(u, c)
         found = _coefficients(u, closest, s, c)
         factors = _kept(found, keep, t, sample, exists, c)
+        # All output blocks compute the same rows; the first one writes them.
         if c.OF_ROWS:
             _write_rows(rows, row_factors, index, flip, factors, t, sample, exists & (block == 0), c)
-        # The ways in a loop: what is in registers for one is not there for the other. Triton takes a variable for one that a loop
-        # does not change if it ends as another began: so each has a value of its own.
+        # A run-time loop over ways reuses the registers of one way for the next. Triton treats a
+        # variable as loop-invariant if it ends the loop with the value of another variable, so
+        # `main` and `other` start as separate tensors.
         row, factor = index, factors[0]
         main, other = tl.zeros((c.ROWS,), tl.float32), tl.zeros((c.ROWS,), tl.float32)
         for way in range(c.WAYS):
             start = _start(t, row, c)
             if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
                 other = _product(weights, start, exponents, group, cotangents, outputs, c)
+                # After the loop, `main` holds the product of the first way and `other` that of the
+                # last one.
                 main = tl.where(way == 0, other, main)
             if c.OF_WEIGHTS:
+                # The second row of a hard read affects margins but has no coefficient in the
+                # output.
                 if c.HARD:
                     factor = tl.where(way == 0, factor, 0.0)
                 _add(d_weights, start, factor, exists, cotangents, outputs, c)
             row, factor = index ^ flip, factors[1]
         if c.OF_X or c.OF_SCALARS or c.OF_KEEP:
+            # Output blocks write separate parts of the gradient of `keep`.
             to = d_keep + block * c.n_tables * c.n_samples
             of_scalars = _plus(
                 of_scalars,
@@ -723,12 +820,14 @@ def _pull_table(
     HERE: tl.constexpr,
     c: tl.constexpr,
 ):
-    """Add to cotangents what a table gives, and return that of the scalars.
+    """Add the contribution of a table to the gradients, and return that of the scalars.
 
     Args:
-      products: of the rows and the cotangents of the outputs.
+      products: inner products of the rows and the output gradient.
+      HERE: whether `dx` is a column of shared memory.
     """
     here = t.to(c.INDEX) * c.n_samples + sample
+    # The gradient of `keep` uses the products before `keep` scales them.
     if c.OF_KEEP:
         of_keep = found[0] * products[0]
         if c.WAYS == 2:
@@ -746,6 +845,8 @@ def _pull_table(
 @kernel
 def _write_scalars(d_scalars, of_scalars, exists, c: tl.constexpr):
     if c.OF_SCALARS:
+        # One partial sum per program and scalar, without atomics: the sum over programs has a fixed
+        # order. Samples beyond the end hold coefficients of zero inputs and are masked.
         for n in tl.static_range(c.n_scalars):
             value = tl.sum(tl.where(exists, of_scalars[n], 0.0), 0)
             tl.store(d_scalars + n * c.n_programs + tl.program_id(0), value)
@@ -755,6 +856,7 @@ def _write_scalars(d_scalars, of_scalars, exists, c: tl.constexpr):
 def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
     sample, exists, _block, _part, group, first, last = _place(c)
     s = _scalars(scalars, c)
+    # Each input is read by many comparisons, so it is copied to shared memory once.
     x = _staged(x, group, sample, exists, _column(c), c)
     for t in range(first, last):
         u = _margins(x, ends, t, sample, exists, c)
@@ -765,7 +867,10 @@ def _find_rows(x, ends, scalars, keep, rows, factors, c: tl.constexpr):
 
 @kernel
 def _column(c: tl.constexpr):
-    """Start of the numbers of a sample in shared memory: a column, which no other thread touches."""
+    """Return the address of each sample's column in shared memory."""
+    # Element ``i`` of sample ``s`` is at ``start + 4 * (ROWS * i + s)``. With 32 samples and one
+    # warp, thread ``s`` alone uses column ``s``, which is bank ``s``: no conflicts, and no
+    # barriers.
     return tl.inline_asm_elementwise(
         c.BASE, "=r,r", [tl.arange(0, c.ROWS)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -773,12 +878,14 @@ def _column(c: tl.constexpr):
 
 @kernel
 def _staged(x, group, sample, exists, column, c: tl.constexpr):
-    """The inputs of a group of tables, brought to columns of shared memory if there is room."""
+    """Copy the inputs of a group to columns of shared memory, if there is room."""
     if not c.SHARED_INPUT:
         x += group * c.n_inputs * c.n_samples
     if c.STAGED:
         for i in range(c.n_inputs):
             value = tl.load(x + sample + i * c.n_samples, mask=exists, other=0).to(tl.float32)
+            # The store returns the column. Loads take their address from it, so the compiler cannot
+            # move them before the store.
             column = tl.inline_asm_elementwise(
                 c.STORE,
                 "=r,r,f,r",
@@ -795,6 +902,7 @@ def _staged(x, group, sample, exists, column, c: tl.constexpr):
 @kernel
 def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.constexpr):
     here = t.to(c.INDEX) * c.n_samples + sample
+    # Both rows of a table share one int32, which halves the traffic of row ids.
     tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=exists)
     tl.store(factors + here, found[0], mask=exists)
     if c.WAYS == 2 and not c.HARD:
@@ -807,9 +915,12 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
     s = _scalars(scalars, c)
     nothing = tl.zeros((c.ROWS,), tl.float32)
     of_scalars = (nothing, nothing, nothing)
+    # Gradient sums come first in a column, the staged inputs follow.
     column = _column(c)
     x = _staged(x, group, sample, exists, column + (4 * c.ROWS * c.n_inputs if c.OF_X else 0), c)
     if c.OF_X:
+        # Sums of inputs are cleared, added to and read by the same thread, with volatile accesses
+        # in program order.
         for i in range(c.n_inputs):
             tl.inline_asm_elementwise(
                 c.CLEAR, "=r,r", [column + 4 * c.ROWS * i], dtype=tl.int32, is_pure=False, pack=1
@@ -831,6 +942,7 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
         )
     _write_scalars(d_scalars, of_scalars, exists, c)
     if c.OF_X:
+        # Programs with different tables write separate parts ``[blocks of tables, G, I, B]``.
         to = dx + (part * c.n_groups + group) * (c.n_inputs * c.n_samples) + sample
         for i in range(c.n_inputs):
             total = tl.inline_asm_elementwise(
@@ -845,6 +957,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
+    # The learning rate is negative: rows are updated in place by an addition.
     rate = tl.load(step)
     for i in range(first, last):
         t = _table(i, first, last, c.ROTATED)
@@ -860,8 +973,15 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
 # ------------------------------------------------------------------------------------- places
 @kernel
 def _place(c: tl.constexpr):
-    """Samples, block of outputs, part of the tables, group, and the first and last table of this program."""
+    """Locate this program.
+
+    Returns:
+      Samples, whether they exist, block of outputs, block of tables, group, and the first table and
+      the end of the tables of this program.
+    """
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
+    # Blocks of samples change fastest: concurrent programs then read the same few tables, which
+    # stay in the caches.
     program = tl.program_id(0)
     sample, exists = _row_tiles.block(c.ROWS, c.n_samples, program % sample_blocks)
     rest = program // sample_blocks
@@ -875,10 +995,10 @@ def _place(c: tl.constexpr):
 
 @kernel
 def _table(i, first, last, ROTATED: tl.constexpr):
-    """The tables in their order, or rotated, in an order of its own in each program.
+    """Return the tables in order, or rotated by the number of the program.
 
-    Not all programs then add to the same rows at the same time. Nor do they read the same rows: with one addition to a table that
-    costs more than it saves.
+    With rotation, concurrent programs do not add to the same rows at the same time. They do not
+    read the same rows either, which costs more than it saves with a single addition per table.
     """
     if ROTATED:
         return first + (i - first + tl.program_id(0)) % (last - first)
@@ -888,7 +1008,7 @@ def _table(i, first, last, ROTATED: tl.constexpr):
 
 @kernel
 def _outputs(block, c: tl.constexpr):
-    """The outputs of this program, in tiles."""
+    """Return the output ids of this program, tile by tile."""
     first = block.to(tl.int32) * c.FIRST
     found = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
@@ -898,14 +1018,15 @@ def _outputs(block, c: tl.constexpr):
 
 @kernel
 def _start(t, row, c: tl.constexpr):
-    """Start of a row."""
     return (t.to(c.INDEX) * c.n_rows + row) * c.n_outputs
 
 
 # ------------------------------------------------------------------------------------- reading and adding
 @kernel
 def _read(weights, start, output, c: tl.constexpr):
-    """Tile of the outputs of rows, all of which exist."""
+    """Read a tile of rows, all of which exist."""
+    # Addresses come from comparisons, so they are below ``2**n`` and need no clamp. Rows of missing
+    # samples are valid too: their inputs are 0.
     at = weights + (start[:, None] + output[None, :])
     if c.WHOLE:
         return tl.load(at)
@@ -915,20 +1036,21 @@ def _read(weights, start, output, c: tl.constexpr):
 
 @kernel
 def _read_some(weights, start, reads, output, c: tl.constexpr):
-    """Tile of the outputs of rows; 0 for those that are not read."""
+    """Read a tile of rows; unread rows are 0."""
     mask = reads[:, None] & (output < c.n_outputs)[None, :]
     return tl.load(weights + (start[:, None] + output[None, :]), mask=mask, other=0)
 
 
 @kernel
 def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl.constexpr):
-    """Sums plus rows times a factor."""
     sums = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
         if c.INTEGERS:
+            # Integer products are exact. Rows with coefficient 0 are not read.
             units = _in_units(factor, c)
             sums += (totals[p] + units[:, None] * _read_some(weights, start, units != 0, outputs[p], c),)
         elif SKIP:
+            # The mask keeps 0 * infinity out of the sum.
             value = _read_some(weights, start, factor != 0, outputs[p], c).to(tl.float32)
             sums += (totals[p] + factor[:, None] * value,)
         else:
@@ -938,14 +1060,17 @@ def _plus_row(totals, weights, start, factor, outputs, SKIP: tl.constexpr, c: tl
 
 @kernel
 def _in_units(coefficient, c: tl.constexpr):
-    """A power of two, or 0, as a multiple of the least one; 0 for NaN."""
+    """Convert a power of two to a multiple of the least one; NaN becomes 0."""
+    # Conversion of NaN to int32 is undefined; `_sums` flags NaN separately.
     return tl.where(coefficient == coefficient, coefficient * (1 << -c.SHIFT), 0.0).to(tl.int32)
 
 
 @kernel
 def _product(weights, start, exponents, group, cotangents, outputs, c: tl.constexpr):
-    """Products of rows with the cotangents of the outputs."""
+    """Return inner products of rows with the output gradient."""
     total = tl.zeros((c.ROWS,), tl.float32)
+    # Equal tiles add their products elementwise first, so one reduction over lanes serves all
+    # tiles.
     products = tl.zeros((c.ROWS, c.FIRST), tl.float32)
     for p in tl.static_range(c.PIECES):
         value = _read(weights, start, outputs[p], c).to(tl.float32)
@@ -957,13 +1082,14 @@ def _product(weights, start, exponents, group, cotangents, outputs, c: tl.conste
             total += tl.sum(value * cotangents[p], 1)
     if c.EQUAL:
         total = tl.sum(products, 1)
-    # A sum over a tile lies in threads as the tile does, several in each and each in many: bring one to each.
+    # A reduction leaves its result in the layout of the tile: several samples per thread, each in
+    # several threads. The gather moves one sample to each thread, as in all other vectors.
     return tl.gather(total, tl.arange(0, c.ROWS), 0)
 
 
 @kernel
 def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
-    """Tiles of the cotangent of the outputs."""
+    # The gradient of a sum over groups is ``[B, 1, O]`` and serves every group.
     start = (sample if c.SUM_GROUPS else sample * c.n_groups + group) * c.n_outputs
     found = _gate_tiles.nothing()
     for p in tl.static_range(c.PIECES):
@@ -973,19 +1099,24 @@ def _cotangents(dy, sample, exists, group, outputs, c: tl.constexpr):
 
 @kernel
 def _add(total, start, factor, exists, cotangents, outputs, c: tl.constexpr):
-    """Add the cotangents times a factor to rows; a factor of 0 adds nothing."""
+    """Add a multiple of the output gradient to rows; a factor of 0 adds nothing."""
+    # Skipping factors of 0 saves atomics, and keeps 0 * infinity out of the tables.
     adds = exists & (factor != 0)
     for p in tl.static_range(c.PIECES):
         to = total + (start[:, None] + outputs[p][None, :])
         mask = adds[:, None]
         if not c.WHOLE:
             mask = mask & (outputs[p] < c.n_outputs)[None, :]
+        # Relaxed order suffices: nothing reads the tables before the kernel ends.
         tl.atomic_add(to, factor[:, None] * cotangents[p], mask=mask, sem="relaxed")
 
 
 @kernel
 def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
-    """Scale of each output of a group, times a power of two; NaN of tables with an entry that is no finite number."""
+    """Return the scale of each output of a group, times a power of two.
+
+    The scale is NaN if an entry of the group's tables is not finite.
+    """
     mask = output < c.n_outputs
     exponent = tl.load(exponents + group * c.n_outputs + output, mask=mask, other=0) + shift
     return tl.where(exponent < c.BEYOND_SCALES, _power(exponent), float("nan"))
@@ -993,7 +1124,7 @@ def _scales(exponents, group, output, shift: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _power(exponent):
-    """``2**exponent``, for normal numbers."""
+    """Return ``2**exponent`` for normal results, from the bits of a float32."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
@@ -1013,29 +1144,40 @@ def _add_to_inputs(
     HERE: tl.constexpr,
     c: tl.constexpr,
 ):
-    """Add to the inputs of each comparison the cotangent of its margin, in memory or, `HERE`, in the columns of shared memory at `dx`."""
+    """Add the gradient of each margin to the compared inputs.
+
+    Args:
+      dx: array in global memory, or with `HERE` the columns of shared memory.
+    """
     of_samples = dx if HERE else dx + sample
     for j in tl.static_range(c.n_comparisons):
+        # The smallest distance affects the share of the neighbor, and only its own comparison
+        # receives that gradient.
         du = tl.where(flip == (1 << j), of_closest, 0.0)
         if c.SCORED:
             m = tl.abs(u[j])
+            # ``e / (1 + e)`` is the derivative of ``-log(1 + exp(-beta m)) / beta``.
             e = _decay(m, s)
             du += of_total + of_logs * s[0] * (e / (1 + e))
+        # The derivative of ``|u|`` is the sign that the address bit uses.
         du = tl.where(detect.is_above_zero(u[j]), du, -du)
         for side in tl.static_range(c.n_ends):
             end = ends + (t * c.n_comparisons + j) * c.n_ends + side
             value = du if side == 0 else -du
             if HERE:
+                # Staged ends are byte offsets already.
                 to = dx + (tl.load(end) if c.STAGED else 4 * c.ROWS * tl.load(end))
+                # No atomics: the column belongs to one thread, and both ends may be the same input.
                 tl.inline_asm_elementwise(c.ADD, "=r,r,f", [to, value], dtype=tl.int32, is_pure=False, pack=1)
             else:
+                # Programs of other tables and output blocks add to the same inputs.
                 tl.atomic_add(of_samples + _offset(end, c), value, mask=exists, sem="relaxed")
 
 
 # ------------------------------------------------------------------------------------- margins and coefficients
 @kernel
 def _scalars(scalars, c: tl.constexpr):
-    """Exponentials of the learned scalars, as the formulas have them; three, whatever the read."""
+    """Return the exponentials of the learned scalars; always three, unused ones are 1."""
     one = tl.full((), 1.0, tl.float32)
     if c.FAMILY == "soft_sign":
         return tl.exp(tl.load(scalars)), tl.exp(-tl.load(scalars + 1)), one
@@ -1050,7 +1192,6 @@ def _scalars(scalars, c: tl.constexpr):
 
 @kernel
 def _margins(x, ends, t, sample, exists, c: tl.constexpr):
-    """The margins of a table's comparisons."""
     found = _gate_tiles.nothing()
     for j in tl.static_range(c.n_comparisons):
         end = ends + (t * c.n_comparisons + j) * c.n_ends
@@ -1063,9 +1204,10 @@ def _margins(x, ends, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _input(x, end, sample, exists, c: tl.constexpr):
-    """The compared input of the samples."""
     if c.STAGED:
         at = x + tl.load(end)
+        # Pure, because nothing overwrites staged inputs: the compiler may reuse or reorder these
+        # loads.
         return tl.inline_asm_elementwise(c.LOAD, "=f,r", [at], dtype=tl.float32, is_pure=True, pack=1)
     else:
         return tl.load(x + sample + _offset(end, c), mask=exists, other=0).to(tl.float32)
@@ -1073,7 +1215,7 @@ def _input(x, end, sample, exists, c: tl.constexpr):
 
 @kernel
 def _offset(end, c: tl.constexpr):
-    """Start of an input, whose samples follow."""
+    """Return the offset of an input, whose samples are contiguous."""
     if c.SCALED:
         return tl.load(end)
     else:
@@ -1082,7 +1224,10 @@ def _offset(end, c: tl.constexpr):
 
 @kernel
 def _address(u, c: tl.constexpr):
-    """Row, bit of the closest comparison, and its distance: the first of equals, and NaN before any number."""
+    """Return the row, the bit of the closest comparison, and its distance.
+
+    The first of several equal distances counts. The first NaN counts as closer than any number.
+    """
     index, flip, closest = (
         detect.is_above_zero(u[0]).to(tl.int32),
         tl.full((c.ROWS,), 1, tl.int32),
@@ -1091,6 +1236,8 @@ def _address(u, c: tl.constexpr):
     for j in tl.static_range(1, c.n_comparisons):
         index |= detect.is_above_zero(u[j]).to(tl.int32) << j
         distance = tl.abs(u[j])
+        # ``not (distance >= closest)`` is also true for NaN. The second condition keeps the first
+        # NaN.
         closer = ((distance >= closest) == 0) & (closest == closest)
         closest = tl.where(closer, distance, closest)
         flip = tl.where(closer, 1 << j, flip)
@@ -1099,7 +1246,7 @@ def _address(u, c: tl.constexpr):
 
 @kernel
 def _kept(found, keep, t, sample, exists, c: tl.constexpr):
-    """Coefficients of both ways times the factor of the table."""
+    """Multiply both coefficients by the table's factor."""
     if c.KEEP:
         factor = tl.load(keep + t.to(c.INDEX) * c.n_samples + sample, mask=exists, other=0).to(tl.float32)
         return found[0] * factor, found[1] * factor
@@ -1109,20 +1256,22 @@ def _kept(found, keep, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _exp(a):
-    """Exponential; 0 where it is less than any normal number, which saves what a GPU would do for the others."""
+    """Compute an exponential; results below the normal numbers are 0."""
     LOG2E: tl.constexpr = 1.4426950408889634
     return _exp2(a * LOG2E)
 
 
 @kernel
 def _decay(m, s):
-    """``exp(-beta m)``."""
+    """Compute ``exp(-beta m)``."""
     LOG2E: tl.constexpr = 1.4426950408889634
     return _exp2(m * (-LOG2E * s[0]))
 
 
 @kernel
 def _exp2(a):
+    # One instruction. Without .ftz the GPU adds a scaling and a multiplication for subnormal
+    # results.
     return tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -1130,21 +1279,28 @@ def _exp2(a):
 
 @kernel
 def _coefficients(u, closest, s, c: tl.constexpr):
-    """Coefficients of both ways, and what their derivatives are made of.
+    """Return both coefficients, and the values that their derivatives need.
 
-    The neighbor's share; then of scores the score, the sum of the logarithms, the score over the sum of the distances, and of
-    powers of two their ratios to the exact coefficients.
+    Returns:
+      The two coefficients and the share of the neighbor; for scored reads also the score, the sum
+      of the logarithms, and the score divided by the sum of distances; for powers of two also the
+      ratios of the rounded to the exact coefficients.
     """
     zero = tl.zeros((c.ROWS,), tl.float32)
     if c.SCORED:
-        # One logarithm for all comparisons: of the product of 1 + exp(-beta m), without losing the digits beside the 1.
+        # One logarithm serves all comparisons: the sum of ``log(1 + e)`` is the logarithm of the
+        # product. `excess` is the product minus 1, so small terms keep the digits that 1 would
+        # absorb.
         total, excess = tl.abs(u[0]), _decay(tl.abs(u[0]), s)
         for j in tl.static_range(1, c.n_comparisons):
             e = _decay(tl.abs(u[j]), s)
             total += tl.abs(u[j])
             excess += e + excess * e
-        total = tl.where(total < float("inf"), total, float("nan"))  # a sum without a bound is no score
+        # Scores of infinite distances, or of a sum that overflows, are NaN by definition.
+        total = tl.where(total < float("inf"), total, float("nan"))
         product = 1 + excess
+        # ``log(1 + x)`` without cancellation: the factor ``x / ((1 + x) - 1)`` corrects the
+        # rounding of ``1 + x``.
         logs = -tl.where(product == 1, excess, tl.log(product) * (excess / (product - 1)))
         discount = _exp(s[1] * logs)
         score = total * discount
@@ -1163,28 +1319,35 @@ def _coefficients(u, closest, s, c: tl.constexpr):
             share = 1 / (1 + _exp(2 * (closest / (s[0] + closest)) * s[1]))
         a, b = 1 - share, share
         if c.HARD:
+            # The row of a hard read has coefficient 1, but a NaN margin still makes it NaN.
             a, b = tl.where(share == share, 1.0, share), zero
         return a, b, share, zero, zero, zero, zero, zero
 
 
 @kernel
 def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constexpr):
-    """Coefficients rounded to powers of two: `lutjax.reads.PowersOfTwo`."""
+    """Round coefficients to powers of two, as `lutjax.reads.PowersOfTwo` defines."""
     LN2: tl.constexpr = 0.6931471805599453
     exponent = tl.log2(total) + s[1] * logs / LN2
     q = tl.zeros((c.ROWS,), tl.int32)
     if c.WAYS == 2:
+        # Rounding is half up on every platform; round-to-even instructions would differ.
         rounded = tl.floor(2 * closest * s[2] / LN2 + 0.5)
+        # A NaN exponent becomes shift 0 before the conversion to int32, which is undefined for NaN.
+        # The coefficient is replaced by NaN below.
         most = tl.where(rounded == rounded, c.MOST_SHIFT, 0.0)
         q = tl.where(rounded < c.MOST_SHIFT, rounded, most).to(tl.int32)
         exponent -= tl.where(q < c.NEGLIGIBLE, tl.log2(1 + _power(-q)), 0.0)
     k = tl.floor(exponent + 0.5)
+    # False for NaN, so the conversion below sees a number.
     exists = k >= c.LOWEST
     k = tl.where(exists, tl.minimum(k, c.HIGHEST), c.LOWEST).to(tl.int32)
     main, other = _power(k), _power(k - q)
+    # Straight-through gradients multiply by rounded over exact coefficient, bounded where the exact
+    # one is small.
     of_main = tl.minimum(main / tl.maximum(a, c.LEAST_EXACT), c.MOST_RATIO)
     of_other = tl.minimum(other / tl.maximum(b, c.LEAST_EXACT), c.MOST_RATIO)
-    # Not known of NaN, and of an infinity, whose gradient is not a number.
+    # NaN and infinite exact coefficients make the rounded ones NaN: their gradient is undefined.
     known = (a < float("inf")) & (b < float("inf"))
     nan = float("nan")
     main = tl.where(known, tl.where(exists, main, 0.0), nan)
@@ -1194,10 +1357,11 @@ def _powers(a, b, share, closest, total, score, logs, discount, s, c: tl.constex
 
 @kernel
 def _pull(u, closest, found, products, s, c: tl.constexpr):
-    """Cotangents of the smallest distance, of the sum of distances, of that of logarithms, and of the scalars.
+    """Return the gradients of the smallest distance, both sums, and the scalars.
 
     Args:
-      found: see `_coefficients`. products: cotangents of the coefficients.
+      found: results of `_coefficients`.
+      products: gradients of the coefficients.
     """
     share, score, logs, discount = found[2], found[3], found[4], found[5]
     zero = tl.zeros((c.ROWS,), tl.float32)
