@@ -1,7 +1,15 @@
-"""Tiles of the kernels of gates, and functions that these kernels call.
+"""Tiles of the gate kernels, and device functions that these kernels call.
 
-Arrays are features first, ``[features, samples]``; a wire reads a row of ``x``. Programs go through the gates first and
-through the samples last: programs that run at the same time read the same samples, of all inputs, from the L2 cache.
+Work: a program owns a tile of gates, or of inputs, and a tile of samples; `detectors` of a kernel
+config are consecutive tiles of samples of one program. The grid is one-dimensional: gates change
+fastest and samples slowest, so concurrent programs read the same samples of all inputs.
+
+Layout: arrays are features first, ``[features, samples]``. A wire reads a row of ``x``, whose
+samples are contiguous. The tile sizes are chosen so that the samples of concurrent programs, of all
+inputs, stay in the L2 cache: each array then comes from memory once.
+
+Numerics: values are computed in the accumulator dtype of inputs and parameters. Wire ids are
+clamped. An unused entry of a fan-out list reads 0, so a NaN of another gate cannot leak into a sum.
 """
 
 import dataclasses
@@ -19,10 +27,10 @@ from lutjax.ops._gates import TableGates
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 
-# Bytes of the inputs that programs running at the same time read: they stay in an L2 cache.
+# Bytes of the inputs that concurrent programs read, which have to stay in the L2 cache.
 _CACHED = 2**25
-UNROLLED = 2  # readers of an input that are read together
-SLOTS = 64  # most slots whose sums a program holds
+UNROLLED = 2  # readers of an input whose loads are issued together
+SLOTS = 64  # most slots of a table whose sums fit the registers of a program
 
 
 @runtime_checkable
@@ -39,14 +47,15 @@ class WiredCall(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GateTile:
-    """Tiles of a call: as `Launch` says, no larger than the arrays.
-
-    A program works on a tile of `rows` samples and `outputs` gates, or inputs; `detectors` such tiles of samples follow one
-    another.
+    """Tiles of a call: as `Launch` says, and no larger than the arrays.
 
     Attributes:
-      n_samples, n_features: numbers of samples, and of gates or inputs.
-      n_groups: programs for each tile of samples and features.
+      how: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
+        tiles of samples of a program.
+      device: the device.
+      n_samples: number of samples.
+      n_features: number of gates or inputs.
+      n_groups: number of programs for each tile of samples and features.
     """
 
     how: Launch
@@ -66,7 +75,7 @@ class GateTile:
         of_inputs: bool = False,
         n_groups: int = 1,
     ) -> "GateTile":
-        """Return the tiles of a kernel whose programs own gates, or inputs and one tile of samples each."""
+        """Return the tiles of a kernel whose programs own gates, or inputs."""
         sizes = {
             "samples": call.x.shape[1],
             "inputs": call.x.shape[0],
@@ -75,6 +84,7 @@ class GateTile:
             "bits": 8 * call.x.dtype.itemsize,
         }
         how = launch_of(kernel, sizes, device, rule)
+        # A program of inputs stores its samples without a partial sum, so it owns one tile.
         if of_inputs:
             how = dataclasses.replace(how, detectors=1)
         return cls(how, device, call.x.shape[1], len(call.x if of_inputs else call.wires), n_groups)
@@ -89,17 +99,17 @@ class GateTile:
 
     @property
     def blocks(self) -> int:
-        """Tiles of samples of one program."""
+        """Number of consecutive tiles of samples of a program."""
         n_blocks = max(triton.cdiv(self.n_samples, self.samples), 1)
         return min(self.how.detectors or n_blocks, n_blocks)
 
     @property
     def parts(self) -> int:
-        """Programs that share the samples of a feature."""
+        """Number of programs that share the samples of a feature, each with a partial sum."""
         return triton.cdiv(self.n_samples, self.samples * self.blocks)
 
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
-        """Arguments of `launch`, and constants of kernels."""
+        """Return arguments of `launch` and constants of kernels."""
         return {
             "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
             "device": self.device,
@@ -131,8 +141,9 @@ def cotangent_of_table(
     device: Device,
     *inputs: jax.Array,
 ) -> jax.Array:
-    """Return sums over samples for each slot, which `kernel` writes in parts: ``[G, 2**n]``."""
+    """Return sums over samples for each slot, ``[G, 2**n]``; `kernel` writes them in parts."""
     n_gates, n_slots = call.table.shape
+    # Tables with more slots are shared by several programs, which read the same gates.
     slots = min(n_slots, SLOTS)
     tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
     dtype = accumulator(call.x.dtype, call.table.dtype)
@@ -147,15 +158,25 @@ def cotangent_of_table(
 
 
 def rule(sizes: Sizes, values: int, arrays: int = 1, warps: int = 4, samples: int = 128) -> Launch:
-    """Return tiles of `values` values and at most `samples` samples, such that `arrays` arrays like ``x`` stay in the cache."""
+    """Return tiles of `values` elements and at most `samples` samples.
+
+    Args:
+      sizes: sizes of the call.
+      values: elements of a tile.
+      arrays: number of arrays like ``x`` that have to stay in the L2 cache.
+      warps: warps of a program.
+      samples: most samples of a tile.
+    """
     of_sample = arrays * max(sizes["inputs"], 1) * sizes["bits"] // 8
+    # Fewer than 32 samples would leave threads of a warp without contiguous loads.
     fit = min(max(_CACHED // of_sample, 32), samples)
     samples = _row_tiles.fitted(1 << (fit.bit_length() - 1), sizes["samples"])
     return Launch(rows=samples, outputs=max(values // samples, 1), detectors=1, warps=warps)
 
 
 def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
-    """Return, for each input, the number of entries up to the last reader in its list, if some have to be left out."""
+    """Return how many entries of each fan-out list to visit, up to the last reader."""
+    # Lists that are read in one step are read entirely; the lengths are not used.
     if readers.shape[1] <= unrolled:
         return readers
     place = jnp.arange(1, readers.shape[1] + 1, dtype=jnp.int32)
@@ -165,16 +186,21 @@ def used_readers(readers: jax.Array, unrolled: int = UNROLLED) -> jax.Array:
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
 def place(n_features: tl.constexpr, c: tl.constexpr):
-    """Features of this program, whether they exist, and its number among the programs of these features."""
+    """Return features of this program, whether they exist, and its number for them."""
     feature_blocks: tl.constexpr = (n_features + c.FEATURES - 1) // c.FEATURES
     program = tl.program_id(0)
     feature, exists = _row_tiles.block(c.FEATURES, n_features, program % feature_blocks)
+    # Missing features repeat the last one: loads need no mask, and only stores do.
     return tl.minimum(feature, n_features - 1), exists, program // feature_blocks
 
 
 @kernel
 def place_of_slots(c: tl.constexpr):
-    """Gates of this program, whether they exist, its slots, and its number among the programs of these gates and slots."""
+    """Locate a program that sums slots.
+
+    Returns:
+      Gates, whether they exist, slots, and the number of the program for these gates and slots.
+    """
     groups: tl.constexpr = c.n_slots // c.SLOTS
     gate, exists, part = place(c.n_gates, c)
     slot = (part % groups) * c.SLOTS + tl.arange(0, c.SLOTS)
@@ -183,8 +209,9 @@ def place_of_slots(c: tl.constexpr):
 
 @kernel
 def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
-    """Write the sums over samples of ``[slots, gates, samples]``."""
+    """Store the sums over samples of ``[slots, gates, samples]``."""
     to = (part.to(tl.int64) * c.n_gates + gate)[None, :] * c.n_slots + slot[:, None]
+    # Each program writes its own part, so the sum over parts has a fixed order.
     tl.store(parts + to, tl.sum(total, 2), mask=exists[None, :] & (slot >= 0)[:, None])
 
 
@@ -196,25 +223,25 @@ def nothing():
 
 @kernel
 def last_block(part, c: tl.constexpr):
-    """End of the tiles of samples of a program."""
     return tl.minimum((part + 1) * c.BLOCKS, (c.n_samples + c.SAMPLES - 1) // c.SAMPLES)
 
 
 @kernel
 def input_of(wires, number, c: tl.constexpr):
-    """Input that a wire reads, by its number; ids that do not exist count as the nearest that does."""
+    """Return the input of a wire; ids out of range are clamped."""
+    # 64 bits: the id is multiplied by the number of samples.
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), c.n_inputs - 1).to(tl.int64)
 
 
 @kernel
 def at(row, sample, n_samples: tl.constexpr):
-    """Places of the samples of rows."""
     return row[:, None] * n_samples + sample[None, :]
 
 
 @kernel
 def read(x, row, sample, c: tl.constexpr):
-    """Samples of rows, which exist; 0 for samples that do not."""
+    """Read samples of existing rows; missing samples are 0."""
+    # Without a remainder the compiler vectorizes loads and needs no predicates.
     if c.n_samples % c.SAMPLES == 0:
         return tl.load(x + at(row, sample, c.n_samples)).to(c.ACC)
     else:
@@ -225,14 +252,15 @@ def read(x, row, sample, c: tl.constexpr):
 
 @kernel
 def read_some(x, row, used, sample, c: tl.constexpr):
-    """Samples of rows that are used, 0 of others."""
+    """Read samples of used rows; others are 0."""
     exists = used[:, None] & (sample < c.n_samples)[None, :]
     return tl.load(x + at(row, sample, c.n_samples), mask=exists, other=0).to(c.ACC)
 
 
 @kernel
 def write(y, row, exists, sample, value, c: tl.constexpr):
-    """Write samples of rows. Nothing reads them again soon, so they leave the cache first."""
+    """Store samples of rows."""
+    # Nothing reads the results again soon. Evicting them first keeps the inputs in the L2 cache.
     tl.store(
         y + at(row, sample, c.n_samples),
         value.to(y.dtype.element_ty),
@@ -243,7 +271,7 @@ def write(y, row, exists, sample, value, c: tl.constexpr):
 
 @kernel
 def last_use(used, feature, c: tl.constexpr):
-    """Most entries in use of the lists of readers of these inputs; `used` has them if they are not read at once."""
+    """Return the number of list entries that some input of this program uses."""
     if c.fan_out <= c.UNROLLED:
         return c.fan_out
     else:
@@ -252,11 +280,11 @@ def last_use(used, feature, c: tl.constexpr):
 
 @kernel
 def reader(readers, feature, number, exists, c: tl.constexpr):
-    """Entry of the lists of readers of inputs: -1 if unused."""
+    """Return entries of fan-out lists; -1 for unused ones."""
     return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
 
 
 @kernel
 def wire_of(number, n_wires: tl.constexpr):
-    """Wire that an entry of a list of readers stands for: one that exists, also for an unused entry."""
+    """Return a valid wire for an entry of a fan-out list, also for an unused one."""
     return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

@@ -1,12 +1,21 @@
 """`lutjax.bilinear_gates` in Triton.
 
-For gate ``g`` with the inputs ``a`` and ``b`` of its wires, its coefficients ``c`` and the cotangent ``dy`` of its output::
+Formula for gate ``g`` with the inputs ``a`` and ``b`` of its wires, its coefficients ``c`` and the
+gradient ``dy`` of its output::
 
     y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
     da += dy * (c[1] + c[3] * b);  db += dy * (c[2] + c[3] * a)
     dc = sums over samples of dy, dy * a, dy * b, dy * a * b
 
-Programs own tiles of gates and samples; in the backward pass with readers, tiles of inputs and samples.
+Work: a program owns a tile of gates and samples. With fan-out lists (`readers`), a program of the
+backward pass owns a tile of inputs and samples instead, and gathers from the gates that read them;
+the same pass sums the coefficient gradients (435 us forward and backward, 616 us with atomics).
+
+Layout: ``[features, samples]``, see `_gate_tiles`; coefficients are ``[4, gates]``.
+
+Numerics: the accumulator dtype. Coefficient gradients are partial sums of programs, added in a
+fixed order. Without fan-out lists input gradients use atomics and their last bits differ between
+runs; with them every sum has a fixed order. Wire ids are clamped.
 """
 
 import jax
@@ -60,7 +69,7 @@ def backward(
 def _by_gates(
     call: BilinearGates, dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the cotangent of the inputs, by atomics, and parts of that of the coefficients."""
+    """Return the input gradient, by atomics, and parts of the coefficient gradient."""
     tile = _gate_tiles.GateTile.of("bilinear_gates.gates", _gates_rule, call, device)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     sums, scatter = "coefficients" in needs, "x" in needs
@@ -82,10 +91,10 @@ def _by_gates(
 def _by_inputs(
     call: BilinearGates, readers: jax.Array, dy: jax.Array, sums: bool, device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the cotangent of the inputs, from their readers, and parts of that of the coefficients."""
+    """Return the input gradient, from fan-out lists, and parts of the coefficient gradient."""
     tile = _gate_tiles.GateTile.of("bilinear_gates.inputs", _inputs_rule, call, device, of_inputs=True)
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
-    # Zeros: a wire that is not in the list of readers writes nothing.
+    # Zeros, because a wire that is missing in the fan-out lists writes nothing.
     return launch(
         _gather,
         call.x,
@@ -110,6 +119,7 @@ def _gates_rule(sizes: Sizes) -> Launch:
     return _gate_tiles.rule(sizes, values=1024)
 
 
+# Gathers read `x` and `dy` of any gate, so both arrays have to stay in the L2 cache.
 def _inputs_rule(sizes: Sizes) -> Launch:
     return _gate_tiles.rule(sizes, values=256, arrays=2, warps=1, samples=256)
 
@@ -124,6 +134,7 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
     c1 = _coefficient(coefficients, 1, gate, None, c)
     c2 = _coefficient(coefficients, 2, gate, None, c)
     c3 = _coefficient(coefficients, 3, gate, None, c)
+    # Coefficients are loaded once and serve all tiles of samples of the program.
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         a = _gate_tiles.read(x, of_a, sample, c)
@@ -133,13 +144,14 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
-    """Programs of gates: the sums of each, and the cotangents of its inputs."""
+    """Sum the four products of each gate, and add the gradients of its inputs."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     of_a = _gate_tiles.input_of(wires, 2 * gate, c)
     of_b = _gate_tiles.input_of(wires, 2 * gate + 1, c)
     c1 = _coefficient(coefficients, 1, gate, None, c)
     c2 = _coefficient(coefficients, 2, gate, None, c)
     c3 = _coefficient(coefficients, 3, gate, None, c)
+    # Sums stay elementwise over tiles of samples; samples are reduced once at the end.
     of_1 = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     of_a_alone = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     of_b_alone = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
@@ -156,6 +168,7 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
             of_both += g * a * b
         if c.SCATTER:
             both_exist = exists[:, None] & sample_exists[None, :]
+            # Several gates may read the same input.
             to_a = dx + _gate_tiles.at(of_a, sample, c.n_samples)
             to_b = dx + _gate_tiles.at(of_b, sample, c.n_samples)
             tl.atomic_add(to_a, g * (c1 + c3 * b), mask=both_exist, sem="relaxed")
@@ -170,25 +183,28 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
 
 @kernel
 def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexpr):
-    """Programs of inputs: the sum of the cotangents of its readers.
+    """Sum the gradients that the readers of each input pass on.
 
-    A reader has the factors of two of the four sums of its gate: as input a, those of ``g`` and ``g a``; as input
-    b, those of ``g b`` and ``g a b``.
+    An entry of a fan-out list is the number ``2 * gate + end`` of a wire. It computes two of the
+    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and ``g a b``
+    as second.
     """
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+    # Only the sums of coefficients need the input itself; its gradient needs the other one.
     own = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     if c.SUMS:
         own = _gate_tiles.read(x, feature, sample, c)
     parts += block.to(tl.int64) * 4 * c.n_gates
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
-        # Everything is read before anything is computed, so that all is under way at the same time.
+        # All loads are issued before anything is computed, so that their latencies overlap.
         numbers, others = _gate_tiles.nothing(), _gate_tiles.nothing()
         gs, bs = _gate_tiles.nothing(), _gate_tiles.nothing()
         for u in tl.static_range(c.UNROLLED):
             numbers += (_gate_tiles.reader(readers, feature, first + u, exists, c),)
         for u in tl.static_range(c.UNROLLED):
+            # The two wires of a gate differ in the last bit.
             others += (_gate_tiles.input_of(wires, _gate_tiles.wire_of(numbers[u], 2 * c.n_gates) ^ 1, c),)
         for u in tl.static_range(c.UNROLLED):
             gate = _gate_tiles.wire_of(numbers[u], 2 * c.n_gates) // 2
@@ -197,13 +213,16 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
         for u in tl.static_range(c.UNROLLED):
             wire = _gate_tiles.wire_of(numbers[u], 2 * c.n_gates)
             gate, second = wire // 2, wire % 2
-            # 0 for readers that do not exist, whose gate may hold NaN.
+            # 0 for unused entries, whose gate may hold NaN.
             slope = _coefficient(coefficients, 1 + second, gate, numbers[u] >= 0, c)
             cross = _coefficient(coefficients, 3, gate, numbers[u] >= 0, c)
             total += gs[u] * (slope + cross * bs[u])
             if c.SUMS:
                 of_own = gs[u] * own
+                # Sum 0 (``g``) for the first wire, sum 3 (``g a b``) for the second one: index ``3
+                # * second``.
                 of_pair = tl.where((second == 0)[:, None], gs[u], of_own * bs[u])
+                # Each wire has one entry in all lists, so no two programs store the same sum.
                 tl.store(parts + (1 + second) * c.n_gates + gate, tl.sum(of_own, 1), mask=numbers[u] >= 0)
                 tl.store(parts + 3 * second * c.n_gates + gate, tl.sum(of_pair, 1), mask=numbers[u] >= 0)
     _gate_tiles.write(dx, feature, exists, sample, total, c)
@@ -211,7 +230,7 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
 
 @kernel
 def _coefficient(coefficients, number, gate, exists, c: tl.constexpr):
-    """Coefficient of each gate, beside its samples, 0 where not `exists`; None: every gate exists."""
+    """Return coefficients as a column; 0 where not `exists`, None if every gate exists."""
     found = tl.load(
         coefficients + number * c.n_gates + gate, mask=exists, other=0 if exists is not None else None
     )

@@ -1,18 +1,24 @@
-"""`lutjax.ops.gate_network` in Triton: all layers in one kernel each way.
+"""`lutjax.ops.gate_network` in Triton: all layers in one kernel per pass.
 
-For gate ``g`` of a layer with the inputs ``a`` and ``b``, its coefficients ``c`` and the cotangent ``dy`` of its output::
+Formula for gate ``g`` of a layer with the inputs ``a`` and ``b``, its coefficients ``c`` and the
+gradient ``dy`` of its output::
 
     y = c[0] + c[1] * a + c[2] * b + c[3] * a * b
     passed[g, 0] = dy * (c[1] + c[3] * b);  passed[g, 1] = dy * (c[2] + c[3] * a)
     dc = sums over samples of dy, dy * a, dy * b, dy * a * b
+    dy of a value = sum over its readers, in list order, of what they passed on
 
-and ``dy`` of a value is the sum of what its readers pass on, in the order of its list. A program owns blocks of samples, one after the other,
-and goes through the layers of each; between them it waits for all of its threads. Values lie in memory that belongs to the program, of ``SAMPLES`` numbers a
-row, so few of them that they stay in the caches. The backward pass evaluates all layers but the last, and goes back: a layer gathers the
-cotangents of its gates from what the one behind it passed on, and passes on its own. Sums over samples are those of a program, which are
-added up behind the kernel. So all sums have a fixed order, and none needs atomics.
+Work: a program owns consecutive blocks of samples and computes all layers of one block after the
+other. Samples are independent, so programs never wait for each other; within a program a barrier
+separates the layers. The backward pass evaluates all layers but the last again, and then walks
+back. Calls with an axis in front (networks side by side) have consecutive programs.
 
-Calls side by side, such as several networks in training, have an axis in front of every array: programs of one follow those of another.
+Layout: each program has scratch rows of `SAMPLES` elements in global memory, few enough for the
+scratch of all concurrent programs to stay in the L2 cache. Forward it holds two layers in turn;
+backward, the values of all layers but the last, and the passed gradients of two layers in turn.
+
+Numerics: the accumulator dtype. Coefficient gradients are sums of a program, added over programs in
+a fixed order. There are no atomics: results are the same in every run. Wire ids are clamped.
 """
 
 import functools
@@ -31,8 +37,9 @@ from lutjax.ops.gate_network import GateNetwork
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 
-# Values of a sample that a backward pass keeps: with four samples in each of 256 programs, so many fill 32 MiB of an L2 cache. Measured on an H200,
-# a step in one kernel took 37 us for 6800 of them where layers one by one took 48 (400 samples), and 346 against 195 for 10000 (4096 samples).
+# Most values of a sample that a backward pass keeps. With four samples in each of 256 programs they
+# fill 32 MiB of the L2 cache. On an H200, a step with 6800 values took 37 us in one kernel and 48 us
+# layer by layer (400 samples); with 10000 values it took 346 and 195 us (4096 samples).
 _MOST_KEPT = 2**13
 
 
@@ -43,8 +50,10 @@ def _supports(request: Request) -> str | None:
         return why
     if len(call.sizes) == 1:
         return Deferral("has one layer, which is bilinear_gates")
-    kept = sum(call.sizes) + 4 * max(call.sizes)  # of all gates, and what the wires of two layers pass on
-    if kept > _MOST_KEPT:  # layers have other kernels, and values of wide ones are in no cache either way
+    # Outputs of all gates, and passed gradients of the two wires per gate of two layers.
+    kept = sum(call.sizes) + 4 * max(call.sizes)
+    # Wider layers do not fit the caches anyway and are faster as single layers.
+    if kept > _MOST_KEPT:
         return Deferral(
             f"keeps values of all gates in the caches, at most {_MOST_KEPT} of a sample, here {kept}"
         )
@@ -61,6 +70,7 @@ def forward(call: GateNetwork, *, device: Device) -> jax.Array:
     shape = jax.ShapeDtypeStruct((n_calls, call.sizes[-1], n_samples), call.x.dtype)
     how = launch_of("gate_network.forward", _sizes(call), device, _forward_rule)
     arguments = _arguments(call, how, device)
+    # Layers write the two halves in turn; a single layer needs no scratch.
     rows = 2 * arguments["WIDEST"] if len(call.sizes) > 1 else 0
     y, _ = launch(
         _apply,
@@ -88,6 +98,7 @@ def backward(
         given = {"x": call.x, "coefficients": call.coefficients}
         return {name: jnp.zeros_like(given[name]) for name in needs}
     sums, passed = "coefficients" in needs, "x" in needs
+    # The outputs of the last layer are not needed for any gradient.
     kept = n_gates - call.sizes[-1]
     order, starts, counts, most = _readers(call)
     parts, dx, _ = launch(
@@ -120,19 +131,23 @@ def backward(
 
 
 def _stacked(call: GateNetwork) -> GateNetwork:
-    """Return a call with an axis of calls, of which it is the only one."""
+    """Return the call with an axis of length 1 in front of all arrays."""
     stacked: GateNetwork = jax.tree.map(lambda a: a[None], call)
     return stacked
 
 
-# Readers of a value that are read without a look at how many there are.
+# Most readers per value whose number is not looked up: short lists are read to the end.
 _FEW_READERS = 4
 
 
 def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
-    """Return what reads inputs and gates: numbers of wires in their layer; for each value where its own begin, and how many there are; the most, or 0.
+    """Return the fan-out lists of inputs and gates.
 
-    The arrays have an axis of calls. Without lists for all layers, the wires are sorted by what they read.
+    Without lists for all layers, the wires are sorted by the value that they read.
+
+    Returns:
+      Wire numbers within their layer; for each value the start of its list and the length of its
+      list; and the largest length, or 0 to look it up. The arrays have an axis of calls.
     """
     n_calls, n_inputs = call.x.shape[:2]
     read, lists = (n_inputs, *call.sizes[:-1]), call.readers or ()
@@ -146,10 +161,12 @@ def _readers(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array, int]:
             return order, starts, _of_each_call(room, n_calls), max(fan_outs)
         used = jax.vmap(functools.partial(_gate_tiles.used_readers, unrolled=0))
         return order, starts, jnp.concatenate([used(r) for r in given], 1), 0
+    # Kernels number the wires of a layer from 0.
     first_wires = np.concatenate([np.full(2 * (stop - start), 2 * start) for start, stop in call.bounds()])
 
     def sorted_wires(call: GateNetwork) -> tuple[jax.Array, jax.Array, jax.Array]:
         sources = call.sources().reshape(-1)
+        # A stable sort gives each list a fixed order, and so each sum.
         order = jnp.argsort(sources, stable=True)
         counts = jnp.bincount(sources, length=sum(read)).astype(jnp.int32)
         starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
@@ -163,12 +180,12 @@ def _of_each_call(numbers: np.ndarray, n_calls: int) -> jax.Array:
 
 
 def _bounds(call: GateNetwork) -> jax.Array:
-    """Return the number of the first gate of each layer, and their number in all: int32 ``[layers + 1]``."""
+    """Return the first gate of each layer and the number of gates: int32 ``[layers + 1]``."""
     return jnp.asarray([0, *(stop for _, stop in call.bounds())], jnp.int32)
 
 
 def _scratch(call: GateNetwork, arguments: dict[str, Any], rows: int) -> jax.ShapeDtypeStruct:
-    """Return so many rows of numbers for each program."""
+    """Return scratch memory of `rows` rows for each program."""
     size = arguments["programs"] * rows * arguments["SAMPLES"]
     return jax.ShapeDtypeStruct((max(size, 1),), accumulator(call.x.dtype, call.coefficients.dtype))
 
@@ -188,9 +205,10 @@ def _sizes(call: GateNetwork) -> Sizes:
 
 _MULTIPROCESSORS = 132  # of an H200
 _ENOUGH = 256  # programs
-_NARROW, _MANY = 64, 2**18  # gates of a layer, and samples, with which larger blocks were measured faster
-_CACHED = 2**25  # bytes of the memory of programs that run at the same time: it stays in an L2 cache
-_MOST_BYTES = 2**28  # of the memory of all programs
+# At most so many gates per layer, and at least so many samples: larger blocks were measured faster.
+_NARROW, _MANY = 64, 2**18
+_CACHED = 2**25  # bytes of scratch of concurrent programs, which have to stay in the L2 cache
+_MOST_BYTES = 2**28  # bytes of scratch of all programs
 
 
 def _forward_rule(sizes: Sizes) -> Launch:
@@ -198,12 +216,14 @@ def _forward_rule(sizes: Sizes) -> Launch:
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # Each program writes sums for all gates, which are read again: as many bytes as are cached.
+    # Each program writes four sums for all gates, which are read again: at most as many bytes as
+    # the cache holds.
     return _rule(sizes, sizes["gates"] + 4 * sizes["outputs"], most=_CACHED // (16 * sizes["gates"]))
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
-    """Return blocks of so few samples that there are enough programs, whose memory of `rows` rows is cached."""
+    """Return a config with enough programs, whose scratch of `rows` rows each stays in the L2
+    cache."""
     narrow = sizes["outputs"] <= _NARROW and sizes["samples"] >= _MANY
     samples = 128 if narrow else 32
     while samples > 4 and (
@@ -213,12 +233,16 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
     own = rows * samples * 4
     programs = max(min(max(_CACHED // own, _ENOUGH), _MOST_BYTES // own, most), 1)
     n_blocks = triton.cdiv(sizes["samples"], samples)
+    # Blocks per program: as few as the bound on programs allows.
     fewest = max(n_blocks // programs, 1)
 
     def turns(blocks: int) -> int:
+        # Time in blocks: rounds of programs on all multiprocessors times blocks per program. An
+        # uneven last round can make one more block per program faster.
         return triton.cdiv(triton.cdiv(n_blocks, blocks), _MULTIPROCESSORS) * blocks
 
-    # Fewer gates than threads, or a row for each thread: what belongs to gates then needs no exchange between threads.
+    # At most one gate per thread, or a row for each thread: values of gates (ids, coefficients)
+    # then need no exchange between threads.
     gates = 16 if narrow else 128 if samples > 8 else 256 if samples > 4 or sizes["outputs"] <= 256 else 512
     return Launch(
         rows=samples,
@@ -229,8 +253,12 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 
 
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
-    """Arguments of `launch`, and constants of kernels: `rows` of a launch are samples, `detectors` blocks of them, `outputs` gates of a tile."""
+    """Return arguments of `launch` and constants of kernels.
+
+    In the config, `rows` are samples, `detectors` blocks of samples, and `outputs` gates of a tile.
+    """
     n_calls, n_inputs, n_samples = call.x.shape
+    # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.
     widest = max(call.sizes)
     samples, gates = _row_tiles.fitted(how.rows, n_samples), _row_tiles.fitted(how.outputs, widest)
     n_blocks = triton.cdiv(n_samples, samples)
@@ -241,6 +269,7 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
         "programs": n_calls * programs,
         "PROGRAMS": programs,
         "device": device,
+        # No more warps than a tile has work for: 128 elements or 32 gates each.
         "warps": min(how.warps, max(samples * gates // 128, gates // 32, 1)),
         "n_samples": n_samples,
         "n_inputs": n_inputs,
@@ -260,10 +289,13 @@ def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]
 @kernel
 def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
     x, coefficients, wires, y = _of_call(x, coefficients, wires, y, c)
+    # 64 bits: the scratch of all programs may exceed 2**31 elements.
     own = scratch + tl.program_id(0).to(tl.int64) * (2 * c.WIDEST * c.SAMPLES)
     place = tl.arange(0, c.SAMPLES)
     for block in range(_first_block(c), _gate_tiles.last_block(_number(c), c)):
         sample, there = _row_tiles.block(c.SAMPLES, c.n_samples, block)
+        # The first layer reads `x`, the last one writes `y`, all others use scratch. The three
+        # cases are separate because row strides and columns differ at compile time.
         if c.LAYERS == 1:
             _evaluate(
                 x, c.n_samples, sample, coefficients, wires, 0, c.n_gates, c.n_inputs,
@@ -275,6 +307,7 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
                 x, c.n_samples, sample, coefficients, wires, begin, end, c.n_inputs,
                 own, c.SAMPLES, place, there, c,
             )  # fmt: skip
+            # Other threads of the program read what this layer wrote.
             tl.debug_barrier()
             for layer in range(1, c.LAYERS - 1):
                 before, begin, end = _layer(bounds, layer)
@@ -288,6 +321,7 @@ def _apply(x, coefficients, wires, bounds, y, scratch, c: tl.constexpr):
                 _half(own, c.LAYERS - 2, c.WIDEST, c), c.SAMPLES, place, coefficients, wires, begin, end, begin - before,
                 y, c.n_samples, sample, there, c,
             )  # fmt: skip
+            # The next block overwrites rows that the last layer may still read.
             tl.debug_barrier()
 
 
@@ -301,6 +335,7 @@ def _reduce(
     starts += call * (c.n_inputs + c.KEPT)
     counts += call * (c.n_inputs + c.KEPT)
     dx += call * (c.n_inputs * c.n_samples)
+    # Scratch: `KEPT` rows of values, then twice ``2 * WIDEST`` rows of passed gradients.
     values = scratch + program * ((c.KEPT + 4 * c.WIDEST) * c.SAMPLES)
     passed = values + c.KEPT * c.SAMPLES
     parts += program * (4 * c.n_gates)
@@ -312,6 +347,7 @@ def _reduce(
                 x, c.n_samples, sample, coefficients, wires, 0, tl.load(bounds + 1), c.n_inputs,
                 values, c.SAMPLES, place, there, c,
             )  # fmt: skip
+            # Layers read what other threads of the program wrote, in both directions.
             tl.debug_barrier()
             for layer in range(1, c.LAYERS - 1):
                 before, begin, end = _layer(bounds, layer)
@@ -327,6 +363,7 @@ def _reduce(
                 _half(passed, c.LAYERS - 1, 2 * c.WIDEST, c), parts, block, place, there, True, False, c,
             )  # fmt: skip
             tl.debug_barrier()
+            # Layer ``l`` reads the half that layer ``l + 1`` wrote and writes the other one.
             for back in range(1, c.LAYERS - 1):
                 layer = c.LAYERS - 1 - back
                 before, begin, end = _layer(bounds, layer)
@@ -350,6 +387,8 @@ def _reduce(
                 passed, parts, block, place, there, True, True, c,
             )  # fmt: skip
         tl.debug_barrier()
+        # The first layer passed its gradients on into half 0, with rows for both wires of its
+        # gates.
         if c.PASSED:
             n_wires = 2 * tl.load(bounds + 1)
             for first in range(0, c.n_inputs, c.GATES):
@@ -364,9 +403,15 @@ def _evaluate(
     source, STRIDE: tl.constexpr, column, coefficients, wires, begin, end, n_read,
     to, TO: tl.constexpr, to_column, there, c: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a layer, which reads `n_read` rows of `source`. Rows lie so far apart; of each, samples are in these columns."""
+    """Store the outputs of a layer, which reads `n_read` rows of `source`.
+
+    Args:
+      STRIDE, TO: elements between two rows of `source` and of `to`.
+      column, to_column: positions of the samples in a row of `source` and of `to`.
+    """
     for first in range(begin, end, c.GATES):
         gate, exists = _tile(first, end, c)
+        # Missing gates repeat the last one, so rows need no mask.
         a = _read(source, STRIDE, _input_of(wires, 2 * gate, n_read), column, None, there, c)
         b = _read(source, STRIDE, _input_of(wires, 2 * gate + 1, n_read), column, None, there, c)
         c0 = _coefficient(coefficients, 0, gate, c)
@@ -382,10 +427,11 @@ def _go_back(
     behind, n_wires, order, starts, counts, behind_column,
     passed, parts, block, place, there, LAST: tl.constexpr, FIRST: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
-    """Pass on cotangents from a layer, and add to the sums of its gates.
+    """Pass gradients on from a layer, and add to the sums of its gates.
 
     Args:
-      behind: of the last layer the cotangents of its outputs; of others what the `n_wires` wires of the layer behind it passed on.
+      behind: for the last layer the output gradient; for other layers the gradients that the
+        `n_wires` wires of the following layer passed on.
     """
     for first in range(begin, end, c.GATES):
         gate, exists = _tile(first, end, c)
@@ -398,10 +444,13 @@ def _go_back(
             g = _gather(behind, n_wires, order, starts, counts, value, exists, behind_column, there, c)
         if c.SUMS:
             _add(parts, gate, exists, g, a, b, block, c)
+        # The first layer passes on only if the gradient of `x` is needed.
         if c.PASSED or not FIRST:
             c1 = _coefficient(coefficients, 1, gate, c)
             c2 = _coefficient(coefficients, 2, gate, c)
             c3 = _coefficient(coefficients, 3, gate, c)
+            # The two wires of a gate are rows ``2 g`` and ``2 g + 1``, the wire numbers of the
+            # lists.
             row = 2 * (gate - begin)
             _write(passed, c.SAMPLES, row, exists, place, there, g * (c1 + c3 * b))
             _write(passed, c.SAMPLES, row + 1, exists, place, there, g * (c2 + c3 * a))
@@ -409,18 +458,20 @@ def _go_back(
 
 @kernel
 def _gather(passed, n_wires, order, starts, counts, value, exists, place, there, c: tl.constexpr):
-    """Sum of what the readers of values passed on."""
+    """Sum what the readers of values passed on."""
     start = tl.load(starts + value)
     count = tl.load(counts + value, mask=exists, other=0)
+    # A known bound avoids a reduction over the tile and its latency.
     most = c.MOST_READERS if c.MOST_READERS > 0 else tl.max(count, 0)
     total = tl.zeros((c.GATES, c.SAMPLES), c.ACC)
     for first in range(0, most, c.UNROLLED):
-        # Everything is read before anything is added, so that all is under way at the same time.
+        # All loads are issued before anything is added, so that their latencies overlap.
         numbers, found = _gate_tiles.nothing(), _gate_tiles.nothing()
         for u in tl.static_range(c.UNROLLED):
             at = first + u
             numbers += (tl.load(order + start + at, mask=at < count, other=-1),)
         for u in tl.static_range(c.UNROLLED):
+            # Entries that are unused read nothing, but their address is formed anyway.
             row = tl.minimum(tl.maximum(numbers[u], 0), n_wires - 1)
             found += (_read(passed, c.SAMPLES, row, place, numbers[u] >= 0, there, c),)
         for u in tl.static_range(c.UNROLLED):
@@ -430,11 +481,13 @@ def _gather(passed, n_wires, order, starts, counts, value, exists, place, there,
 
 @kernel
 def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
-    """Add to the four sums of gates over samples, or put them there from the first block."""
+    """Add to the four sums of gates, or store them for the first block."""
     with_a = g * a
     alone, both = tl.join(tl.sum(g, 1), tl.sum(g * b, 1)), tl.join(tl.sum(with_a, 1), tl.sum(with_a * b, 1))
-    total = tl.reshape(tl.join(alone, both), (c.GATES, 4))  # stored side by side, in one piece
+    # The four sums of a gate are contiguous, so they are stored with one instruction.
+    total = tl.reshape(tl.join(alone, both), (c.GATES, 4))
     to = parts + (4 * gate[:, None] + tl.arange(0, 4)[None, :])
+    # The sums belong to the program: it reads back its own stores and needs no atomics.
     if c.BLOCKS > 1:
         total += tl.load(to, mask=exists[:, None] & (block > _first_block(c)), other=0)
     tl.store(to, total, mask=exists[:, None])
@@ -442,7 +495,7 @@ def _add(parts, gate, exists, g, a, b, block, c: tl.constexpr):
 
 @kernel
 def _of_call(x, coefficients, wires, y, c: tl.constexpr):
-    """Arrays of the call of this program; y: outputs, or their cotangents."""
+    """Offset the arrays to the call of this program; `y` are outputs or their gradients."""
     call = (tl.program_id(0) // c.PROGRAMS).to(tl.int64)
     return (
         x + call * (c.n_inputs * c.n_samples),
@@ -454,38 +507,37 @@ def _of_call(x, coefficients, wires, y, c: tl.constexpr):
 
 @kernel
 def _number(c: tl.constexpr):
-    """Number of this program among those of its call."""
+    """Return the number of this program among those of its call."""
     return tl.program_id(0) % c.PROGRAMS
 
 
 @kernel
 def _first_block(c: tl.constexpr):
-    """First block of samples of this program."""
     return _number(c) * c.BLOCKS
 
 
 @kernel
 def _layer(bounds, layer):
-    """First gates of the layer before, and of this one, and the end of its gates."""
+    """Return the first gate of the previous layer, of this layer, and of the next one."""
     return tl.load(bounds + layer - 1), tl.load(bounds + layer), tl.load(bounds + layer + 1)
 
 
 @kernel
 def _half(scratch, layer, rows: tl.constexpr, c: tl.constexpr):
-    """Half of some memory of a program: layers write one and the other by turns."""
+    """Return the half of some scratch memory that this layer uses; layers alternate."""
     return scratch + (layer % 2) * (rows * c.SAMPLES)
 
 
 @kernel
 def _tile(first, end, c: tl.constexpr):
-    """Gates or inputs of a tile, and whether they exist; those that do not count as the last one."""
+    """Return gates or inputs of a tile, and whether they exist; missing ones repeat the last."""
     number = first + tl.arange(0, c.GATES)
     return tl.minimum(number, end - 1), number < end
 
 
 @kernel
 def _input_of(wires, number, n_read):
-    """Value that a wire reads; ids that do not exist count as the nearest that does."""
+    """Return the value that a wire reads; ids out of range are clamped."""
     return tl.minimum(tl.maximum(tl.load(wires + number), 0), n_read - 1)
 
 
@@ -496,7 +548,7 @@ def _coefficient(coefficients, number: tl.constexpr, gate, c: tl.constexpr):
 
 @kernel
 def _read(source, STRIDE: tl.constexpr, row, column, exists, there, c: tl.constexpr):
-    """Samples of rows, 0 for those that do not exist. `exists`: of rows; None: all do."""
+    """Read samples of rows; missing ones are 0. `exists` is None if all rows exist."""
     at = source + _place(row, STRIDE, column)
     if exists is not None:
         return tl.load(at, mask=exists[:, None] & there[None, :], other=0).to(c.ACC)
@@ -514,5 +566,6 @@ def _write(to, STRIDE: tl.constexpr, row, exists, column, there, value):
 
 @kernel
 def _place(row, STRIDE: tl.constexpr, column):
-    """Places of columns of rows, in as many bits as the numbers of columns have."""
+    """Return offsets in rows, with as many bits as `column` has."""
+    # Columns of scratch are int32, columns of `x` and `y` int64: scratch of one program is small.
     return row.to(column.dtype)[:, None] * STRIDE + column[None, :]

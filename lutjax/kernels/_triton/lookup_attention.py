@@ -1,17 +1,29 @@
 """`lutjax.lookup_attention` in Triton.
 
-For query ``j`` and each earlier key ``i`` that counts, with ``row = query bits | key bits | bits of their distance`` and
-``other`` the row with the flip of the closest of the three::
+Formula for query ``j`` and every earlier key ``i`` that counts, in table ``t``, with ``row = query
+bits | key bits | bits of their distance`` and ``other`` the row with the flip of a margin::
 
     y[j] = sum over t and i of weights[t, row]
-    dmargin of the closest += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
     dweights[t, row] += dy[j]
+    dmargin += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
 
-With targets, numbers of a row are slots, each of which reaches one output: its value is added there, and read from there on the way back.
+Each pair changes the smaller margin of query and key, and in addition that of the position if it is
+smaller than both. With targets, an element of a row is a slot, which is added to one output.
 
-A program owns one query of one sample (two for margins): it visits the keys before it, block by block, for one group of
-detectors. Queries come first, then samples, then outputs, then groups of detectors, so that programs that run at the same
-time read few tables, which then stay in the cache. Long queries come first, so that none is left alone at the end.
+Work: a program owns one query of one sample (two for margins), a block of outputs and a block of
+detectors, and loops over blocks of `ROWS` keys. The grid is one-dimensional: queries change
+fastest, then samples, blocks of outputs, and blocks of detectors. Late queries, which have most
+keys, start first, so that no long program is left at the end. Long sequences count reads
+(`_histograms`).
+
+Layout: bits and margins are ``[T, B, L]``, so a block of keys is contiguous. Concurrent programs
+read few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
+
+Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each output
+is summed by one program per block of detectors, whose parts are added in a fixed order. Tables, key
+and position margins and slots use atomics, so their last bits differ between runs, except in fixed
+point or where reads are counted. In a tie the key counts as closer than the query, and both as
+closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
 """
 
 import functools
@@ -59,6 +71,7 @@ SPEC = Declaration(
 
 def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     pairs = DetectedPairs.of(call)
+    # Slots reach outputs that are known at run time only, so they are scattered.
     if pairs.targets is not None:
         return _scattered(pairs, device)
     if _histograms.faster("forward", pairs):
@@ -68,7 +81,7 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
 
 
 def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
-    """Return the sums of the values that reach each output, ``[B, Lq, O]``."""
+    """Return the sums of the slots that reach each output, ``[B, Lq, O]``."""
     dtype = addend_dtype(pairs.weights.dtype, pairs.accumulate)
     tile = pairs.tile(launch_of("lookup_attention.forward", pairs.sizes, device, _forward_rule), device)
     (y,) = launch(
@@ -76,6 +89,7 @@ def _scattered(pairs: DetectedPairs, device: Device) -> jax.Array:
         pairs.weights,
         *pairs.arrays,
         pairs.lists,
+        # Programs of different slots and detectors add to the same outputs.
         zeroed=[jax.ShapeDtypeStruct((*pairs.queries, pairs.width), dtype)],
         **pairs.arguments(tile),
     )
@@ -91,7 +105,7 @@ def backward(
 def backward_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the cotangents, where `add_rows` makes that of the tables."""
+    """Return the gradients; `add_rows` computes that of the tables."""
     pairs, found = DetectedPairs.of(call), {}
     if "weights" in needs:
         add = functools.partial(add_rows, pairs, cotangent, device)
@@ -110,7 +124,7 @@ def update(
 def update_by(
     add_rows: AddRows, call: LookupAttention, cotangent: jax.Array, step: Step, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return the tables and the state of their rows after a step for which `add_rows` adds up."""
+    """Return updated tables and row state; `add_rows` sums the gradients of rows."""
     add = functools.partial(add_rows, DetectedPairs.of(call), cotangent, device)
     return _row_additions.update(call, step, add, device=device)
 
@@ -118,7 +132,7 @@ def update_by(
 def _margins(
     pairs: DetectedPairs, call: LookupAttention, dy: jax.Array, need_position: bool, device: Device
 ) -> dict[str, jax.Array]:
-    """Return the cotangents of the margins of queries, keys and, if needed, positions."""
+    """Return the margin gradients of queries, keys and, if needed, positions."""
     weights, query, key, position = call.weights, call.query, call.key, call.position
     of_products = _histograms.faster("margins", pairs)
     how = (
@@ -126,6 +140,7 @@ def _margins(
         if of_products
         else launch_of("lookup_attention.margins", pairs.sizes, device, _margins_rule)
     )
+    # A margin needs the whole inner product, so a program visits all outputs.
     tile = pairs.tile(how, device, all_outputs=True)
     q_flip, k_flip = major(query.flip) << pairs.query_shift, major(key.flip) << pairs.key_shift
     dtype = addend_dtype(query.margin.dtype, call.accumulate)
@@ -135,7 +150,7 @@ def _margins(
     if need_position:
         assert position is not None
         of_position = (position.flip.T, position.margin.T)
-        # A part for each sample and detector: fewer programs meet at one number.
+        # Separate parts for samples and detectors: fewer programs add to the same element.
         parts = (*shape_of_keys[1::-1], position.index.shape[0])
         zeroed.append(jax.ShapeDtypeStruct(parts, addend_dtype(position.margin.dtype, call.accumulate)))
     else:
@@ -152,6 +167,7 @@ def _margins(
         dy,
     )
     outputs = [jax.ShapeDtypeStruct((len(weights), *pairs.queries), dtype)]
+    # Two queries per program, see `_multiply_rows`.
     arguments = {**pairs.arguments(tile, queries=2), "OF_POSITION": need_position, "CELLS": 0}
     if of_products:
 
@@ -160,9 +176,11 @@ def _margins(
             of_products = {**arguments, "programs": programs, "CELLS": products.shape[2]}
             return launch(_multiply_rows, *inputs, products, first.reshape(1), in_place=arrays, **of_products)
 
+        # A query reads rows with its own id, and with the id after its closest bit flips.
         ids = jnp.stack([pairs.query, pairs.query ^ q_flip], 1) >> pairs.query_shift
         sums = _histograms.with_products(pairs, ids, dy, device, of_group, [*outputs, *zeroed])
     else:
+        # Placeholders for products, the first detector and the arrays in place.
         none = [jnp.zeros((1,), jnp.int32)] * 5
         sums = launch(_multiply_rows, *inputs, *none, outputs=outputs, zeroed=zeroed, **arguments)
 
@@ -171,6 +189,8 @@ def _margins(
         shared = position.index.shape[1] == 1
         d_position = jnp.sum(sums[2], (0, 1) if shared else 0, dtype=sums[2].dtype)
         found["position"] = d_position[:, None] if shared else d_position.T
+    # In fixed point the kernel multiplies each addend by its slope. Otherwise the slope is the same
+    # for all pairs of a margin, and multiplies the sum once.
     if call.accumulate is not None:
         return found
     return {name: times_slope(total, getattr(call, name).margin) for name, total in found.items()}
@@ -185,7 +205,8 @@ def add_rows(
     how = launch_of("lookup_attention.table", pairs.sizes, device, _table_rule)
     tile = pairs.tile(how, device, n_detectors=addition.total.shape[0])
     n_samples, n_queries = pairs.queries
-    # Rows that few pairs read are not in the cache yet; asking for the others would be in vain.
+    # Rows that few pairs read are not in the cache yet, so a prefetch hides their latency (13 % at
+    # 128 x 32). Frequently read rows are cached already.
     rarely_read = n_samples * n_queries * pairs.sizes["keys"] <= 4 * pairs.weights.shape[1]
     arguments = {"PREFETCH": rarely_read, **pairs.arguments(tile)}
     if pairs.targets is not None:
@@ -194,8 +215,8 @@ def add_rows(
 
 
 # ------------------------------------------------------------------------------------- launches
-# Short sequences: few keys fill small blocks, and the detectors of one program share what the program costs. Long ones:
-# what runs at the same time reads the table of one detector.
+# Short sequences fill only small blocks of keys, and the detectors of a program share its fixed
+# cost. With long sequences, one detector per program keeps the tables of concurrent programs few.
 def _is_short(sizes: Sizes) -> bool:
     return sizes["keys"] <= 64
 
@@ -209,7 +230,7 @@ def _margins_rule(sizes: Sizes) -> Launch:
     return Launch(rows=32, outputs=16, detectors=4 if _is_short(sizes) else 1, warps=1)
 
 
-# A program's products, of two queries, lie in its part of the cache: few large programs.
+# The products of the two queries of a program stay in its L1 cache, so programs are few and large.
 _OF_PRODUCTS = Launch(rows=256, outputs=16, detectors=1, warps=8)
 
 
@@ -222,9 +243,11 @@ def _table_rule(sizes: Sizes) -> Launch:
 def _sum_rows(
     weights, query, key, position, start, query_segments, key_segments, blocks, parts, c: tl.constexpr
 ):
+    # The loads of several detectors are independent, and unrolling lets them overlap.
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
     j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
+    # The last block of detectors, and the last unrolled step, may have fewer.
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
     total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
     for first in range(0, visited, c.ROWS):
@@ -238,8 +261,11 @@ def _sum_rows(
                 bits = _bits(query, key, position, t, b, j, i, place, exists, t < last, c)
                 at = _row_tiles.offset(bits, c)[:, None] + output[None, :]
                 table = _row_tiles.table(weights, t, c)
+                # The mask covers missing keys, segments and the block remainder: unread rows add 0.
                 value = tl.load(table + at, mask=exists[:, None] & output_exists[None, :], other=0)
                 total += _row_tiles.addend(value.to(c.ACC), c)
+    # Blocks of detectors write separate parts ``[blocks, B, L, O]``. The sum over keys is one
+    # reduction at the end, not one per block of keys.
     at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + j) * c.n_outputs + output
     tl.store(parts + at, tl.sum(total, 0).to(parts.dtype.element_ty), mask=output_exists)
 
@@ -257,9 +283,11 @@ def _scatter_rows(
         counts = _counts(number < visited, i, low, high, b, j, query_segments, key_segments, c)
         for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
             bits = _bits(query, key, position, t, b, j, i, place, counts, True, c)
+            # -1 marks missing pairs and unused slots, so `target` is the only mask.
             target = _targets(targets, t, bits, slot, counts[:, None] & slot_exists[None, :], c)
             at = _row_tiles.table(weights, t, c) + (_row_tiles.offset(bits, c)[:, None] + slot[None, :])
             value = tl.load(at, mask=target >= 0, other=0).to(c.ACC)
+            # Keys of a block and other programs may reach the same output.
             tl.atomic_add(of_query + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
 
 
@@ -291,34 +319,42 @@ def _multiply_rows(
     d_position,
     c: tl.constexpr,
 ):
-    # A program owns two queries, one with many keys and one with few: together they fill whole blocks of keys.
+    # A program owns two queries, one with many keys and one with few. Every pair of queries has
+    # about the same number of keys, and shares partly filled blocks.
     first_query, b, _, _, group = _row_tiles.place_of_queries((c.n_queries + 1) // 2, c.OUTPUTS, c)
     j0, j1 = c.n_queries - 1 - first_query, first_query
     place0, low0, high0, keys0 = _keys(j0, b, start, blocks, c)
     place1, low1, high1, keys1 = _keys(j1, b, start, blocks, c)
+    # The middle query of an odd number is paired with itself and counts once.
     keys1 = tl.where(j0 == j1, 0, keys1)
     dy += b * c.n_queries * c.WIDTH
     for u in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         t = u
-        if c.CELLS:  # of a group of detectors
+        # Products exist for a group of detectors, whose first one is an argument.
+        if c.CELLS:
             t += tl.load(first_detector)
         table = _row_tiles.table(weights, t, c)
+        # 64 bits: the arrays may have more than 2**31 elements.
         of_queries = (t.to(tl.int64) * c.n_samples + b) * c.n_queries
         of_keys = (t.to(tl.int64) * c.n_samples + b) * c.n_keys
         of_positions = 0 if c.SHARED else t.to(tl.int64) * c.n_distances
         bits0, bits1 = tl.load(query + of_queries + j0), tl.load(query + of_queries + j1)
         flip0, flip1 = tl.load(q_flip + of_queries + j0), tl.load(q_flip + of_queries + j1)
         margin0, margin1 = tl.load(q_margin + of_queries + j0), tl.load(q_margin + of_queries + j1)
+        # One partial sum per lane; lanes are reduced once, after all keys.
         total0 = tl.zeros((c.ROWS,), d_query.dtype.element_ty)
         total1 = tl.zeros((c.ROWS,), d_query.dtype.element_ty)
         for first in range(0, keys0 + keys1, c.ROWS):
             number = first + tl.arange(0, c.ROWS)
+            # The keys of both queries are numbered consecutively, so one block may hold the end of
+            # the first query and the start of the second.
             second = number >= keys0
             j = tl.where(second, j1, j0)
             low, high = tl.where(second, low1, low0), tl.where(second, high1, high0)
             i = _key(number - tl.where(second, keys0, 0), low, j, blocks, c)
             counts = _counts(number < keys0 + keys1, i, low, high, b, j, query_segments, key_segments, c)
             bits = tl.where(second, bits1, bits0) | tl.load(key + of_keys + i, mask=counts, other=0)
+            # Distances beyond the last one share its bits.
             distance = tl.minimum(tl.where(second, place1, place0) - 1 - i, c.n_distances - 1)
             if c.n_distances > 0:
                 bits |= tl.load(position + of_positions + distance, mask=counts, other=0)
@@ -334,7 +370,9 @@ def _multiply_rows(
                 position_is_closest = counts & (size < tl.abs(margin_of_query).to(size.dtype))
                 position_is_closest = position_is_closest & (size < tl.abs(margin_of_key).to(size.dtype))
             if c.CELLS:
-                # Products of the query's rows, then of those with its flip.
+                # Products ``[2, B, L, CELLS]``: first of the rows with the query's id, then of the
+                # rows with its flipped id. A flip of the key or the distance stays within the cells
+                # of the id.
                 main = bits & (c.CELLS - 1)
                 own = products + ((u.to(tl.int64) * 2 * c.n_samples + b) * c.n_queries + j) * c.CELLS
                 flipped = tl.where(query_is_closer, c.n_samples * c.n_queries * c.CELLS, 0) + (
@@ -351,9 +389,10 @@ def _multiply_rows(
                 tile = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
                 tile_of_position = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
                 if c.OF_POSITION:
-                    # Elsewhere the main row again, which is in the cache.
+                    # Other pairs read their main row again, which is in the cache and adds 0.
                     flipped_position = bits ^ tl.where(position_is_closest, flip_of_position, 0)
                     with_position = _row_tiles.offset(flipped_position, c)
+                # Tiles of outputs are added elementwise; lanes are reduced once after the loop.
                 for o in range(0, c.n_outputs, c.OUTPUTS):
                     output = o + tl.arange(0, c.OUTPUTS)
                     if c.TARGETS:
@@ -364,23 +403,28 @@ def _multiply_rows(
                             )
                     else:
                         exists = output < c.n_outputs
+                        # Both gradients are loaded as vectors and selected per key, in place of one
+                        # row per key.
                         dy0 = tl.load(dy + j0 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
                         dy1 = tl.load(dy + j1 * c.n_outputs + output, mask=exists, other=0).to(c.ACC)
                         cotangent = tl.where(second[:, None], dy1[None, :], dy0[None, :])
                         row = _row_tiles.read(table, main, output, c).to(c.ACC)
                         other_row = _row_tiles.read(table, other, output, c).to(c.ACC)
+                        # Rows are subtracted first: their difference is small, and a difference of
+                        # two products would lose it.
                         tile += _row_tiles.addend((row - other_row) * cotangent, c)
                         if c.OF_POSITION:
                             other_row = _row_tiles.read(table, with_position, output, c).to(c.ACC)
                             tile_of_position += _row_tiles.addend((row - other_row) * cotangent, c)
                 product = tl.sum(tile, 1)
                 product_of_position = tl.sum(tile_of_position, 1)
-            # Sums of products alone, where their factor, the slope, is the same for all; not in fixed point, where
-            # addends are whole.
+            # In floating point the slope is the same for all pairs of a margin and multiplies the
+            # sum at the end. In fixed point each addend includes its slope before it is rounded.
             if c.SCALE != 0:
                 margin = tl.where(query_is_closer, margin_of_query, margin_of_key)
                 product = _row_tiles.cotangent(margin, product, c)
             value = tl.where(counts, product, 0).to(d_query.dtype.element_ty)
+            # The query of a program needs no atomics. A key meets many queries.
             of_query = tl.where(query_is_closer, value, 0)
             total0 += tl.where(second, 0, of_query)
             total1 += tl.where(second, of_query, 0)
@@ -391,6 +435,7 @@ def _multiply_rows(
                 part = (b * c.n_detectors + t) * c.n_distances
                 value = product_of_position.to(d_position.dtype.element_ty)
                 tl.atomic_add(d_position + part + distance, value, mask=position_is_closest, sem="relaxed")
+        # No other program owns these queries of the detector.
         tl.store(d_query + of_queries + j0, tl.sum(total0, 0))
         tl.store(d_query + of_queries + j1, tl.sum(total1, 0), mask=j1 != j0)
 
@@ -416,6 +461,7 @@ def _add_rows(
     j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
     value = tl.load(dy + (b * c.n_queries + j) * c.n_outputs + output, mask=output_exists, other=0).to(c.ACC)
+    # All keys of a query add the same value, which is converted once.
     value = tl.broadcast_to(_row_tiles.addend(value * tl.load(step), c)[None, :], (c.ROWS, c.OUTPUTS))
     first_detector = tl.load(first)
     for first_key in range(0, visited, c.ROWS):
@@ -431,6 +477,7 @@ def _add_rows(
                 _row_tiles.prefetch(table + row)
             if c.TOUCH:
                 _row_tiles.touch(touched, t, bits, counts, c)
+            # Relaxed order suffices: nothing reads the tables before the kernel ends.
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
@@ -475,13 +522,14 @@ def _add_slots(
             if c.TOUCH:
                 _row_tiles.touch(touched, n, bits, counts, c)
             at = table + (row[:, None] + slot[None, :])
-            # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+            # Unused slots add 0: additions to whole rows take one instruction for four elements.
             tl.atomic_add(at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel
 def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.constexpr):
-    """Products of slots of rows with the cotangents of what they reach, less those of other rows."""
+    """Return the products of slots with the gradients of their outputs, minus those of the other
+    row."""
     exists = counts[:, None] & (slot < c.n_outputs)[None, :]
     of_query = dy + j[:, None] * c.WIDTH
     target = _targets(targets, t, bits, slot, exists, c)
@@ -489,7 +537,8 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
     at = table + (_row_tiles.offset(bits, c)[:, None] + slot[None, :])
     of_other = table + (_row_tiles.offset(other_bits, c)[:, None] + slot[None, :])
     value = tl.load(at, mask=target >= 0, other=0).to(c.ACC)
-    # Where both reach one output, values are subtracted before they are multiplied.
+    # If both slots reach one output, the values are subtracted before the product, which keeps the
+    # digits of their difference.
     if c.LIST_PER_ROW:
         to = _targets(targets, t, other_bits, slot, exists, c)
         other = tl.load(of_other, mask=to >= 0, other=0).to(c.ACC)
@@ -503,14 +552,20 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
 
 @kernel
 def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
-    """Outputs that slots of rows reach; -1 if none."""
+    """Return the outputs of the slots of rows; -1 for none."""
+    # A list of targets may be shared by all rows of a table, and by all tables.
     slots = _row_tiles.list_of(bits, t, c)[:, None] * c.n_outputs + slot[None, :]
     return _row_tiles.target(targets, slots, exists, c.WIDTH)
 
 
 @kernel
 def _keys(j, b, start, blocks, c: tl.constexpr):
-    """Place of a query among the keys, its first key, the key after its last, and the number of keys that it visits."""
+    """Return which keys a query visits.
+
+    Returns:
+      The position of the query among the keys, its first key, the end of its keys, and the number
+      of keys that its blocks contain.
+    """
     place = j
     if c.START:
         place += tl.load(start + (b if c.STARTS else 0))
@@ -520,6 +575,8 @@ def _keys(j, b, start, blocks, c: tl.constexpr):
     high = tl.minimum(place, c.n_keys)
     visited = tl.maximum(high - low, 0)
     if c.BLOCKS:
+        # Prefix sums of the block mask give the number of selected blocks between the first and the
+        # last key. Blocks at the ends may contain keys that do not count.
         before = blocks + j // c.QUERIES_OF_BLOCK * (2 * c.BLOCKS + 1)
         last = (low + visited + c.KEYS_OF_BLOCK - 1) // c.KEYS_OF_BLOCK
         first = tl.minimum(low // c.KEYS_OF_BLOCK, last)
@@ -529,10 +586,11 @@ def _keys(j, b, start, blocks, c: tl.constexpr):
 
 @kernel
 def _key(number, low, j, blocks, c: tl.constexpr):
-    """Keys that queries visit, by their numbers: one after the other, or those of their blocks."""
+    """Return the keys with these numbers: consecutive, or those of the selected blocks."""
     if c.BLOCKS:
         of_query = blocks + j // c.QUERIES_OF_BLOCK * (2 * c.BLOCKS + 1)
         before = tl.load(of_query + tl.minimum(low // c.KEYS_OF_BLOCK, c.BLOCKS))
+        # Numbers beyond the last key read the last block; their mask is false.
         place = tl.minimum(before + number // c.KEYS_OF_BLOCK, c.BLOCKS - 1)
         return tl.load(of_query + c.BLOCKS + 1 + place) * c.KEYS_OF_BLOCK + number % c.KEYS_OF_BLOCK
     else:
@@ -543,7 +601,8 @@ def _key(number, low, j, blocks, c: tl.constexpr):
 def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.constexpr):
     """Return a mask of the keys of a block that count."""
     counts = visited
-    if c.BLOCKS:  # of which some lie beyond the ends
+    # Selected blocks may extend beyond the first and the last key.
+    if c.BLOCKS:
         counts = counts & (i >= low) & (i < high)
     if c.SEGMENTS:
         own = tl.load(query_segments + b * c.n_queries + j)
@@ -553,11 +612,13 @@ def _counts(visited, i, low, high, b, j, query_segments, key_segments, c: tl.con
 
 @kernel
 def _bits(query, key, position, t, b, j, i, place, exists, detector_exists, c: tl.constexpr):
-    """Bits of the row of each pair."""
+    """Return the row id of each pair."""
     sample = t.to(tl.int64) * c.n_samples + b
     bits = tl.load(query + sample * c.n_queries + j, mask=detector_exists, other=0)
     bits |= tl.load(key + sample * c.n_keys + i, mask=exists, other=0)
     if c.n_distances > 0:
+        # A key at the position before the query has distance 0. Larger distances than the last one
+        # share its bits.
         distance = tl.minimum(place - 1 - i, c.n_distances - 1)
         of_detector = 0 if c.SHARED else t.to(tl.int64) * c.n_distances
         bits |= tl.load(position + of_detector + distance, mask=exists, other=0)

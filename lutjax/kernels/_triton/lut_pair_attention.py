@@ -1,17 +1,27 @@
 """`lutjax.lut_pair_attention` in Triton.
 
-For query ``j`` and each earlier key ``i`` that counts, detector ``t`` compares the terms of their places (`_xla._comparison_terms`)::
+Formula for query ``j`` and every earlier key ``i`` that counts: detector ``t`` compares sums of the
+terms of their positions (`_xla._comparison_terms`)::
 
     delta[r] = key[r, t, i] + query[r, t, j] + position[r, t, j - i - 1]
-    row, closest pair c as in `lutjax.detect`;  other = row ^ 2**c
+    row and closest comparison c as in `lutjax.detect`;  other = row ^ 2**c
     y[j] = sum over t and i of weights[t, row]
-    ddelta[c] = slope(delta[c]) * <dy[j], weights[t, row] - weights[t, other]>, added to the terms of c
+    ddelta[c] = slope(delta[c]) * <dy[j], weights[t, row] - weights[t, other]>, added to the terms
     dweights[t, row] += dy[j]
 
-A program owns some queries of one sample, and visits the keys before them block by block. A pair of a block is one read of
-its tile: it is detected from the terms of its places, and its table rows are summed where they are. Queries come first, then
-samples, then outputs, then groups of detectors, so that programs that run at the same time read few tables, which then stay
-in the cache. Late queries come first: they have most keys.
+Work: a program owns a block of queries of one sample, a block of outputs and a block of detectors,
+and visits the keys block by block. A row of its tile is one pair of a query and a key. The kernel
+detects the pair from its terms, so nothing of the size of all pairs is stored. The grid is
+one-dimensional: blocks of queries change fastest, then samples, blocks of outputs, and blocks of
+detectors. Late queries, which have most keys, start first.
+
+Layout: terms are ``[comparisons, T, B, L]``, so the keys of a block are contiguous. Concurrent
+programs read few tables, which stay in the L2 cache.
+
+Numerics: sums use the accumulator dtype or, in fixed point, int32. Outputs are summed by one
+program per block of detectors, whose parts are added in a fixed order. Gradients of keys, positions
+and tables use atomics, so their last bits differ between runs, except in fixed point. The first of
+equal deltas is the closest one, and the first NaN is closer than any number.
 """
 
 import functools
@@ -90,27 +100,30 @@ def update(
 
 
 def _gradient(pairs: "ComparedPairs", dy: jax.Array, device: Device) -> jax.Array:
-    """Return the cotangent of the tables."""
+    """Return the table gradient."""
     return _row_additions.gradient(pairs.call, functools.partial(_add_to_rows, pairs, dy, device))
 
 
 def _terms(
     pairs: "ComparedPairs", dy: jax.Array, needs: frozenset[str], device: Device
 ) -> tuple[jax.Array, ...]:
-    """Return the cotangents of the terms of queries, keys and positions, and of the tables: those that are needed."""
+    """Return the needed gradients of query, key and position terms, and of the tables."""
     terms, weights, accumulate = pairs.terms, pairs.call.weights, pairs.call.accumulate
     dtype = addend_dtype(terms.query.dtype, accumulate)
     n_pairs, n_detectors, n_samples, _ = terms.query.shape
     has_positions = "positions" in needs and pairs.n_distances > 0
-    if n_pairs == 0:  # no comparison, no gradient
+    # Without comparisons the terms have no gradient.
+    if n_pairs == 0:
         shapes = [terms.query.shape, terms.key.shape, (0, n_detectors, pairs.n_distances)]
         zeros = [jnp.zeros(shape, dtype) for shape in shapes]
         d_weights = _gradient(pairs, dy, device) if "weights" in needs else weights
         return *zeros, d_weights
 
     how = launch_of("lut_pair_attention.terms", pairs.sizes, device, _terms_rule)
+    # A margin needs the whole inner product, so a program visits all outputs.
     tile = pairs.tile(how, device, all_outputs=True)
-    # A part of the positions for each sample, which is no more than the keys have: fewer programs meet at one number.
+    # Separate parts for samples, no larger than the gradients of keys: fewer programs add to the
+    # same element.
     of_positions = (n_samples, n_pairs, n_detectors, pairs.n_distances)
     needed = [
         ("keys" in needs, terms.key.shape, dtype),
@@ -124,10 +137,12 @@ def _terms(
         terms.parts(),
         dy,
         outputs=[jax.ShapeDtypeStruct(terms.query.shape, dtype)],
+        # Arrays that are not needed have one element: kernels have fixed parameters.
         zeroed=[jax.ShapeDtypeStruct(shape if need else (1,), t) for need, shape, t in needed],
         OF_KEYS="keys" in needs,
         OF_POSITIONS=has_positions,
         OF_WEIGHTS="weights" in needs,
+        # A tile dimension is a power of two.
         PAIRS=triton.next_power_of_2(n_pairs),
         **pairs.arguments(tile),
     )
@@ -148,7 +163,7 @@ def _add_to_rows(
 
 
 class ComparedPairs:
-    """Pairs of queries and keys of a call that kernels detect themselves."""
+    """Pairs of queries and keys that kernels detect from terms."""
 
     def __init__(self, call: LutPairAttention):
         self.call, self.terms = call, Terms(call)
@@ -159,7 +174,7 @@ class ComparedPairs:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Arrays that every kernel reads; a missing or empty one is replaced by another that is not looked at."""
+        """Arrays that every kernel reads, with placeholders for missing or empty ones."""
         terms, call, unused = self.terms, self.call, jnp.zeros((1,), jnp.int32)
         of_places = (
             jnp.zeros((1,), terms.key.dtype) if a is None or not a.size else a
@@ -171,17 +186,19 @@ class ComparedPairs:
 
     @property
     def _most_keys(self) -> int:
-        """Number of keys that one query can meet."""
+        """Largest number of keys of a query."""
         n_queries, n_keys = self.terms.query.shape[3], self.terms.key.shape[3]
+        # Query 0 has no earlier key, unless `start` shifts the queries.
         most = n_keys if self.call.start is not None else max(min(n_keys, n_queries - 1), 0)
         return most if self.call.window is None else min(most, self.call.window)
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes that launches are chosen by."""
+        """Sizes that select kernel configs."""
         n_pairs, _, n_samples, n_queries = self.terms.query.shape
         others = {"samples": n_samples, "queries": n_queries, "keys": self._most_keys, "pairs": n_pairs}
         sizes = _row_tiles.sizes(self.call.weights, **others)
+        # The number of rows follows from the number of comparisons.
         del sizes["rows"]
         return sizes
 
@@ -190,13 +207,15 @@ class ComparedPairs:
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.call.weights.shape
         n_tables = n_tables if n_detectors is None else n_detectors
+        # A tile needs no more rows than there are pairs of a block of keys.
         most = _row_tiles.fitted(_KEYS, self._most_keys)
         n_reads = most * triton.next_power_of_2(max(self.terms.query.shape[3], 1))
         return _row_tiles.RowTile(how, n_reads, n_outputs, n_tables, device, all_outputs)
 
     def arguments(self, tile: _row_tiles.RowTile) -> dict[str, Any]:
-        """Arguments of `launch`, and constants of kernels."""
+        """Return arguments of `launch` and constants of kernels."""
         n_pairs, n_detectors, n_samples, n_queries = self.terms.query.shape
+        # Rows beyond the keys of a block become further queries.
         keys = _row_tiles.fitted(min(tile.rows, _KEYS), self._most_keys)
         queries = tile.rows // keys
         programs = triton.cdiv(n_queries, queries) * n_samples * tile.output_blocks * tile.detector_blocks
@@ -222,12 +241,13 @@ class ComparedPairs:
 # ------------------------------------------------------------------------------------- launches
 def _rule(sizes: Sizes, all_outputs: bool = False) -> Launch:
     outputs = _row_tiles.fitted(64, sizes["outputs"])
+    # 4096 elements per tile are 32 float32 registers per thread of four warps.
     rows = min(max(4096 // outputs, 32), 128)
     queries = max(rows // _row_tiles.fitted(_KEYS, sizes["keys"]), 1)
     programs = sizes["samples"] * triton.cdiv(sizes["queries"], queries)
     if not all_outputs:
         programs *= triton.cdiv(sizes["outputs"], outputs)
-    # More than fill a device: those of early queries are short.
+    # More programs than a device runs at once, because those of early queries are short.
     detectors = _row_tiles.split(programs, sizes["detectors"], enough=4096)
     return Launch(rows=rows, outputs=outputs, detectors=detectors, warps=4)
 
@@ -245,14 +265,18 @@ def _sum_rows(weights, key, query, position, start, query_segments, key_segments
     low, high = _keys(block, start, c)
     total = tl.zeros((ROWS, c.OUTPUTS), c.SUM)
     for first in range(low, high, c.KEYS):
+        # Row ``n`` of the tile is query ``n // KEYS`` and key ``n % KEYS``.
         i = first + tl.arange(0, ROWS) % c.KEYS
         counts = _counts(b, i, j, place, query_segments, key_segments, c)
         for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
             index, _, _, _, _ = _detection(key, query, position, query, t, b, i, j, place, counts, False, c)
             at = _row_tiles.offset(index, c)[:, None] + output[None, :]
             table = _row_tiles.table(weights, t, c)
+            # Pairs that do not count read nothing and add 0.
             value = tl.load(table + at, mask=counts[:, None] & output_exists[None, :], other=0)
             total += _row_tiles.addend(value.to(c.ACC), c)
+    # The keys of a query are consecutive rows of the tile, so a reshape separates them. They are
+    # summed once, after all blocks of keys.
     y = tl.sum(tl.reshape(total, (c.QUERIES, c.KEYS, c.OUTPUTS)), 1)
     own, exists = _row_tiles.block(c.QUERIES, c.n_queries, block)
     at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + own)[:, None] * c.n_outputs + output[None, :]
@@ -283,13 +307,16 @@ def _multiply_rows(
     low, high = _keys(block, start, c)
     of_queries = dy + (b * c.n_queries + j)[:, None] * c.n_outputs
     cotangent = tl.zeros((ROWS, c.OUTPUTS), c.ACC)
-    if c.n_outputs <= c.OUTPUTS:  # the same in every block: read once
+    # A gradient that fits one tile is the same for all keys and detectors, and is read once.
+    if c.n_outputs <= c.OUTPUTS:
         exists = (j < c.n_queries)[:, None] & (output < c.n_outputs)[None, :]
         cotangent = tl.load(of_queries + output[None, :], mask=exists, other=0).to(c.ACC)
     own, own_exists = _row_tiles.block(c.QUERIES, c.n_queries, block)
     pair = tl.arange(0, c.PAIRS)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         table = _row_tiles.table(weights, t, c)
+        # Gradients of query terms stay in registers, one row per comparison, because a program owns
+        # its queries.
         by_pair = tl.zeros((c.PAIRS, ROWS), d_query.dtype.element_ty)
         for first in range(low, high, c.KEYS):
             i = first + tl.arange(0, ROWS) % c.KEYS
@@ -306,6 +333,7 @@ def _multiply_rows(
                 if c.n_outputs > c.OUTPUTS:
                     cotangent = tl.load(of_queries + column[None, :], mask=exists, other=0).to(c.ACC)
                 at = main[:, None] + column[None, :]
+                # The main row is known here, so the table gradient needs no second detection.
                 if c.OF_WEIGHTS:
                     tl.atomic_add(
                         _row_tiles.table(d_weights, t, c) + at,
@@ -316,11 +344,16 @@ def _multiply_rows(
                 change = tl.load(table + at, mask=exists, other=0).to(c.ACC)
                 at = flipped[:, None] + column[None, :]
                 change -= tl.load(table + at, mask=exists, other=0).to(c.ACC)
+                # Rows are subtracted before the product, which keeps the digits of their
+                # difference.
                 difference += tl.sum(_row_tiles.addend(change * cotangent, c), 1)
             value = _row_tiles.cotangent(margin, difference, c)
             value = tl.where(counts, value, 0).to(d_query.dtype.element_ty)
+            # A comparison per row of the tile, selected by a mask: registers have no addresses.
             by_pair += tl.where(pair[:, None] == closest[None, :], value[None, :], 0)
             plane = closest.to(tl.int64) * c.n_detectors + t
+            # `of_parts` tells which of the three terms the closest comparison contains. A key meets
+            # many queries, and a distance many pairs, so both need atomics.
             if c.OF_KEYS:
                 tl.atomic_add(
                     d_key + (plane * c.n_samples + b) * c.n_keys + i,
@@ -338,6 +371,7 @@ def _multiply_rows(
                     sem="relaxed",
                 )
         of_query = tl.sum(tl.reshape(by_pair, (c.PAIRS, c.QUERIES, c.KEYS)), 2)
+        # Rows of `PAIRS` beyond the last comparison are padding.
         at = ((pair.to(tl.int64) * c.n_detectors + t) * c.n_samples + b)[:, None] * c.n_queries + own[None, :]
         tl.store(d_query + at, of_query, mask=(pair < c.n_pairs)[:, None] & own_exists[None, :])
 
@@ -365,6 +399,7 @@ def _add_rows(
     low, high = _keys(block, start, c)
     exists = (j < c.n_queries)[:, None] & output_exists[None, :]
     value = tl.load(dy + (b * c.n_queries + j)[:, None] * c.n_outputs + output[None, :], mask=exists, other=0)
+    # The addend of a query is the same for all keys, and is converted once.
     value = _row_tiles.addend(value.to(c.ACC) * tl.load(step), c)
     first_detector = tl.load(first)
     for first_key in range(low, high, c.KEYS):
@@ -378,19 +413,21 @@ def _add_rows(
                 _row_tiles.touch(touched, t, index, counts, c)
             at = _row_tiles.offset(index, c)[:, None] + output[None, :]
             table = _row_tiles.table(total, t, c)
+            # Relaxed order suffices: nothing reads the tables before the kernel ends.
             tl.atomic_add(table + at, value, mask=counts[:, None] & output_exists[None, :], sem="relaxed")
 
 
 @kernel
 def _place(n_outputs: tl.constexpr, c: tl.constexpr):
-    """Block of queries, sample, outputs and group of detectors of this program."""
+    """Return block of queries, sample, outputs, whether they exist, and block of detectors."""
     block, b, output, exists, group = _row_tiles.place_of_queries(c.n_queries, n_outputs, c, c.QUERIES)
-    return block, b, output.to(tl.int32), exists, group  # 32 bits, as the number that it is added to
+    # Offsets in a table have 32 bits where they fit; a wider summand would widen them.
+    return block, b, output.to(tl.int32), exists, group
 
 
 @kernel
 def _queries(block, start, c: tl.constexpr):
-    """Query of each read of a tile, and its place among the keys."""
+    """Return the query of each row of a tile, and its position among the keys."""
     j = block * c.QUERIES + tl.arange(0, c.QUERIES * c.KEYS) // c.KEYS
     if c.START:
         return j, j + tl.load(start).to(tl.int64)
@@ -400,7 +437,8 @@ def _queries(block, start, c: tl.constexpr):
 
 @kernel
 def _keys(block, start, c: tl.constexpr):
-    """First key that some query of a block meets, and the key after the last."""
+    """Return the first key that some query of a block reads, and the end of these keys."""
+    # 64 bits: `start` is an argument, and a sum in int32 could overflow before it is clamped.
     first = (block * c.QUERIES).to(tl.int64)
     last = tl.minimum(first + c.QUERIES, c.n_queries) - 1
     if c.START:
@@ -415,6 +453,8 @@ def _keys(block, start, c: tl.constexpr):
 @kernel
 def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
     """Return a mask of the pairs of a tile that count."""
+    # Blocks cover the keys of their last query; each query masks those at or after its own
+    # position.
     counts = (j < c.n_queries) & (i < c.n_keys) & (i < place)
     if c.WINDOW >= 0:
         counts = counts & (place - i <= c.WINDOW)
@@ -426,12 +466,20 @@ def _counts(b, i, j, place, query_segments, key_segments, c: tl.constexpr):
 
 @kernel
 def _detection(key, query, position, parts, t, b, i, j, place, counts, PARTS: tl.constexpr, c: tl.constexpr):
-    """Index, flip and margin of each pair, the number of its closest comparison, and the parts that one reads."""
+    """Detect the pairs of a tile.
+
+    Returns:
+      Row, flip and margin of each pair, the number of its closest comparison, and the parts that
+      this comparison reads if `PARTS`.
+    """
     index, flip, margin = detect.nothing(counts.shape[0], key.dtype.element_ty)
     closest, of_closest = tl.zeros_like(index), tl.zeros_like(index)
+    # Unrolled: bits and masks of comparison `r` are compile-time constants.
     for r in tl.static_range(c.n_pairs):
         plane = tl.cast(t, tl.int64) + r * c.n_detectors
         sample = plane * c.n_samples + b
+        # At most two of the three terms are nonzero, so the sum rounds once, like the difference in
+        # the definition.
         delta = tl.load(key + sample * c.n_keys + i, mask=counts, other=0)
         delta += tl.load(query + sample * c.n_queries + j, mask=counts, other=0)
         if c.n_distances > 0:

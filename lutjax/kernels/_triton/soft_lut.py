@@ -1,12 +1,24 @@
 """`lutjax.soft_lut` in Triton.
 
-For gate ``g`` with the bits ``x[0] ... x[n - 1]`` that its wires read, and the slots ``a`` of its table::
+Formula for gate ``g`` with the bits ``x[0] ... x[n - 1]`` of its wires, and the slots ``a`` of its
+table::
 
     share[a] = product over k of (x[k] if bit k of a is set else 1 - x[k])
     y = sum over a of table[a] * share[a];  dtable[a] = sum over samples of dy * share[a]
-    dx[k] += dy * (sum over a with bit k of (table[a] - table[a without bit k]) * share of the other bits)
+    dx[k] += dy * (sum over a with bit k of (table[a] - table[a without bit k])
+                   * share of the other bits)
 
-Programs own tiles of gates and samples; where inputs add up what their readers receive, tiles of inputs and samples.
+Work: a program owns a tile of gates and samples; where inputs gather from their readers, a tile of
+inputs and samples. Tables over two bits are bilinear gates, whose kernel reads everything once. The
+low four bits of an address are unrolled as nested linear interpolations; a loop visits the values
+of the high bits, so code size does not grow with ``2**n``.
+
+Layout: ``[features, samples]``, see `_gate_tiles`. The slots of a gate are contiguous.
+
+Numerics: the accumulator dtype. With fan-out lists input gradients have a fixed order: up to four
+bits they are recomputed for each reader, with more they are stored per wire and then gathered.
+Without lists they use atomics, and their last bits differ between runs. Table gradients are partial
+sums of programs, added in a fixed order. Wire ids are clamped.
 """
 
 from typing import Any
@@ -25,8 +37,10 @@ from lutjax.ops.soft_lut import SoftLut
 from lutjax.tuning import Launch, Sizes
 from lutjax.values._dtypes import accumulator
 
-_LOW_BITS = 4  # of an address: their slots are written out, a loop visits the values of the others
-# Most bits with which it is faster to compute the cotangent of a wire where it is added than to write and read it.
+# Low bits of an address, whose 16 slots are unrolled. A loop visits the values of the high bits.
+_LOW_BITS = 4
+# Most bits for which recomputing a wire gradient is faster than storing it: on an H200 540 us in
+# place of 856 us, with half the memory.
 _GATHERED = 4
 
 
@@ -70,8 +84,10 @@ def backward(
 
 
 def _of_gates(call: SoftLut, dy: jax.Array, needs: frozenset[str], device: Device) -> dict[str, jax.Array]:
-    """Return the cotangents of tables over two bits: these are gates, whose one kernel reads everything once."""
+    """Return the gradients of tables over two bits, which are bilinear gates."""
     t0, t1, t2, t3 = call.table.astype(accumulator(call.x.dtype, call.table.dtype)).T
+    # The polynomial ``t0 + (t1 - t0) a + (t2 - t0) b + (t0 - t1 - t2 + t3) a b``; the table
+    # gradient below is its transpose.
     coefficients = jnp.stack([t0, t1 - t0, t2 - t0, t0 - t1 - t2 + t3])
     gates = BilinearGates(call.x, coefficients, call.wires, call.readers)
     of_gates = frozenset("coefficients" if name == "table" else name for name in needs)
@@ -89,6 +105,7 @@ def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
         return _gathered(call, readers, dy, device)
     tile = _gate_tiles.GateTile.of("soft_lut.wires", _wires_rule, call, device)
     dtype = accumulator(x.dtype, call.table.dtype)
+    # Without fan-out lists, atomics add wire gradients to the inputs.
     scatter = readers is None
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(x.shape, dtype)]}
     if not scatter:
@@ -107,7 +124,7 @@ def _of_inputs(call: SoftLut, dy: jax.Array, device: Device) -> jax.Array:
 
 
 def _gathered(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) -> jax.Array:
-    """Return, for each input, the sum of the cotangents of its readers, which are computed where they are added."""
+    """Return the sum of wire gradients of each input, recomputed for each reader."""
     tile = _gate_tiles.GateTile.of("soft_lut.readers", _readers_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _gather,
@@ -124,17 +141,22 @@ def _gathered(call: SoftLut, readers: jax.Array, dy: jax.Array, device: Device) 
 
 
 def _differences(table: jax.Array) -> jax.Array:
-    """Return slots with a bit minus those without, by the bit, then by the other bits, those after it first: ``[G * n, 2**(n - 1)]``."""
+    """Return slots with a bit minus slots without it, ``[G * n, 2**(n - 1)]``.
+
+    The first axis is the bit, the second one the other bits, starting with the one after it.
+    """
     n = table.shape[1].bit_length() - 1
     place, k = np.arange(n)[:, None, None], np.arange(n - 1)
     others = np.arange(table.shape[1] // 2)[:, None]
+    # The bits are rotated so that a wire always interpolates over the bits after its own, in the
+    # same code for every wire.
     without = np.sum((others >> k & 1) << (place + 1 + k) % n, -1)
     with_bit = without | 1 << place[..., 0]
     return (table[:, with_bit] - table[:, without]).reshape(len(table) * n, len(others))
 
 
 def _collected(call: SoftLut, readers: jax.Array, by_wire: jax.Array, device: Device) -> jax.Array:
-    """Return, for each input, the sum of the cotangents of its readers."""
+    """Return the sum of stored wire gradients of each input."""
     tile = _gate_tiles.GateTile.of("soft_lut.inputs", _inputs_rule, call, device, of_inputs=True)
     (dx,) = launch(
         _collect,
@@ -169,7 +191,7 @@ def _inputs_rule(sizes: Sizes) -> Launch:
 
 
 def _table_rule(sizes: Sizes) -> Launch:
-    # As many sums as a thread has registers for.
+    # As many sums as the registers of a thread hold.
     slots = min(2 ** sizes["places"], _gate_tiles.SLOTS)
     samples = min(32 * max(_gate_tiles.SLOTS // slots, 1), 128)
     return Launch(rows=samples, outputs=4, detectors=512 // samples, warps=4)
@@ -187,6 +209,7 @@ def _interpolate(x, table, wires, y, c: tl.constexpr):
             value = _value(slots, bits, c.LOW, c.ACC)
         else:
             value = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
+            # Each value of the high bits selects 16 consecutive slots.
             for high in range(0, c.n_slots >> c.LOW):
                 share = _share(bits, high, c.LOW, c.PLACES, c.PLACES)
                 value += share * _value(slots + (high << c.LOW), bits, c.LOW, c.ACC)
@@ -195,7 +218,7 @@ def _interpolate(x, table, wires, y, c: tl.constexpr):
 
 @kernel
 def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
-    """Cotangent of each wire: written, or added to that of its input."""
+    """Store the gradient of each wire, or add it to that of its input."""
     gate, exists, part = _gate_tiles.place(c.n_gates, c)
     slots = table + gate * c.n_slots
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
@@ -210,6 +233,7 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
                 slopes += (tl.zeros((c.FEATURES, c.SAMPLES), c.ACC),)
             for high in range(0, c.n_slots >> c.LOW):
                 of_low = _value_and_slopes(slots + (high << c.LOW), bits, c.LOW, c.ACC)
+                # The product rule: low bits differentiate the interpolation, high bits its share.
                 share = _share(bits, high, c.LOW, c.PLACES, c.PLACES)
                 added = _gate_tiles.nothing()
                 for place in tl.static_range(c.LOW):
@@ -223,6 +247,7 @@ def _differentiate(x, table, wires, dy, received, c: tl.constexpr):
                 to = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
                 both_exist = exists[:, None] & sample_exists[None, :]
                 to = received + _gate_tiles.at(to, sample, c.n_samples)
+                # Several gates may read the same input.
                 tl.atomic_add(to, g * slopes[place], mask=both_exist, sem="relaxed")
             else:
                 to = gate * c.PLACES + place
@@ -238,6 +263,7 @@ def _collect(by_wire, readers, used, dx, c: tl.constexpr):
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
             wire = _gate_tiles.wire_of(number, c.n_gates * c.PLACES)
+            # Unused entries read 0.
             total += _gate_tiles.read_some(by_wire, wire, number >= 0, sample, c)
     _gate_tiles.write(dx, feature, exists, sample, total, c)
 
@@ -248,7 +274,7 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
     total = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     for first in range(0, _gate_tiles.last_use(used, feature, c), c.UNROLLED):
-        # Everything is read before anything is computed, so that all is under way at the same time.
+        # All loads are issued before anything is computed, so that their latencies overlap.
         of_wires, gs, others = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
         for u in tl.static_range(c.UNROLLED):
             number = _gate_tiles.reader(readers, feature, first + u, exists, c)
@@ -257,6 +283,7 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
             gs += (_gate_tiles.read_some(dy, gate, number >= 0, sample, c),)
             bits = _gate_tiles.nothing()
             for k in tl.static_range(1, c.PLACES):
+                # The other bits of the gate, in the rotated order of `_differences`.
                 row = _gate_tiles.input_of(wires, gate * c.PLACES + (place + k) % c.PLACES, c)
                 bits += (_gate_tiles.read_some(x, row, number >= 0, sample, c),)
             others += (bits,)
@@ -268,14 +295,16 @@ def _gather(x, differences, wires, readers, used, dy, dx, c: tl.constexpr):
 
 @kernel
 def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
-    """Sum, for each slot, of `dy` times its share; programs of the same gates take some slots each."""
+    """Sum ``dy`` times the share of each slot; programs of a gate take some slots each."""
     gate, exists, slot, part = _gate_tiles.place_of_slots(c)
     total = tl.zeros((c.SLOTS, c.FEATURES, c.SAMPLES), c.ACC)
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
-        # Read as what is summed lies in the threads: [slots, gates, samples].
+        # Loaded in the layout of the sums, ``[slots, gates, samples]``, so that no values move
+        # between threads.
         g = _read_for_slots(dy, gate, sample, c)
-        # From the most significant bit: the compiler finds that slots share the first factors.
+        # From the most significant bit, so that the compiler shares the first factors between
+        # slots.
         share = g
         for n in tl.static_range(c.PLACES):
             place = c.PLACES - 1 - n
@@ -288,7 +317,7 @@ def _sum_shares(x, wires, dy, parts, c: tl.constexpr):
 
 @kernel
 def _read(x, wires, gate, sample, c: tl.constexpr):
-    """Values that the wires of gates read, the least significant bit first."""
+    """Return the values of the wires of gates, least significant bit first."""
     bits = _gate_tiles.nothing()
     for place in tl.static_range(c.PLACES):
         row = _gate_tiles.input_of(wires, gate * c.PLACES + place, c)
@@ -298,7 +327,7 @@ def _read(x, wires, gate, sample, c: tl.constexpr):
 
 @kernel
 def _read_for_slots(x, row, sample, c: tl.constexpr):
-    """``[1, rows, samples]``, 0 for samples that do not exist."""
+    """Return ``[1, rows, samples]``; missing samples are 0."""
     at = row[None, :, None] * c.n_samples + sample[None, None, :]
     return tl.load(x + at, mask=(sample < c.n_samples)[None, None, :], other=0).to(c.ACC)
 
@@ -310,7 +339,7 @@ def _is_set(number, place: tl.constexpr):
 
 @kernel
 def _share(bits, high, LOW: tl.constexpr, PLACES: tl.constexpr, EXCEPT: tl.constexpr):
-    """Share of slots whose high bits are `high`, without the factor of one place."""
+    """Return the product of the high bits' factors, without the factor of place `EXCEPT`."""
     share = tl.zeros_like(bits[0]) + 1
     for place in tl.static_range(LOW, PLACES):
         if place != EXCEPT:
@@ -320,10 +349,11 @@ def _share(bits, high, LOW: tl.constexpr, PLACES: tl.constexpr, EXCEPT: tl.const
 
 @kernel
 def _value(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
-    """Interpolation of ``2**N`` slots."""
+    """Interpolate ``2**N`` slots."""
     if N == 0:
         return tl.load(slots).to(ACC)[:, None]
     else:
+        # Recursion at compile time: the halves of the table differ in the highest bit.
         low = _value(slots, bits, N - 1, ACC)
         high = _value(slots + (1 << (N - 1)), bits, N - 1, ACC)
         return low + bits[N - 1] * (high - low)
@@ -331,7 +361,7 @@ def _value(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
 
 @kernel
 def _value_and_slopes(slots, bits, N: tl.constexpr, ACC: tl.constexpr):
-    """Interpolation of ``2**N`` slots, and its derivative in each of the bits."""
+    """Interpolate ``2**N`` slots; return the value and its derivative in each bit."""
     if N == 0:
         return (tl.load(slots).to(ACC)[:, None],)
     else:
