@@ -22,6 +22,7 @@ def supports(request: Request) -> str | None:
     capability = compute_capability(device)
     if capability is None:
         return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
+    # Kernels use bfloat16 tensor-core products and cp.async, which need Ampere.
     if capability < 80:
         return f"needs compute capability 8.0 or newer, {device.kind} has {capability / 10}"
     return unfit_packages()
@@ -41,6 +42,7 @@ def unfit_packages() -> str | None:
             f"jax-triton {importlib.metadata.version('jax-triton')} needs triton 3.7 or newer, found "
             f"{importlib.metadata.version('triton')}; jax-triton 0.3.1 works with it"
         )
+    # The kernels run only in a jax with a CUDA plugin.
     if not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)):
         return "needs jax with CUDA: pip install 'jax[cuda13]'"
     return None

@@ -1,11 +1,12 @@
 """Pairs of queries and keys of `lutjax.lookup_attention`, in the form that its kernels read.
 
 Formula: the row of query ``j`` and key ``i`` in table ``t`` is ``query[t, b, j] | key[t, b, i] |
-position[t, distance]``. The bits of each operand are shifted to their place beforehand, so a kernel
-combines them with two OR instructions.
+position[t, distance]``. The bits of each operand are shifted to their place beforehand, so a
+kernel combines them with two OR instructions.
 
-Layout: bits are detector-major, ``[T, B, L]``: the keys of a block are contiguous for one detector.
-Missing arrays are replaced by placeholders, and constants tell kernels which arrays to read.
+Layout: bits are detector-major, ``[T, B, L]``: the keys of a block are contiguous for one
+detector. Missing arrays are replaced by placeholders, and constants tell kernels which arrays to
+read.
 """
 
 import dataclasses
@@ -88,6 +89,7 @@ class DetectedPairs:
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
         """Arrays that every kernel reads, with placeholders for missing ones."""
+        # Kernels have fixed parameters; constants keep them from reading placeholders.
         position = self.query if self.position is None else self.position
         start = self.query if self.start is None else self.start.reshape(-1)
         segments = (self.query if s is None else s for s in self.segments)
@@ -112,6 +114,7 @@ class DetectedPairs:
         self, how: Launch, device: Device, *, n_detectors: int | None = None, all_outputs: bool = False
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.weights.shape
+        # Additions visit some tables at a time.
         n_tables = n_tables if n_detectors is None else n_detectors
         return _row_tiles.RowTile(how, self.sizes["keys"], n_outputs, n_tables, device, all_outputs)
 

@@ -5,11 +5,12 @@ config are consecutive tiles of samples of one program. The grid is one-dimensio
 fastest and samples slowest, so concurrent programs read the same samples of all inputs.
 
 Layout: arrays are features first, ``[features, samples]``. A wire reads a row of ``x``, whose
-samples are contiguous. The tile sizes are chosen so that the samples of concurrent programs, of all
-inputs, stay in the L2 cache: each array then comes from memory once.
+samples are contiguous. The tile sizes are chosen so that the samples of concurrent programs, of
+all inputs, stay in the L2 cache: each array then comes from memory once.
 
 Numerics: values are computed in the accumulator dtype of inputs and parameters. Wire ids are
-clamped. An unused entry of a fan-out list reads 0, so a NaN of another gate cannot leak into a sum.
+clamped. An unused entry of a fan-out list reads 0, so a NaN of another gate cannot leak into a
+sum.
 """
 
 import dataclasses
@@ -111,6 +112,7 @@ class GateTile:
     def arguments(self, call: WiredCall, parameter: jax.Array) -> dict[str, Any]:
         """Return arguments of `launch` and constants of kernels."""
         return {
+            # Features change fastest, then groups, then parts: see `place`.
             "programs": triton.cdiv(self.n_features, self.features) * self.n_groups * self.parts,
             "device": self.device,
             "warps": self.how.warps,
@@ -119,6 +121,7 @@ class GateTile:
             "n_gates": call.wires.shape[0],
             "n_slots": parameter.shape[1],
             "PLACES": call.wires.shape[1],
+            # 0 without fan-out lists; kernels then use wires or atomics.
             "fan_out": 0 if call.readers is None else call.readers.shape[1],
             "UNROLLED": UNROLLED,
             "SAMPLES": self.samples,
@@ -146,6 +149,7 @@ def cotangent_of_table(
     # Tables with more slots are shared by several programs, which read the same gates.
     slots = min(n_slots, SLOTS)
     tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
+    # Parts keep the dtype of sums; only their total may be rounded.
     dtype = accumulator(call.x.dtype, call.table.dtype)
     (parts,) = launch(
         kernel,
@@ -272,6 +276,7 @@ def write(y, row, exists, sample, value, c: tl.constexpr):
 @kernel
 def last_use(used, feature, c: tl.constexpr):
     """Return the number of list entries that some input of this program uses."""
+    # Short lists fit one unrolled step, so their length is not loaded.
     if c.fan_out <= c.UNROLLED:
         return c.fan_out
     else:
@@ -281,10 +286,12 @@ def last_use(used, feature, c: tl.constexpr):
 @kernel
 def reader(readers, feature, number, exists, c: tl.constexpr):
     """Return entries of fan-out lists; -1 for unused ones."""
+    # The mask covers the last unrolled step, which may pass the end of a list.
     return tl.load(readers + feature * c.fan_out + number, mask=exists & (number < c.fan_out), other=-1)
 
 
 @kernel
 def wire_of(number, n_wires: tl.constexpr):
     """Return a valid wire for an entry of a fan-out list, also for an unused one."""
+    # Unused entries are -1. Their wire 0 is valid, so only the loads that add values are masked.
     return tl.maximum(tl.minimum(number, n_wires - 1), 0).to(tl.int64)

@@ -17,11 +17,12 @@ Layout: counts are ``[detectors of a group, queries, cells]``, int16 or int32, s
 the cells of a query contiguously. Sorted query ids make the row tile of a program common to its
 queries.
 
-Numerics: all sums have a fixed order. A bfloat16 operand holds 8 significant bits: counts are split
-into bytes, a float32 value into the sum of three bfloat16 terms, an integer into four digits. The
-products for margins use three TF32 products (22 of 24 bits). A non-finite row or gradient turns
-every result of queries with the same id into NaN, read or not. A margin gradient is a difference of
-two products, so its error is relative to these. Ids are clamped. There are no atomics.
+Numerics: all sums have a fixed order. A bfloat16 operand holds 8 significant bits: counts are
+split into bytes, a float32 value into the sum of three bfloat16 terms, an integer into four
+digits. The products for margins use three TF32 products (22 of 24 bits). A non-finite row or
+gradient turns every result of queries with the same id into NaN, read or not. A margin gradient is
+a difference of two products, so its error is relative to these. Ids are clamped. There are no
+atomics.
 """
 
 import dataclasses

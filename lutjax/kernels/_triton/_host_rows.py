@@ -1,11 +1,18 @@
-"""Rows of a table in the memory of the host, read by a GPU through the address that a cell holds.
+"""Rows of a table in host memory, read by a GPU through an address in a cell.
 
-A program has the address of the cell, eight bytes of the host that are always there, see `lutjax.tables._registered`; the rows begin at the address that is
-in the cell when the kernel runs. Where it is 0 there are none, and the kernel returns NaN. So no program reads memory that is gone.
+Formula: ``rows[t, n * K + k] = table[t, index[n, t, k]]``; ids are clamped.
 
-Of ids ``[n, T, K]`` the rows are ``[T, n * K, O]``, of each table those of all ways of the first element, then of the next. Programs of one warp own every so
-many-th tile of reads and numbers of rows. There are few: each looks into the cell, and a GPU reads one address of the host for one program after the other,
-a microsecond each. One tile holds all rows of a token.
+A program is compiled with the address of a cell, eight bytes of host memory that exist as long as
+the process (`lutjax.tables._registered`). The cell holds the address of the rows when the kernel
+runs, or 0 if there are none; the rows are then NaN. So a compiled program never reads freed
+memory.
+
+Work: programs are one warp and process every ``PROGRAMS``-th tile of reads and elements. There are
+at most 64: each reads the cell first, and a GPU serves reads of one host address by different
+programs one after the other, a microsecond each. One tile holds all rows of a token.
+
+Layout: ids are ``[n, T, K]``, results ``[T, n * K, O]``. A warp reads consecutive elements of a
+row over the bus. Results are exact copies, the same in every run.
 """
 
 from typing import Any
@@ -19,21 +26,25 @@ from lutjax.dispatch.registry import Device
 from lutjax.kernels._triton._language import tl, triton
 from lutjax.kernels._triton._triton_launch import kernel, launch
 
-_TILE = 1024  # numbers
-_NUMBERS = 512  # of a row in one tile
-_MOST_PROGRAMS = 64  # whose tiles on their way fill the bus
+_TILE = 1024  # elements of a tile
+_NUMBERS = 512  # most elements of a row in a tile
+_MOST_PROGRAMS = 64  # enough pending loads to saturate the bus
 
 
 def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, device: Device) -> jax.Array:
-    """Return the rows that ids address, ``[T, n * K, O]``; ids out of range are clamped.
+    """Return the rows at these ids, ``[T, n * K, O]``; ids out of range are clamped.
 
     Args:
       cell: address of the cell that holds the address of the rows.
       index: int32, ``[n, T, K]``.
-      shape: of the table, ``(T, rows, O)``.
+      shape: shape of the table, ``(T, rows, O)``.
+      dtype: dtype of the table.
+      device: the device.
     """
     n_tables, n_rows, width = shape
-    # A number of the program, and so a part of its key in a cache of compiled programs: what was compiled for another address is another program.
+    # The address is a constant of the program and so part of its key in a compilation cache: a
+    # program for another address is another program. Two int32, because 64-bit integers may be
+    # disabled.
     address = np.array([cell], np.uint64).view(np.int32)
 
     @custom_vmap
@@ -77,8 +88,9 @@ def read(cell: int, index: jax.Array, shape: tuple[int, int, int], dtype: Any, d
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _copy_rows(cell, index, rows, c: tl.constexpr):
-    # Volatile: as the CPU wrote it before, whatever a cache of the GPU holds.
+    # Volatile: the CPU may have changed the cell after a GPU cache stored it.
     first = tl.load(_word(cell).to(tl.pointer_type(tl.uint64)), volatile=True)
+    # Tables are aligned to 16 bytes, which permits vector loads.
     rows_of_host = tl.multiple_of(first.to(tl.pointer_type(rows.dtype.element_ty)), 16)
     for tile in range(tl.program_id(0), c.TILES, c.PROGRAMS):
         read = (tile // c.PARTS).to(tl.int64) * c.READS + tl.arange(0, c.READS)
@@ -91,13 +103,14 @@ def _copy_rows(cell, index, rows, c: tl.constexpr):
         row = tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
         exists = read_exists[:, None] & (number < c.n_numbers)[None, :]
         start = ((table * c.n_rows + row) * c.n_numbers)[:, None] + number[None, :]
+        # `first` is 0 without a table: nothing is read, and the rows are NaN.
         value = tl.load(rows_of_host + start, mask=exists & (first != 0), other=float("nan"))
         tl.store(rows + read[:, None] * c.n_numbers + number[None, :], value, mask=exists)
 
 
 @kernel
 def _word(halves):
-    """Number of 64 bits in two of 32, the lower one first."""
+    """Return the 64-bit number in two int32, lower half first."""
     low = tl.load(halves).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(halves + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     return low | (high << 32)

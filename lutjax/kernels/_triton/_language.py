@@ -1,13 +1,14 @@
-"""Triton and its language, if they are installed.
+"""Triton and its language, if installed.
 
-Kernel modules are imported without Triton as well, because `lutjax.tuning` and the support matrix read their declarations.
+Kernel modules are imported without Triton as well, because `lutjax.tuning` and the support matrix
+read their declarations.
 """
 
 from typing import Any
 
 
 class _Absent:
-    """Stands for a module that is not installed: kernels can be defined with it, and none is launched."""
+    """Stand-in for a missing module: kernels can be defined with it, but not launched."""
 
     def __getattr__(self, name: str) -> Any:
         return self

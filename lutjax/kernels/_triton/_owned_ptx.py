@@ -7,8 +7,8 @@ Layout: sums are rows of 128 bytes, one float32 per lane. The array is aligned t
 XOR of an address with ``4 * j``, ``j < 16``, moves from column ``i`` to column ``i ^ j`` of the
 same table.
 
-Numerics: fused multiply-adds in float32, in a fixed order. All accesses to sums are volatile: lanes
-read what other lanes wrote in an earlier step, and the order of the steps of a warp must not
+Numerics: fused multiply-adds in float32, in a fixed order. All accesses to sums are volatile:
+lanes read what other lanes wrote in an earlier step, and the order of the steps of a warp must not
 change.
 """
 
@@ -78,9 +78,9 @@ def add_of_block(ways: int, packed: bool) -> str:
     """Return PTX that adds a block of samples to the sums of the warp.
 
     Its results: row pair and factors of the next block, of the lane and of its neighbor. Its
-    arguments: addresses of the lane's sums, of its 4-byte elements (see `copy_of_block`) and of its
-    gradients, float32 or pairs of bfloat16 with the first one in the lower half; then the row pair
-    and two factors of the lane, and those of its neighbor.
+    arguments: addresses of the lane's sums, of its 4-byte elements (see `copy_of_block`) and of
+    its gradients, float32 or pairs of bfloat16 with the first one in the lower half; then the row
+    pair and two factors of the lane, and those of its neighbor.
 
     Names: a and b are the rows of the lane, u and v those of its neighbor, s* their sums, t* the
     addresses of a step, own and beside the gradients of the lane's sample and of its neighbor's.

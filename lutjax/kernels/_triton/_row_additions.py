@@ -1,10 +1,21 @@
-"""Adding to rows: of an array of zeros, of tables in their own memory, or of sums from which tables then move.
+"""Additions to rows: of zeros (a gradient), of tables in place, or of sums that then update tables.
 
-After one step, with the sum ``g`` of the cotangents ``dy`` of all look-ups of a row::
+Formula for one step, with the sum ``g`` of the gradients ``dy`` of all lookups of a row::
 
     row = row - rate * (factor * g + weight_decay * row)
 
 `rate` and `factor` may differ by table, row and output.
+
+Work: float32 and float64 tables are updated in place, one addition of ``-rate * factor * dy`` per
+read, if all rows have one rate, without weight decay and fixed point. Otherwise the gradients of a
+group of tables are summed first, and `_move_rows` updates the marked rows; a program owns a tile
+of rows and all their outputs.
+
+Layout: sums and tables are ``[tables, R, O]``, marks ``[tables, R]``. A group has at most 2**23
+elements (32 MiB), so its sums stay in the L2 cache between the kernels.
+
+Numerics: additions use atomics, so their last bits differ between runs, except in fixed point.
+Rows that are updated from sums round once per step. Rows without a read are not touched.
 """
 
 import dataclasses
@@ -25,21 +36,24 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype
 from lutjax.values._row_rules import RowState
 
-_SUMS = 2**23  # most numbers in the sums of a group of detectors: they stay in the cache
-_TILE = 1024  # numbers of a tile of rows that move
+# Most elements in the sums of a group of detectors, which have to stay in the L2 cache.
+_SUMS = 2**23
+_TILE = 1024  # elements of a tile of updated rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Addition:
     """Tables that a kernel adds to, and the detectors that they belong to.
 
-    Its parameters after its own inputs: ``step, first, unused, unused, total, touched``; its constants: ``n_tables``,
-    the number of tables in `total`, and ``TOUCH``, whether rows are marked.
+    After its own inputs a kernel has the parameters ``step, first, unused, unused, total,
+    touched``. Its constants are ``n_tables``, the number of tables in `total`, and ``TOUCH``,
+    whether rows are marked.
 
     Attributes:
-      total: ``[tables, R, O]``; only a shape for an array of zeros.
-      step: factor of `dy`. first: the detector of the first table.
-      touched: int32 ``[tables, R]``, set to 1 for rows that are added to; none: rows are not marked.
+      total: ``[tables, R, O]``; a shape stands for zeros.
+      step: factor of `dy`.
+      first: detector of the first table.
+      touched: int32 ``[tables, R]``, set to 1 for rows that are added to; None marks no rows.
     """
 
     total: jax.Array | jax.ShapeDtypeStruct
@@ -48,11 +62,13 @@ class Addition:
     touched: jax.Array | None = None
 
     def __call__(self, kernel: Any, *inputs: jax.Array, **arguments: Any) -> tuple[jax.Array, ...]:
-        """Run a kernel, with the arguments of `launch`; return `total`, and `touched`."""
+        """Run a kernel with the arguments of `launch`; return `total` and `touched`."""
         touched = jnp.zeros((1,), jnp.int32) if self.touched is None else self.touched
         step, first = self.step.reshape(1), self.first.reshape(1)
         arguments |= {"n_tables": self.total.shape[0], "TOUCH": self.touched is not None}
         if isinstance(self.total, jax.ShapeDtypeStruct):
+            # Arrays in place have two parameters each, and zeroed ones only one: placeholders keep
+            # the parameters of a kernel the same.
             zeroed = [self.total, jax.ShapeDtypeStruct((1,), "int32")]
             return launch(kernel, *inputs, step, first, first, first, zeroed=zeroed, **arguments)
         return launch(kernel, *inputs, step, first, in_place=[self.total, touched], **arguments)
@@ -63,7 +79,7 @@ AddRows = Callable[[Addition], tuple[jax.Array, ...]]
 
 
 def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
-    """Return the cotangent of the tables, ``[T, R, O]``."""
+    """Return the gradient of the tables, ``[T, R, O]``."""
     weights = call.weights
     shape = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, call.accumulate))
     return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[0]
@@ -72,7 +88,7 @@ def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
 def cotangents(
     call: _row_tiles.TableCall, needs: frozenset[str], add: AddRows, margins: Callable[[], jax.Array]
 ) -> dict[str, jax.Array]:
-    """Return the cotangents of the tables and of the detection that reads them: those that are needed."""
+    """Return the needed gradients, of the tables and of the detection."""
     of = {"weights": lambda: gradient(call, add), "detection": margins}
     return {name: cotangent() for name, cotangent in of.items() if name in needs}
 
@@ -80,14 +96,16 @@ def cotangents(
 def update(
     call: _row_tiles.TableCall, step: Step, add: AddRows, *, device: Device
 ) -> tuple[jax.Array, RowState]:
-    """Return the tables ``[T, R, O]`` after one step of SGD, whose state is empty."""
+    """Return the tables ``[T, R, O]`` after one step of SGD, which has no state."""
     weights, dtype = call.weights, accumulator(call.weights.dtype)
     n_detectors, n_rows, n_outputs = weights.shape
     scale = scale_of_additions(call, step)
+    # Rows are updated by single additions, so no sums are needed.
     if scale is not None:
         return add(Addition(weights, scale, jnp.zeros((), jnp.int32)))[0], step.state
 
-    # A row moves by the sum over all its look-ups, rounded once. Sums are made for a group of detectors at a time.
+    # 16-bit rows, weight decay and fixed point update a row once, by the sum over its lookups. Sums
+    # exist for one group of detectors at a time.
     size = max(min(_SUMS // max(n_rows * n_outputs, 1), n_detectors), 1)
     factor = jnp.ones((), dtype) if step.factor is None else step.factor
     scales = {"RATE": step.rate.astype(dtype), "FACTOR": factor.astype(dtype)}
@@ -96,11 +114,12 @@ def update(
     }
     sums = zeros_varying(weights, (size, n_rows, n_outputs), addend_dtype(dtype, call.accumulate))
     touched = zeros_varying(weights, (size, n_rows), jnp.int32)
+    # A tile has a fixed number of elements: wide rows mean few of them.
     outputs = _row_tiles.fitted(_TILE, n_outputs)
     rows = max(_TILE // outputs, 1)
 
     def move(first: jax.Array, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Add up a group, then move the rows that are marked, and clear their sums and marks."""
+        """Sum a group, then update the marked rows and clear their sums and marks."""
         weights, sums, touched = arrays
         sums, touched = add(Addition(sums, jnp.ones((), dtype), first, touched))
         n_sums = touched.size
@@ -124,6 +143,7 @@ def update(
     whole, rest = divmod(n_detectors, size)
     arrays: tuple[jax.Array, ...] = (weights, sums, touched)
     arrays = jax.lax.fori_loop(0, whole, lambda n, a: move(jnp.asarray(n * size, jnp.int32), a), arrays)
+    # A smaller last group, with slices of the sums.
     if rest:
         weights, sums, touched = arrays
         arrays = move(jnp.int32(whole * size), (weights, sums[:rest], touched[:rest]))
@@ -131,7 +151,10 @@ def update(
 
 
 def _strides(scales: jax.Array) -> dict[str, int]:
-    """Return how far apart those of the next table, row and output are: of a scalar, or of ``[T or 1, R or 1, O or 1]``."""
+    """Return the strides of scales over tables, rows and outputs; 0 for an axis of length 1.
+
+    Scales are a scalar or ``[T or 1, R or 1, O or 1]``.
+    """
     shape = scales.shape or (1, 1, 1)
     steps = (shape[1] * shape[2], shape[2], 1)
     return {axis: step if n > 1 else 0 for axis, n, step in zip("TRO", shape, steps, strict=True)}
@@ -141,10 +164,12 @@ def _strides(scales: jax.Array) -> dict[str, int]:
 def _move_rows(rates, factors, first, unused0, unused1, unused2, weights, sums, touched, c: tl.constexpr):
     row, exists = _row_tiles.block(c.ROWS, c.n_sums, tl.program_id(0))
     moves = tl.load(touched + row, mask=exists, other=0) != 0
-    tl.debug_barrier()  # every warp reads the marks, one clears them
+    # All warps read the marks before any of them clears one.
+    tl.debug_barrier()
     tl.store(touched + row, tl.zeros((c.ROWS,), tl.int32), mask=moves)
     table, of_table = tl.load(first).to(tl.int64) + row // c.n_rows, row % c.n_rows
     weights += tl.load(first).to(tl.int64) * c.n_rows * c.n_outputs
+    # Cleared sums and marks are ready for the next group, without a kernel that zeroes all of them.
     for o in range(0, c.n_outputs, c.OUTPUTS):
         output = o + tl.arange(0, c.OUTPUTS)
         mask = moves[:, None] & (output < c.n_outputs)[None, :]
@@ -155,13 +180,14 @@ def _move_rows(rates, factors, first, unused0, unused1, unused2, weights, sums, 
         old = tl.load(weights + at, mask=mask, other=0).to(c.ACC)
         if c.WEIGHT_DECAY != 0:
             direction += c.WEIGHT_DECAY * old
+        # The only rounding to 16 bits in a step.
         tl.store(weights + at, (old - rate * direction).to(weights.dtype.element_ty), mask=mask)
         tl.store(sums + at, tl.zeros((c.ROWS, c.OUTPUTS), c.SUM), mask=mask)
 
 
 @kernel
 def _scale(scales, table, row, output, mask, T: tl.constexpr, R: tl.constexpr, O: tl.constexpr):  # noqa: E741
-    """Rates or factors of rows and outputs; one number where all are the same."""
+    """Return rates or factors of rows and outputs; a scalar if all are the same."""
     if T == 0 and R == 0 and O == 0:
         return tl.load(scales)
     else:

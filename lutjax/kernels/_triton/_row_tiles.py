@@ -1,7 +1,17 @@
-"""Tiles of the kernels that read and add to rows of tables, and functions that these kernels call.
+"""Tiles of the kernels that read and add to table rows, and device functions that these kernels
+call.
 
-A program computes a tile of ``ROWS`` reads (samples of a look-up, keys of attention) times ``OUTPUTS``, for ``DETECTORS``
-detectors one after the other. Arrays of detections are detector-major, ``[T, B]``, so that the reads of a tile lie side by side.
+Work: a program computes a tile of ``ROWS`` reads (samples of a lookup, keys of attention) times
+``OUTPUTS`` outputs, for a block of ``DETECTORS`` detectors one after the other. The grid is
+one-dimensional: reads change fastest, then outputs, then blocks of detectors, so concurrent
+programs read the same part of the same tables, which stays in the L2 cache.
+
+Layout: arrays of detections are detector-major, ``[T, B]``, so the reads of a tile are contiguous.
+Tables are ``[T, R, O]``, so the outputs of a row are contiguous.
+
+Numerics: sums use the accumulator dtype, or int32 in fixed point, where addends saturate and NaN
+is 0. Blocks of detectors write partial sums, which are added in a fixed order. Row ids are
+clamped. Surrogate slopes are divided with correct rounding, so they match other implementations.
 """
 
 import dataclasses
@@ -34,12 +44,14 @@ class TableCall(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RowTile:
-    """Tiles of a call: as `Launch` says, no larger than the arrays.
+    """Tiles of a call: as `Launch` says, and no larger than the arrays.
 
     Attributes:
-      n_reads, n_outputs, n_detectors: numbers of reads of each detector, of outputs and of detectors.
-      all_outputs: a program visits all outputs, block by block.
-      n_groups: number of groups of detectors with outputs of their own; a block of detectors lies in one group.
+      how: kernel config.
+      n_reads, n_outputs, n_detectors: number of reads per detector, of outputs, and of detectors.
+      device: the device.
+      all_outputs: whether a program visits all outputs, block by block.
+      n_groups: number of groups of detectors with separate outputs; a block lies in one group.
 
     Raises:
       ValueError: a tile does not fit the shared memory of the device.
@@ -54,6 +66,7 @@ class RowTile:
     n_groups: int = 1
 
     def __post_init__(self) -> None:
+        # A tile that changes its layout passes through shared memory, 4 bytes per element.
         size, most = 4 * self.rows * self.outputs, shared_memory(self.device)
         if size > most:
             raise ValueError(
@@ -71,13 +84,13 @@ class RowTile:
 
     @property
     def detectors(self) -> int:
-        """Detectors of one program."""
+        """Number of detectors of a program."""
         of_group = self.n_detectors // self.n_groups
         return max(min(self.how.detectors or of_group, of_group), 1)
 
     @property
     def detector_blocks(self) -> int:
-        """Blocks of detectors of each group."""
+        """Number of blocks of detectors over all outputs of a group."""
         return max(triton.cdiv(self.n_detectors // self.n_groups, self.detectors), 1)
 
     @property
@@ -86,13 +99,13 @@ class RowTile:
 
     @property
     def programs(self) -> int:
-        """Number of programs whose places `place` returns."""
+        """Number of programs, located by `place`."""
         blocks = self.output_blocks * self.detector_blocks * self.n_groups
         return triton.cdiv(self.n_reads, self.rows) * blocks
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `launch`, and constants of kernels."""
+        """Arguments of `launch` and constants of kernels."""
         return {
             "programs": self.programs,
             "device": self.device,
@@ -106,30 +119,30 @@ class RowTile:
 
 
 def fitted(size: int, n: int) -> int:
-    """Return the power of two `size`, or the first one that holds `n` if that is smaller."""
+    """Return the power of two `size`, or the first one that holds `n` if it is smaller."""
     return min(size, triton.next_power_of_2(max(n, 1)))
 
 
 def split(programs: int, n_detectors: int, enough: int = 1024) -> int:
-    """Return how many detectors one program takes, so that there are enough programs to fill a device."""
+    """Return the detectors per program for about `enough` programs."""
     groups = min(max(enough // max(programs, 1), 1), max(n_detectors, 1))
     return triton.cdiv(n_detectors, groups)
 
 
 def sizes(weights: jax.Array | jax.ShapeDtypeStruct, **others: int) -> Sizes:
-    """Return the sizes that launches are chosen by; `others` add to those of the tables, or replace them."""
+    """Return the sizes that select kernel configs; `others` are added to those of the tables."""
     detectors, rows, outputs = weights.shape
     bits = 8 * weights.dtype.itemsize
     return {"detectors": detectors, "rows": rows, "outputs": outputs, "bits": bits, **others}
 
 
 def arithmetic(call: TableCall) -> dict[str, Any]:
-    """Constants of kernels: rows of a table, types of numbers and sums, and scale of addends, 0 for sums of numbers."""
+    """Return kernel constants: rows of a table, dtypes, and scale of addends (0 for floats)."""
     return arithmetic_of(call.weights.shape[1], accumulator(call.weights.dtype), call.accumulate)
 
 
 def arithmetic_of(n_rows: int, dtype: np.dtype, accumulate: FixedPoint | None) -> dict[str, Any]:
-    """Constants of kernels, as `arithmetic`, that compute in numbers of this dtype."""
+    """Return the constants of `arithmetic` for kernels that compute in this dtype."""
     number = TYPES[dtype.name]
     return {
         "n_rows": n_rows,
@@ -141,15 +154,17 @@ def arithmetic_of(n_rows: int, dtype: np.dtype, accumulate: FixedPoint | None) -
 
 def sum_of_parts(parts: jax.Array) -> jax.Array:
     """Return the sum over the first axis, in a fixed order."""
+    # XLA reduces the axis of parts without atomics.
     return parts.reshape(parts.shape[1:]) if len(parts) == 1 else jnp.sum(parts, 0, dtype=parts.dtype)
 
 
 def sum_rows(
     kernel: Any, call: TableCall, tile: RowTile, batch: tuple[int, ...], *inputs: jax.Array, **arguments: Any
 ) -> jax.Array:
-    """Return the outputs of a call, ``[*batch, O]``: sums of rows, from a kernel that reads the tables and `inputs`."""
+    """Return outputs ``[*batch, O]`` of a kernel that reads the tables and `inputs`."""
     dtype = call.weights.dtype
-    # Several programs for one sum write a part of it each.
+    # With several programs per sum, each writes a part, in the dtype of sums. A single program
+    # writes the rounded result.
     if tile.detector_blocks > 1 or call.accumulate is not None:
         dtype = addend_dtype(dtype, call.accumulate)
     parts = jax.ShapeDtypeStruct((tile.detector_blocks, *batch, tile.n_outputs), dtype)
@@ -160,7 +175,8 @@ def sum_rows(
 # ------------------------------------------------------------------------------------- in kernels
 @kernel
 def block(size: tl.constexpr, n: tl.constexpr, number):
-    """Places of a block, and whether they exist."""
+    """Return the positions of a block, and whether they exist."""
+    # 64 bits: positions are multiplied by row lengths.
     at = number.to(tl.int64) * size + tl.arange(0, size)
     return at, at < n
 
@@ -173,10 +189,17 @@ def place(
     OUTPUTS: tl.constexpr,
     TOGETHER: tl.constexpr = 1,
 ):
-    """Samples, outputs (or inputs, or slots) and block of detectors of this program: samples first, of so many blocks together."""
+    """Locate this program.
+
+    Returns:
+      Samples, whether they exist, outputs (or inputs, or slots), whether they exist, and the block
+      of detectors. Samples change fastest, for `TOGETHER` blocks of detectors at a time.
+    """
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
     output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
+    # Concurrent programs of several blocks of detectors add to different tables, so fewer additions
+    # meet at a row.
     of_together = program % TOGETHER
     program = program // TOGETHER
     sample, sample_exists = block(ROWS, n_samples, program % sample_blocks)
@@ -189,10 +212,15 @@ def place(
 def place_of_queries(
     n_queries: tl.constexpr, n_outputs: tl.constexpr, c: tl.constexpr, QUERIES: tl.constexpr = 1
 ):
-    """Block of queries, sample, outputs and block of detectors of this program: late queries first."""
+    """Locate a program of attention.
+
+    Returns:
+      Block of queries, sample, outputs, whether they exist, and block of detectors.
+    """
     query_blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
     output_blocks: tl.constexpr = (n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     program = tl.program_id(0)
+    # Late queries have most keys. They start first, so that the last programs are short.
     j = query_blocks - 1 - program % query_blocks
     rest = program // query_blocks
     b = (rest % c.n_samples).to(tl.int64)
@@ -203,14 +231,14 @@ def place_of_queries(
 
 @kernel
 def table(weights, t, c: tl.constexpr):
-    """Start of the table of a detector."""
     return weights + t.to(tl.int64) * c.n_rows * c.n_outputs
 
 
 @kernel
 def offset(row, c: tl.constexpr):
-    """Start of a row in its table; ids that do not exist count as the nearest that does."""
+    """Return the offset of a row in its table; ids out of range are clamped."""
     row = tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
+    # 32-bit offsets, where a table allows them, save registers and instructions.
     if c.n_rows * c.n_outputs < 2**31:
         return row * c.n_outputs
     else:
@@ -219,13 +247,15 @@ def offset(row, c: tl.constexpr):
 
 @kernel
 def clamped(row, t, c: tl.constexpr):
-    """Row that exists, counted from the first row of the first table."""
+    """Return a clamped row id, counted from the first row of the first table."""
     return t.to(tl.int64) * c.n_rows + tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
 
 
 @kernel
 def read(table, row, output, c: tl.constexpr):
-    """Block of the outputs of rows at the given offsets, all of which exist."""
+    """Read a block of outputs of rows at these offsets; all rows exist."""
+    # Clamped offsets are valid for missing reads as well, so only a remainder of outputs needs a
+    # mask.
     if c.n_outputs % c.OUTPUTS == 0:
         return tl.load(table + (row[:, None] + output[None, :]))
     else:
@@ -236,7 +266,7 @@ def read(table, row, output, c: tl.constexpr):
 
 @kernel
 def list_of(row, t, c: tl.constexpr):
-    """Number of the list of targets of each row of a detector's table; ids that do not exist count as the nearest that does."""
+    """Return the target list of each row; row ids out of range are clamped."""
     number = tl.zeros_like(row).to(tl.int64)
     if c.LIST_PER_ROW:
         number += tl.minimum(tl.maximum(row, 0), c.n_rows - 1)
@@ -247,24 +277,29 @@ def list_of(row, t, c: tl.constexpr):
 
 @kernel
 def target(targets, slot, exists, n_outputs: tl.constexpr):
-    """Output that slots of lists reach; -1 if none."""
+    """Return the outputs of slots; -1 for none."""
+    # Targets beyond the outputs are clamped to the last one; every negative target is unused.
     return tl.maximum(tl.minimum(tl.load(targets + slot, mask=exists, other=-1), n_outputs - 1), -1)
 
 
 @kernel
 def addend(value, c: tl.constexpr):
-    """Addend of a value: itself, or an integer as `lutjax.FixedPoint` says."""
+    """Return a value, or in fixed point the integer that `lutjax.FixedPoint` defines."""
     if c.SCALE == 0:
         return value
     else:
+        # The largest numbers below 2**31 in float32 and below 2**31 after truncation in float64:
+        # the conversion of larger ones is undefined.
         LIMIT: tl.constexpr = 2147483520.0 if value.dtype == tl.float32 else 2147483647.9999998
         scaled = tl.minimum(tl.maximum(value * c.SCALE, -LIMIT), LIMIT)
+        # A NaN counts as 0, because its conversion is undefined.
         return tl.where(value != value, 0.0, scaled).to(tl.int32)
 
 
 @kernel
 def quotient(a, b):
-    """Correctly rounded; the plain operator is not in float32."""
+    """Divide with correct rounding."""
+    # Triton's float32 `/` is an approximate division.
     if a.dtype == tl.float32:
         return tl.div_rn(a, b)
     else:
@@ -273,7 +308,7 @@ def quotient(a, b):
 
 @kernel
 def number(total, c: tl.constexpr):
-    """Number that a sum of addends stands for."""
+    """Convert a sum of addends to the number it stands for."""
     if c.SCALE == 0:
         return total
     else:
@@ -282,8 +317,9 @@ def number(total, c: tl.constexpr):
 
 @kernel
 def slope(margin):
-    """Surrogate derivative, section 2 of the semantics."""
+    """Return the surrogate derivative at a margin (semantics, section 2)."""
     wide = margin if margin.dtype == tl.float64 else margin.to(tl.float32)
+    # A margin of 0 gives bit 0, so its slope has the sign of the negative side.
     half = tl.where(wide > 0, 0.5, -0.5).to(wide.dtype)
     distance = 1 + tl.abs(wide)
     return quotient(half, distance * distance)
@@ -291,20 +327,23 @@ def slope(margin):
 
 @kernel
 def cotangent(margin, difference, c: tl.constexpr):
-    """Cotangent of a margin, as it is added, from the sum of ``<dy, row - flipped row>``."""
+    """Return the addend of a margin gradient for ``<dy, row - flipped row>``."""
     of_margin = slope(margin)
     return addend(of_margin * number(difference, c).to(of_margin.dtype), c)
 
 
 @kernel
 def touch(touched, t, row, exists, c: tl.constexpr):
-    """Mark the rows of a table that are added to."""
+    """Mark rows that are added to."""
+    # Several programs may store the same 1; no atomic is needed.
     tl.store(touched + clamped(row, t, c), tl.full(row.shape, 1, tl.int32), mask=exists)
 
 
 @kernel
 def prefetch(address):
-    """Ask for the lines that hold these addresses: additions then find them in the cache."""
+    """Prefetch the cache lines at these addresses into L2, for the additions that follow."""
+    # Triton has no prefetch. The unused result satisfies its interface, and an impure snippet is
+    # not removed.
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
         "=r,l",

@@ -1,4 +1,8 @@
-"""Rules that several Triton kernels share."""
+"""Support rules that several Triton kernels share: dtypes, update rules, and sizes.
+
+Below the measured sizes a `Deferral` gives way to plain JAX, because the time of small calls is
+mostly that of kernel launches.
+"""
 
 import jax
 
@@ -8,9 +12,10 @@ from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._row_rules import SGD
 
-# Elements that an update adds; of shapes measured on an H200, those up to 16.8 million were faster in plain JAX.
+# Most elements added by an update that plain JAX runs. On an H200 it was faster up to 16.8 million.
 _FEW_ADDITIONS = 2**24
-# Inputs or gates times samples; of shapes measured on an H200, 1 million were faster in plain JAX, and 4 million equal.
+# Most inputs or gates times samples that plain JAX runs. On an H200 it was faster for 1 million and
+# equal for 4 million.
 _FEW_VALUES = 2**21
 
 
@@ -30,7 +35,7 @@ def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
 
 
 def few_additions(request: Request, n_reads: int) -> Deferral | None:
-    """Return why plain JAX comes first for an update: small ones are mostly the launch of kernels.
+    """Return a deferral to plain JAX for small updates, whose time is mostly the kernel launch.
 
     Args:
       request: the request, in any direction.
@@ -39,7 +44,8 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
     step, weights = request.step, request.call.weights
     if step is None:
         return None
-    sums = step.differs_by_row or step.rule.weight_decay  # rows move by a sum, as those of 16 bits
+    # Such updates sum gradients per row first, like those of 16-bit tables.
+    sums = step.differs_by_row or step.rule.weight_decay
     if weights.dtype.itemsize < 4 or sums:
         return None
     n_additions = n_reads * weights.shape[-1] if request.cotangent.size else 0
@@ -49,9 +55,10 @@ def few_additions(request: Request, n_reads: int) -> Deferral | None:
 
 
 def few_values(call: BilinearGates | TableGates) -> Deferral | None:
-    """Return why plain JAX comes first for gates: few are mostly the launch of kernels.
+    """Return a deferral to plain JAX for few gates, whose time is mostly the kernel launch.
 
-    In half precision it does not: on an H100, 6 layers of 8000 gates and 128 samples took 14 times as long in plain JAX.
+    Half precision always runs in Triton: on an H100, 6 layers with 8000 gates and 128 samples took
+    14 times as long in plain JAX.
     """
     if call.x.dtype.itemsize < 4:
         return None

@@ -1,4 +1,10 @@
-"""Calling Triton kernels from JAX: the only module that knows jax-triton, and the differences of its versions."""
+"""Kernel launches from JAX: the only module that knows jax-triton and the differences of its
+versions.
+
+A launch has a one-dimensional grid. The parameters of a kernel are pointers and one constant
+object, for which the kernel is compiled. Arrays in place alias an input with an output of the
+call.
+"""
 
 import functools
 import hashlib
@@ -20,22 +26,24 @@ from lutjax.kernels._triton import version
 from lutjax.kernels._triton._language import tl, triton
 
 _TARGET = "triton_kernel_call_ffi"
-_WARNINGS = threading.Lock()  # several threads that silence warnings at once would leave them silenced
+# Filters of warnings are global: threads that silence them at once would leave them silenced.
+_WARNINGS = threading.Lock()
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Make a function one of Triton, from its source as written: Triton does not understand a type checker's decorators."""
+    """Compile a function with Triton, from its source without a type checker's decorators."""
     return triton.jit(inspect.unwrap(function))
 
 
 class Constants(types.SimpleNamespace):
-    """Constants that a kernel is compiled for, by name: its last parameter, ``c: tl.constexpr``."""
+    """Constants that a kernel is compiled for: its last parameter, ``c: tl.constexpr``."""
 
+    # Triton hashes constants to find a compiled kernel.
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.__dict__.items()))
 
     def mangle(self) -> str:
-        """Return a short name, which Triton puts into those of the functions that a kernel calls."""
+        """Return a short name, which becomes part of the names of device functions."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
@@ -51,24 +59,29 @@ def launch(
     stages: int = 1,
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
-    """Run a kernel on a row of programs.
+    """Run a kernel on a one-dimensional grid.
 
-    Its parameters are the pointers of `inputs`; of `in_place`, which it must not use; of `outputs`, `zeroed` and again of
-    `in_place`; then its `Constants`.
+    The kernel's parameters are the pointers of `inputs`; of `in_place`, which it must not use; of
+    `outputs`, `zeroed` and again `in_place`; then its `Constants`.
 
     Args:
-      inputs: arrays that it reads.
+      kernel: the kernel.
+      *inputs: arrays that it reads.
       outputs: arrays that it writes, every element of them.
       zeroed: arrays of zeros that it adds to.
-      in_place: arrays that it changes in their own memory, if jit may give that away.
-      programs: number of programs; none: nothing runs.
-      warps: of one program. stages: of the loops that the compiler pipelines.
+      in_place: arrays that it changes in their own memory, if jit may donate it.
+      programs: number of programs; with 0 nothing runs.
+      device: the device.
+      warps: warps of a program.
+      stages: pipeline stages of loops.
+      **constants: constants of the kernel.
 
     Returns:
       The arrays of `outputs`, `zeroed` and `in_place`.
     """
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in (*inputs, *in_place)))
     shapes = (*outputs, *zeroed)
+    # Without programs the outputs are not written, so zeros replace them.
     if programs == 0:
         return (*(_zeros(s, axes) for s in shapes), *in_place)
     common = {
@@ -79,7 +92,8 @@ def launch(
         "compute_capability": compute_capability(device),
         "c": Constants(**{name: tl.constexpr(value) for name, value in constants.items()}),
     }
-    # XLA would give a kernel a slice in the memory of the whole, or let it write into a slice of another array: what is to change is lost.
+    # Without the barriers XLA may pass a slice in the memory of the whole array, or alias an output
+    # with a slice of another array. Changes would then be lost.
     results = _run(inputs, outputs, zeroed, [jax.lax.optimization_barrier(a) for a in in_place], common)
     made, changed = results[: len(shapes)], results[len(shapes) :]
     changed = [jax.lax.optimization_barrier(a) for a in changed]
@@ -102,8 +116,9 @@ def _run(
     shapes = (*outputs, *zeroed)
     every_output = (*shapes, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in in_place))
     older = version("jax-triton") < (0, 4)
-    # Arrays that change are outputs in the memory of inputs. Those inputs are parameters before the outputs in jax-triton 0.3;
-    # in 0.4 their parameters are those of the outputs, and the ones before get a number that is not looked at.
+    # Arrays in place are outputs that alias inputs. In jax-triton 0.3 these inputs are parameters
+    # before the outputs. In 0.4 only the outputs are parameters, and an unused number takes the
+    # place of the inputs.
     first = len(inputs) + (0 if older else len(in_place))
     common = {
         **common,
@@ -115,10 +130,10 @@ def _run(
         return jax_triton.triton_call(
             *inputs, *in_place, out_shape=every_output, custom_call_target_name=_TARGET, **common
         )
-    # Its rule for dead code has two parameters; jax 0.12 calls rules with three.
+    # The rule for dead code of jax-triton 0.4 has two parameters; jax 0.12 calls it with three.
     partial_eval.dce_rules[jax_triton.triton_lib.triton_kernel_call_p] = _all_is_used
     names = common["kernel"].arg_names[len(inputs) + len(in_place) + len(shapes) :]
-    # It prefers references, which JAX cannot lower inside `jax.custom_jvp`.
+    # jax-triton 0.4 warns in favor of references, which JAX cannot lower inside `jax.custom_jvp`.
     with _WARNINGS, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return jax_triton.triton_call(
@@ -133,9 +148,9 @@ def _run(
 
 @functools.cache
 def _use_newer_target(library: Any) -> None:
-    """Let jax-triton 0.3 call the target of jaxlib that later versions call, where it is asked for by name.
+    """Let jax-triton 0.3 call the newer target of jaxlib where it is named.
 
-    CUDA graphs record it. Its own target they do not, so every launch of a kernel ends one.
+    CUDA graphs record the newer target. The target of jax-triton 0.3 ends a graph at every launch.
     """
     primitive = library.triton_kernel_call_p
     of_cuda = functools.partial(library.triton_kernel_call_lowering, library.get_cuda_backend)

@@ -1,8 +1,24 @@
-"""Weighted sums of rows in ways and groups, their products with cotangents, and weighted additions to rows.
+"""Weighted sums of rows in ways and groups, their inner products, and weighted additions to rows.
 
-A look-up is one way whose coefficients are 1. Row ids and coefficients are detector-major, ``[T, K, n]`` of ``K`` ways. Programs
-own tiles of samples and outputs, of a block of the detectors of one group: samples first, then outputs, then blocks, so that
-programs that run at the same time read the same part of the same tables.
+Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with ``i = index[t, k,
+n]``::
+
+    y[n, g] = sum over t and k of coefficients[t, k, n] * weights[t, i]
+    products[t, k, n] = <dy[n, g], weights[t, i]>
+    total[t, i] += coefficients[t, k, n] * dy[n, g]
+
+A lookup is one way without coefficients.
+
+Work: a program owns a tile of samples and outputs, and a block of the detectors of one group. The
+grid is one-dimensional: samples change fastest, then outputs, then blocks, so concurrent programs
+read the same part of the same tables.
+
+Layout: ids and coefficients are ``[T, K, n]``, so the samples of a tile are contiguous.
+
+Numerics: the accumulator dtype, int32 in fixed point and for integer coefficients. Sums over
+blocks of detectors and of outputs are parts in a fixed order. In sums and additions a coefficient
+of 0 masks its row, which is neither read nor added to. Additions use atomics, so their last bits
+differ between runs, except for integers. Ids are clamped.
 """
 
 import dataclasses
@@ -21,19 +37,20 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, addend_dtype, result
 
-# Bytes of tables that programs add to at the same time: they stay in the cache, and few additions meet at one row.
+# Bytes of tables that concurrent programs add to. They stay in the L2 cache, and with several
+# tables fewer additions meet at one row.
 _TOGETHER = 2**25
-_FEW_READS = 32
+_FEW_READS = 32  # row reads of a program that are too few to divide further
 
 
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """Rows that are read.
+    """Rows to read.
 
     Attributes:
-      index: ``[T, K, n]``, ids that may lie beyond the rows.
-      coefficients: of the same shape; None: every one is 1.
-      groups: number of groups of tables that follow each other, each with outputs of its own.
+      index: ids ``[T, K, n]``, which may be out of range.
+      coefficients: of the same shape; None stands for ones.
+      groups: number of consecutive groups of tables with separate outputs.
     """
 
     index: jax.Array
@@ -48,16 +65,16 @@ class Reads:
 
     @property
     def arrays(self) -> tuple[jax.Array, jax.Array]:
-        """Arrays that kernels read; missing coefficients are replaced by an array that is not looked at."""
+        """Arrays that kernels read; ids are a placeholder for missing coefficients."""
         return self.index, self.index if self.coefficients is None else self.coefficients
 
     @property
     def in_integers(self) -> bool:
-        """Return whether rows of integers are multiplied by integers, and summed as such."""
+        """Whether integer rows and coefficients are multiplied and summed as integers."""
         return self.coefficients is not None and jnp.issubdtype(self.coefficients.dtype, jnp.integer)
 
     def sizes(self, weights: jax.Array | jax.ShapeDtypeStruct) -> Sizes:
-        """Return the sizes that launches are chosen by."""
+        """Return the sizes that select kernel configs."""
         groups = {"groups": self.groups} if self.groups > 1 else {}
         ways = {} if self.coefficients is None else {"ways": self.index.shape[1]}
         return _row_tiles.sizes(weights, samples=self.index.shape[2], **ways, **groups)
@@ -65,7 +82,7 @@ class Reads:
     def tile(
         self, how: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
     ) -> _row_tiles.RowTile:
-        """Return tiles of blocks of the detectors of each group; or of so many tables, of whatever groups."""
+        """Return tiles of the detectors of each group, or of `n_tables` tables of any groups."""
         n_detectors, _, n_samples = self.index.shape
         n, groups = (n_detectors, self.groups) if n_tables is None else (n_tables, 1)
         return _row_tiles.RowTile(how, n_samples, n_outputs, n, device, n_groups=groups)
@@ -73,11 +90,11 @@ class Reads:
     def arguments(
         self, tile: _row_tiles.RowTile, n_rows: int, dtype: Any, accumulate: FixedPoint | None
     ) -> dict[str, Any]:
-        """Return arguments of `launch`, and constants of kernels that compute in numbers of this dtype."""
+        """Return arguments of `launch` and constants for kernels that compute in `dtype`."""
         n_detectors, n_ways, n_samples = self.index.shape
         return {
             **tile.arguments,
-            # Without reads nothing runs: sums are then zeros.
+            # Without reads no kernel runs, and sums are zeros.
             "programs": tile.programs if self.index.size else 0,
             **_row_tiles.arithmetic_of(n_rows, jnp.dtype(dtype), accumulate),
             "n_samples": n_samples,
@@ -98,11 +115,12 @@ def sums(
     *,
     finished: bool = True,
 ) -> jax.Array:
-    """Return the sum over tables and ways of ``coefficient * row``, ``[n, G, O]``, or, not finished, of its addends."""
+    """Return weighted sums of rows ``[n, G, O]``, or with ``finished=False`` sums of addends."""
     _, n_rows, n_outputs = weights.shape
+    # Integer rows times integer coefficients stay exact in int32.
     dtype = jnp.dtype(jnp.int32) if reads.in_integers else accumulator(weights.dtype)
     tile = reads.tile(how, n_outputs, device)
-    # Several programs for one sum write a part of it each.
+    # With several programs per sum, each writes a part, in the dtype of sums.
     whole = finished and tile.detector_blocks == 1 and accumulate is None
     shape = (tile.detector_blocks, tile.n_reads, reads.groups, n_outputs)
     (parts,) = launch(
@@ -124,7 +142,7 @@ def weighted_sums(
     *,
     finished: bool = True,
 ) -> jax.Array:
-    """Return `sums` as launches of weighted reads are chosen."""
+    """Return `sums` with the kernel config of weighted reads."""
     how = launch_of("weighted_lookup.forward", reads.sizes(weights), device, forward_rule)
     return sums(weights, reads, how, device, accumulate, finished=finished)
 
@@ -139,14 +157,14 @@ def products_of(
 ) -> jax.Array:
     """Return ``<dy, row>`` of every read, ``[T, K, n]``, for ``dy [n, G, O]``."""
     n_detectors, n_ways, n_samples = index.shape
-    # Every way has products of its own: programs share reads out as if each were of a detector.
+    # Every way has a product of its own, so programs divide reads as if each way were a detector.
     reads = Reads(index.reshape(n_detectors * n_ways, 1, n_samples), None, groups)
     _, n_rows, n_outputs = weights.shape
     dtype = accumulator(weights.dtype)
     sizes = {**reads.sizes(weights), "detectors": n_detectors * n_ways}
     how = launch_of("weighted_lookup.products", sizes, device, _products_rule)
     tile = reads.tile(how, n_outputs, device)
-    # Programs of different outputs write a part each.
+    # Blocks of outputs write separate parts.
     shape = (tile.output_blocks, *index.shape)
     (parts,) = launch(
         _multiply_rows,
@@ -167,10 +185,13 @@ def add(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """Add ``coefficient * dy`` to the row of every read, for ``dy [n, G, O]``; a coefficient of 0 adds nothing."""
+    """Add ``coefficient * dy`` to the row of every read, for ``dy [n, G, O]``."""
     n_tables, n_rows, n_outputs = addition.total.shape
+    # Blocks of `total` may span groups, since `total` holds some tables at a time.
     tile = reads.tile(how, n_outputs, device, n_tables=n_tables)
     arguments = reads.arguments(tile, n_rows, accumulator(dy.dtype), accumulate)
+    # Programs interleave so many blocks of detectors that the tables of concurrent programs just
+    # fit the cache. The number of blocks is rounded up; those beyond the tables do nothing.
     size = tile.detectors * n_rows * n_outputs * addition.total.dtype.itemsize
     together = min(max(_TOGETHER // max(size, 1), 1), tile.detector_blocks)
     blocks = triton.cdiv(tile.detector_blocks, together) * together
@@ -186,7 +207,7 @@ def weighted_add(
     device: Device,
     accumulate: FixedPoint | None,
 ) -> tuple[jax.Array, ...]:
-    """Do as `add`, as launches of weighted reads of these tables are chosen."""
+    """Run `add` with the kernel config of weighted reads of these tables."""
     how = launch_of("weighted_lookup.table", reads.sizes(weights), device, table_rule)
     return add(addition, reads, dy, how, device, accumulate)
 
@@ -199,9 +220,9 @@ def sum_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Sum ``coefficient * row`` over the tables of each group and all ways, of which there is one at least: ``[n, G * O]``.
+    """Sum ``coefficient * row`` over the tables of each group and all ways: ``[n, G * O]``.
 
-    Coefficients that are integers are multiplied and summed as such.
+    There is at least one way. Integer coefficients are multiplied and summed as integers.
     """
     y = weighted_sums(weights, Reads.of(ways, groups), device, accumulate, finished=False)
     return y.reshape(len(y), groups * weights.shape[2])
@@ -215,7 +236,7 @@ def products(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> tuple[jax.Array, ...]:
-    """``<dy, row>`` of each way to read: ``[T, R, O]``, ``[T, n]``s, ``[n, G * O]`` -> ``[T, n]``s."""
+    """Return ``<dy, row>`` of each way, ``[T, n]`` each, for ``dy [n, G * O]``."""
     if not index:
         return ()
     found = products_of(weights, jnp.stack(index, 1), dy, groups, device, accumulate)
@@ -230,7 +251,7 @@ def add_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Tables of sums plus the addends of ``coefficient * dy`` at every row that was read, with ``dy [n, G * O]``."""
+    """Add ``coefficient * dy`` of every read to sums of rows, for ``dy [n, G * O]``."""
     if not ways:
         return total
     addition = _row_additions.Addition(total, jnp.ones((), accumulator(dy.dtype)), jnp.zeros((), jnp.int32))
@@ -241,7 +262,7 @@ def add_ways(
 # ------------------------------------------------------------------------------------- launches
 def forward_rule(sizes: Sizes) -> Launch:
     rows = _rows(sizes, 8, 32)
-    # A program of few reads is over before the sum of the parts, a kernel of its own, would begin.
+    # A program of few reads would end before the separate kernel that adds the parts starts.
     detectors = max(split(sizes, rows * 32), _FEW_READS // max(sizes.get("ways", 1), 1))
     return Launch(rows=rows, outputs=32, detectors=detectors, warps=1)
 
@@ -260,15 +281,16 @@ def table_rule(sizes: Sizes) -> Launch:
 
 
 def split(sizes: Sizes, tile: int) -> int:
-    """Return how many detectors of a group one program takes, for tiles of so many numbers, to fill a device."""
+    """Return the detectors of a group per program that fill a device with tiles of `tile`."""
     groups = sizes.get("groups", 1)
     programs = sizes["samples"] * sizes["outputs"] * groups // tile
     return _row_tiles.split(programs, sizes["detectors"] // groups)
 
 
 def _rows(sizes: Sizes, rows: int, outputs: int) -> int:
-    """Return so many rows of a tile, or fewer where programs of one detector each would not fill a device."""
+    """Return `rows`, or fewer if programs of one detector each would not fill a device."""
     numbers = sizes["samples"] * sizes["outputs"] * sizes["detectors"]
+    # 1024 programs fill a device.
     while rows > 1 and numbers < 1024 * rows * outputs:
         rows //= 2
     return rows
@@ -283,6 +305,8 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
     group, part, first, last = detectors(block, c)
     total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
     for r0 in range(first * c.n_ways, last * c.n_ways, 4):
+        # The loads of four reads are independent, and unrolling lets them overlap. The last step
+        # may have fewer reads.
         for u in tl.static_range(4):
             r = r0 + u
             reads = sample_exists & (r < last * c.n_ways)
@@ -290,6 +314,8 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
             row = tl.load(index + at, mask=reads, other=0)
             if c.WEIGHTED:
                 coefficient = tl.load(coefficients + at, mask=reads, other=0).to(c.ACC)
+                # Rows with coefficient 0 are not read: this saves traffic, and keeps 0 * infinity
+                # out of the sum.
                 reads = coefficient != 0
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
             table = _row_tiles.table(weights, r // c.n_ways, c)
@@ -297,6 +323,7 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
             if c.WEIGHTED:
                 value = coefficient[:, None] * value
             total += _row_tiles.addend(value, c)
+    # Parts are ``[blocks of detectors, n, G, O]``.
     at = of_group(part.to(tl.int64) * c.n_samples + sample, group, c)[:, None] + output[None, :]
     exists = sample_exists[:, None] & output_exists[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
@@ -308,9 +335,11 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, _, first, last = detectors(block, c)
+    # Each block of outputs writes its own part ``[T, n]``.
     products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
     at = of_group(sample, group, c)[:, None] + output[None, :]
+    # The gradient is loaded once for all tables; missing samples and outputs are 0.
     cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
     for r in range(first, last):
         here = r.to(tl.int64) * c.n_samples + sample
@@ -327,7 +356,7 @@ def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, tou
     exists = sample_exists[:, None] & output_exists[None, :]
     factor = tl.load(step)
     first_detector = tl.load(first)
-    # A block may have detectors of several groups: `total` begins at any detector.
+    # A block may have detectors of several groups, because `total` may begin at any detector.
     if c.n_groups == 1:
         value = _cotangent(dy, sample, 0, output, exists, factor, c)
     for t in range(block * c.DETECTORS, tl.minimum((block + 1) * c.DETECTORS, c.n_tables)):
@@ -346,12 +375,13 @@ def _add_rows(index, coefficients, dy, step, first, unused0, unused1, total, tou
             at = _row_tiles.offset(row, c)[:, None] + output[None, :]
             if c.TOUCH:
                 _row_tiles.touch(touched, t, row, reads, c)
+            # Relaxed order suffices: nothing reads the tables before the kernel ends.
             tl.atomic_add(table + at, weighted, mask=reads[:, None] & output_exists[None, :], sem="relaxed")
 
 
 @kernel
 def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
-    """Cotangent of the outputs of a group times a factor: as it is added, unless a coefficient comes first."""
+    """Return a group's output gradient times a factor; an addend unless a coefficient follows."""
     at = of_group(sample, group, c)[:, None] + output[None, :]
     value = tl.load(dy + at, mask=exists, other=0).to(c.ACC) * factor
     return value if c.WEIGHTED else _row_tiles.addend(value, c)
@@ -359,7 +389,8 @@ def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
 
 @kernel
 def detectors(block, c: tl.constexpr):
-    """Group and part of it that a block of detectors is, its first detector, and the one after its last."""
+    """Return group, part of the group, first detector and end of a block of detectors."""
+    # One group needs no division at run time.
     if c.n_groups == 1:
         first = block * c.DETECTORS
         return 0, block, first, tl.minimum(first + c.DETECTORS, c.n_detectors)
@@ -373,7 +404,7 @@ def detectors(block, c: tl.constexpr):
 
 @kernel
 def of_group(sample, group, c: tl.constexpr):
-    """Start of the outputs of a group in arrays ``[n, G, O]``."""
+    """Return the offset of the outputs of a group in arrays ``[n, G, O]``."""
     if c.n_groups == 1:
         return sample * c.n_outputs
     else:
@@ -382,7 +413,7 @@ def of_group(sample, group, c: tl.constexpr):
 
 @kernel
 def part_of_outputs(c: tl.constexpr):
-    """Number of the block of outputs of this program."""
+    """Return the block of outputs of this program."""
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     return (tl.program_id(0) // sample_blocks) % output_blocks

@@ -56,6 +56,7 @@ def forward(call: BilinearGates, *, device: Device) -> jax.Array:
 def backward(
     call: BilinearGates, cotangent: jax.Array, needs: frozenset[str], *, device: Device
 ) -> dict[str, jax.Array]:
+    # A gather sums in a fixed order; without lists or gates, programs of gates scatter.
     if "x" in needs and call.readers is not None and call.wires.size:
         dx, parts = _by_inputs(call, call.readers, cotangent, "coefficients" in needs, device)
     else:
@@ -186,8 +187,8 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
     """Sum the gradients that the readers of each input pass on.
 
     An entry of a fan-out list is the number ``2 * gate + end`` of a wire. It computes two of the
-    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and ``g a b``
-    as second.
+    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and ``g a
+    b`` as second.
     """
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)

@@ -7,16 +7,16 @@ Formula for gate ``g`` with the inputs ``x[0] ... x[n - 1]`` of its wires::
 
 Work: `_pack` turns signs into bits, 32 samples per word. `_look_up` owns a gate and a tile of
 samples. The backward pass first stores addresses, one byte per gate and sample; then programs of
-inputs gather from the fan-out lists, and programs of gates sum ``dy`` by slot. An input gradient is
-``dy`` times one of ``2**n`` slopes per wire, so no array over all wires is stored.
+inputs gather from the fan-out lists, and programs of gates sum ``dy`` by slot. An input gradient
+is ``dy`` times one of ``2**n`` slopes per wire, so no array over all wires is stored.
 
 Layout: words are ``[inputs, samples / 32]`` and addresses ``[gates, samples / 4]`` int32, so small
 that gates read them from the caches (159 us forward in place of 253 us with unpacked inputs). A
 thread processes four samples, whose addresses are the bytes of a word.
 
-Numerics: NaN inputs give bit 0. Sums use the accumulator dtype. Table gradients are partial sums of
-programs, and gathered input gradients have a fixed order. Without fan-out lists input gradients use
-atomics, and their last bits differ between runs. Wire ids are clamped.
+Numerics: NaN inputs give bit 0. Sums use the accumulator dtype. Table gradients are partial sums
+of programs, and gathered input gradients have a fixed order. Without fan-out lists input gradients
+use atomics, and their last bits differ between runs. Wire ids are clamped.
 """
 
 import dataclasses

@@ -1,14 +1,25 @@
-"""`lutjax.detect` in Triton.
+"""`lutjax.detect` in Triton, and the detection of a pair for other kernels.
 
-For sample ``b``, with the inputs ``(a, b)`` of the pairs ``r`` of detector ``t`` and the closest pair ``c``::
+Formula for sample ``b``, with the inputs of the pairs ``r`` of detector ``t`` and the closest pair
+``c``::
 
     delta[r] = x[b, anchors[t, r, 0]] - x[b, anchors[t, r, 1]]
     index[b, t] = sum over r of 2**r where delta[r] > 0 (and not |delta[r]| < epsilon)
     flip[b, t], margin[b, t] = 2**c, delta[c]
     dx[b, anchors[t, c, 0]] += dmargin[b, t];  dx[b, anchors[t, c, 1]] -= dmargin[b, t]
 
-Arrays are detector-major, ``[T, B]`` and inputs ``[I, B]``, so that the samples of a program lie side by side. Programs own
-tiles of samples (and of inputs, where every input is compared), of a group of detectors: samples first, then inputs, then groups.
+Work: a forward program owns a tile of samples and a block of detectors. Backward, if inputs and
+detectors are few, a program owns a tile of samples and inputs, and compares its inputs with the
+ends of every closest pair; otherwise programs of samples and detectors scatter. The grid is
+one-dimensional: samples change fastest, then inputs, then blocks of detectors.
+
+Layout: arrays are detector-major, ``[T, B]``, and inputs ``[I, B]``, so the samples of a program
+are contiguous. Anchors are the same for all samples of a program.
+
+Numerics: deltas use the accumulator dtype; subnormal deltas give bit 0. The first of equal deltas
+is the closest, and the first NaN is closer than any number. The compared backward pass has a fixed
+order. The other one uses atomics, so its last bits differ between runs, except in fixed point.
+Anchors are clamped.
 """
 
 from typing import Any
@@ -28,7 +39,8 @@ from lutjax.values._detection import Detection
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import addend_dtype
 
-_COMPARED = 2**14  # most detectors times inputs at which comparing them costs less than atomics
+# Most comparisons of detectors with inputs per sample that cost less than atomics.
+_COMPARED = 2**14
 
 SPEC = Declaration(unsupported_arguments, launches=("detect.forward", "detect.backward"))
 
@@ -59,11 +71,13 @@ def backward(
     assert flip is not None
     n_detectors, n_pairs, _ = call.anchors.shape
     shape, dtype = (len(flip), call.n_inputs), addend_dtype(cotangent.dtype, call.accumulate)
-    if n_pairs == 0:  # no comparison, no gradient
+    # Without pairs there is no gradient.
+    if n_pairs == 0:
         return {"x": zeros_varying(cotangent, shape, dtype)}
     how = launch_of("detect.backward", _sizes(call, len(flip)), device, _backward_rule)
     compared = n_detectors * call.n_inputs <= _COMPARED
     tile = _row_tiles.RowTile(how, *shape, n_detectors, device, all_outputs=not compared)
+    # Atomics add to zeros ``[B, I]``; compared sums are parts ``[blocks of detectors, I, B]``.
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]}
     if compared:
         changed = {"outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, *shape[::-1]), dtype)]}
@@ -105,7 +119,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
     compared = sizes["detectors"] * sizes["inputs"] <= _COMPARED
     rows, inputs = (32, 32) if compared else (128, 1)
     programs = sizes["samples"] // rows * (triton.cdiv(sizes["inputs"], inputs) if compared else 1)
-    # Each further part is written and read once more.
+    # Each further block of detectors writes a part, which is read once more.
     detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 8 if compared else 1)
     return Launch(rows=rows, outputs=inputs, detectors=detectors, warps=1 if compared else 4)
 
@@ -117,6 +131,7 @@ def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         pair = anchors + t.to(tl.int64) * c.n_pairs * 2
         of_index, of_flip, of_margin = nothing(c.ROWS, margin.dtype.element_ty)
+        # Unrolled: bits and masks of pair `r` are compile-time constants.
         for r in tl.static_range(c.n_pairs):
             a = _input(pair + 2 * r, c.n_inputs).to(tl.int64) * c.n_samples + sample
             b = _input(pair + 2 * r + 1, c.n_inputs).to(tl.int64) * c.n_samples + sample
@@ -134,15 +149,17 @@ def _compare(x, anchors, index, flip, margin, c: tl.constexpr):
 
 @kernel
 def _collect(anchors, flip, d_margin, parts, c: tl.constexpr):
-    """Sums in a fixed order: every input is compared with the ends of every closest pair."""
+    """Sum in a fixed order, by comparing every input with the ends of every closest pair."""
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
     sample, exists, inputs, input_exists, group = _row_tiles.place(c.n_samples, c.n_inputs, c.ROWS, c.INPUTS)
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
     total = tl.zeros((c.INPUTS, c.ROWS), parts.dtype.element_ty)
     for t0 in range(group * c.DETECTORS, last, UNROLL):
+        # The loads of several detectors are independent, and unrolling lets them overlap.
         for u in tl.static_range(UNROLL):
             t = t0 + u
             a, b, value = _addend(anchors, flip, d_margin, t, sample, exists & (t < last), c)
+            # Two statements, because both ends may be the same input.
             total += tl.where(inputs[:, None] == a[None, :], value[None, :], 0)
             total -= tl.where(inputs[:, None] == b[None, :], value[None, :], 0)
     at = (group.to(tl.int64) * c.n_inputs + inputs)[:, None] * c.n_samples + sample[None, :]
@@ -154,14 +171,16 @@ def _scatter(anchors, flip, d_margin, dx, c: tl.constexpr):
     sample, exists, _, _, group = _row_tiles.place(c.n_samples, 1, c.ROWS, 1)
     for t in range(group * c.DETECTORS, tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)):
         a, b, value = _addend(anchors, flip, d_margin, t, sample, exists, c)
+        # Programs of other detectors, and other pairs, add to the same inputs.
         tl.atomic_add(dx + sample * c.n_inputs + a, value, mask=exists, sem="relaxed")
         tl.atomic_add(dx + sample * c.n_inputs + b, -value, mask=exists, sem="relaxed")
 
 
 @kernel
 def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
-    """Ends of the closest pair of each sample, and the addend of the first; that of the second has the other sign."""
+    """Return both ends of each sample's closest pair, and the addend of the first end."""
     here = t.to(tl.int64) * c.n_samples + sample
+    # A flip of a detection from elsewhere may name a missing pair, and is clamped to the last one.
     r = tl.minimum(pair_of(tl.load(flip + here, mask=exists, other=0)), c.n_pairs - 1)
     pair = anchors + (t.to(tl.int64) * c.n_pairs + r) * 2
     value = tl.load(d_margin + here, mask=exists, other=0)
@@ -171,20 +190,20 @@ def _addend(anchors, flip, d_margin, t, sample, exists, c: tl.constexpr):
 
 @kernel
 def _input(anchor, n_inputs: tl.constexpr, exists=True):
-    """Input that exists."""
+    """Return the clamped input of an anchor."""
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 
 # ------------------------------------------------------------------------------------- of any detection
 @kernel
 def nothing(size: tl.constexpr, dtype: tl.constexpr):
-    """Index, flip and margin of no comparison."""
+    """Return index, flip and margin before any comparison."""
     return tl.zeros((size,), tl.int32), tl.zeros((size,), tl.int32), tl.full((size,), float("inf"), dtype)
 
 
 @kernel
 def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
-    """Addend of the index from a comparison."""
+    """Return a comparison's addend of the index."""
     is_set = is_above_zero(delta)
     if EPSILON != 0:
         is_set = is_set & ~(tl.abs(delta) < EPSILON)
@@ -193,21 +212,25 @@ def bit(delta, r: tl.constexpr, EPSILON: tl.constexpr):
 
 @kernel
 def is_above_zero(delta):
-    """`lutjax.values._detection.is_above_zero` of float32 and float64."""
+    """Return whether a delta gives bit 1, as `lutjax.values._detection.is_above_zero`."""
+    # Compared with the least normal number: some devices flush subnormal differences to 0.
     return delta >= (2.0**-126 if delta.dtype == tl.float32 else 2.0**-1022)
 
 
 @kernel
 def is_closer(delta, margin, r: tl.constexpr):
-    """Strictly closer, so that the first of equals stays; NaN is closer than any number."""
+    """Return whether a delta is closer than the margin; the first of equals stays."""
     if r == 0:
-        return margin == margin  # always: also where it is infinite
+        # Always true: the first pair counts also if its delta is infinite.
+        return margin == margin
     else:
+        # NaN is closer than any number, and the first NaN stays.
         return (tl.abs(delta) < tl.abs(margin)) | ((delta != delta) & (margin == margin))
 
 
 @kernel
 def pair_of(flip):
-    """Number of the pair that a flip mask stands for, by the exponent of a float; 0 for none."""
+    """Return the pair of a flip mask; 0 for no mask."""
+    # The exponent of a power of two, as a float32, is its logarithm.
     exponent = (flip.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255
     return tl.maximum(exponent - 127, 0)

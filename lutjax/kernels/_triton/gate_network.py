@@ -17,8 +17,8 @@ Layout: each program has scratch rows of `SAMPLES` elements in global memory, fe
 scratch of all concurrent programs to stay in the L2 cache. Forward it holds two layers in turn;
 backward, the values of all layers but the last, and the passed gradients of two layers in turn.
 
-Numerics: the accumulator dtype. Coefficient gradients are sums of a program, added over programs in
-a fixed order. There are no atomics: results are the same in every run. Wire ids are clamped.
+Numerics: the accumulator dtype. Coefficient gradients are sums of a program, added over programs
+in a fixed order. There are no atomics: results are the same in every run. Wire ids are clamped.
 """
 
 import functools
@@ -255,7 +255,8 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
     """Return arguments of `launch` and constants of kernels.
 
-    In the config, `rows` are samples, `detectors` blocks of samples, and `outputs` gates of a tile.
+    In the config, `rows` are samples, `detectors` blocks of samples, and `outputs` gates of a
+    tile.
     """
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.

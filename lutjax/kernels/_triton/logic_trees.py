@@ -1,14 +1,25 @@
-"""Trees of gates over an image in Triton.
+"""Trees of gates over an image in Triton, with OR-pooling.
 
-A program owns a tree, a block of samples and a block of groups of places. It reads the leaves of a place, 0 around the image,
-evaluates the tree in registers, and keeps the largest value of a group. The backward pass evaluates the trees again, and goes down the one
-that the group chose: from ``g`` of a node with the inputs ``a`` and ``b`` come the four addends of its coefficients, ``g, g a, g b, g a b``,
-which are summed over the samples when the program ends, and ``g (c1 + c3 b)``, ``g (c2 + c3 a)`` of the inputs. It stops at the parents of
-leaves, and writes their ``g`` and the place that was chosen.
+Formula for node ``n`` of a tree with the inputs ``a`` and ``b`` (leaves, or nodes of the level
+below), its coefficients ``c``, and the gradient ``g`` of its output::
 
-A second kernel adds up the cotangent of the image. A program owns a channel and a block of samples, and goes through the leaves that
-read the channel. A leaf reads a pixel at one place or at none, so its places add to different pixels, and the next leaf waits
-for them: sums have a fixed order, and need no atomics.
+    value = c[0] + c[1] * a + c[2] * b + c[3] * a * b
+    y[tree, group] = largest root value over the positions of a group
+    dc += g, g * a, g * b, g * a * b;   da = g * (c[1] + c[3] * b);   db = g * (c[2] + c[3] * a)
+
+Work: a program owns a tree, a block of samples and a block of groups, tree changing fastest. It
+evaluates the tree in registers, one sample per element, and keeps the largest root. The backward
+pass evaluates all positions again, walks back through the chosen one, and stores the gradient of
+each parent of leaves and the chosen position. `_add` then sums the image gradient: a program owns
+a channel and a block of samples, and adds one leaf after the other.
+
+Layout: images are ``[channels, rows, columns, B]``, outputs ``[trees, groups, B]``: samples are
+contiguous. The image is not padded; masks read 0 around it.
+
+Numerics: the accumulator dtype. The first of equal positions is chosen, and a NaN is larger than
+any number before it. Coefficient gradients are partial sums of programs, added in a fixed order.
+The image gradient has a fixed order: the places of a leaf add to different pixels, and a barrier
+separates leaves. There are no atomics. Leaf ids are clamped.
 """
 
 import dataclasses
@@ -36,14 +47,15 @@ class Tile:
     warps: int
 
 
-# The first two were the fastest of those tried on an H100 at the sizes of a LogicTreeNet.
+# FORWARD and BACKWARD were the fastest of those tried on an H100 at the sizes of a LogicTreeNet.
 FORWARD = Tile(128, 4, 2)
-BACKWARD = Tile(32, 8, 1)  # sums over samples stay in a warp
-CHANNELS = Tile(16, 32, 16)  # a thread has one sum at a time
+BACKWARD = Tile(32, 8, 1)  # one warp reduces over samples without shared memory
+CHANNELS = Tile(16, 32, 16)  # one pixel of one sample per thread
 HELD = 8  # most leaves of trees whose coefficients stay in registers
 
 _LEAVES_OF_TREE = 16
-_LEAVES_OF_GROUP = 256  # also, their places fit in a byte
+# Positions and leaves are unrolled, which bounds code size. Positions also fit a signed byte.
+_LEAVES_OF_GROUP = 256
 
 
 def _supports(request: Request) -> str | None:
@@ -109,8 +121,9 @@ def backward(
 
 
 def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device: Device) -> jax.Array:
-    """Return the cotangent of the image, from those of the leaves' parents and the places that groups chose."""
+    """Return the image gradient from those of the leaves' parents and the chosen positions."""
     n_channels = call.n_channels
+    # Without fan-out lists, leaves are sorted by channel.
     if call.readers is None:
         channel = call.places.in_window(call.leaves, n_channels)[0].reshape(-1)
         order = jnp.argsort(channel, stable=True).astype(jnp.int32)
@@ -135,6 +148,7 @@ def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device
         bounds,
         of_parents,
         chosen,
+        # The kernel reads and writes back sums; pixels without a leaf stay 0.
         zeroed=[jax.ShapeDtypeStruct(call.x.shape, of_parents.dtype)],
         fan_out=0 if call.readers is None else call.readers.shape[1],
         LISTED=call.readers is not None,
@@ -160,6 +174,7 @@ def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
         "LEAVES": call.leaves.shape[1],
         "SAMPLES": samples,
         "GROUPS": groups,
+        # Larger trees would spill registers and load coefficients where they are used.
         "HELD": call.leaves.shape[1] <= HELD,
         **_pairs("ROWS", "COLUMNS", places.groups),
         **_pairs("HEIGHT", "WIDTH", places.image),
@@ -169,6 +184,7 @@ def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
         **_pairs("PLACE_ROWS", "PLACE_COLUMNS", places.counts),
         **_pairs("POOL_ROWS", "POOL_COLUMNS", places.pool),
         **_pairs("AROUND_ROWS", "AROUND_COLUMNS", places.pool_padding),
+        # Without padding, masks are compiled away.
         "BORDERED": any(places.padding),
         "PADDED": any(places.pool_padding),
         "ACC": _row_tiles.TYPES[accumulator(call.x.dtype, call.coefficients.dtype).name],
@@ -187,11 +203,13 @@ def _apply(x, coefficients, leaves, y, c: tl.constexpr):
     starts, rows, columns = _window(leaves, tree, c)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
+        # Unrolled: the coordinates of a position within its group are constants.
         for place in tl.static_range(c.POOL_ROWS * c.POOL_COLUMNS):
             row, column, there = _place(group, place, c)
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
             value = values[len(values) - 1]
+            # NaN replaces any value. No number replaces NaN, because the comparison is false.
             best = tl.where(_there((value > best) | (value != value), there, c), value, best)
         tl.store(y + _output(tree, group, c) + sample, best.to(y.dtype.element_ty), mask=exists)
 
@@ -203,6 +221,7 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
     starts, rows, columns = _window(leaves, tree, c)
     sums = _gate_tiles.nothing()
     for _number in tl.static_range(4 * (c.LEAVES - 1)):
+        # Four elementwise sums per node; samples are reduced when the program ends.
         sums += (tl.zeros((c.SAMPLES,), c.ACC),)
     for group in range(block * c.GROUPS, tl.minimum((block + 1) * c.GROUPS, c.ROWS * c.COLUMNS)):
         best = tl.full((c.SAMPLES,), float("-inf"), c.ACC)
@@ -215,16 +234,19 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
             read = _leaves(x, starts, rows, columns, row, column, sample, exists & there, c)
             values = _nodes(read, held, coefficients, tree, c)
             value = values[len(values) - 1]
-            # The first place is chosen even if all are infinitely small.
+            # The first existing position is chosen even if all values are minus infinity.
             better = _there((value > best) | (value != value) | (best_place < 0), there, c)
             best = tl.where(better, value, best)
             best_place = tl.where(better, place, best_place)
             kept = _gate_tiles.nothing()
             for leaf in tl.static_range(c.LEAVES):
+                # The leaves of the chosen position stay in registers; its tree is evaluated once
+                # more below.
                 kept += (tl.where(better, read[leaf], own[leaf]),)
             own = kept
         values = _nodes(own, held, coefficients, tree, c)
-        # Cotangents of nodes, the root's first: node n has the inputs 2 n and 2 n + 1 of leaves and nodes.
+        # Gradients of nodes, root first. Node `n` has the inputs `2 n` and `2 n + 1` of the list of
+        # leaves and nodes, so the reverse order visits parents before children.
         gs = _gate_tiles.nothing()
         gs += (tl.load(dy + _output(tree, group, c) + sample, mask=exists, other=0).to(c.ACC),)
         added = _gate_tiles.nothing()
@@ -239,8 +261,11 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
                 sums[4 * (c.LEAVES - 2 - node) + 2] + g * b,
                 sums[4 * (c.LEAVES - 2 - node) + 3] + g * a * b,
             )
+            # Input `2 n + 1` precedes input `2 n` in the reverse order.
             gs += (g * (c2 + c3 * a), g * (c1 + c3 * b))
         sums = added
+        # Each parent of leaves stores one gradient in place of two; `_add` multiplies it for each
+        # leaf.
         if c.PASSED:
             tl.store(chosen + _output(tree, group, c) + sample, best_place.to(tl.int8), mask=exists)
             for node in tl.static_range(c.LEAVES // 2):
@@ -257,7 +282,7 @@ def _reduce(x, coefficients, leaves, dy, parts, of_parents, chosen, c: tl.conste
 
 @kernel
 def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.constexpr):
-    """Programs of a channel: each of its readers adds what it passes on, at all places that groups chose."""
+    """Sum the gradient of one channel over the leaves that read it."""
     channel = tl.program_id(0) % c.n_channels
     sample = (tl.program_id(0) // c.n_channels) * c.SAMPLES + tl.arange(0, c.SAMPLES)
     if c.LISTED:
@@ -266,11 +291,14 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
         first, last = tl.load(bounds + channel), tl.load(bounds + channel + 1)
     for at in range(first, last):
         number = tl.load(order + at)
+        # -1 marks unused entries of fan-out lists.
         if number >= 0:
             number = tl.minimum(number, c.n_trees * c.LEAVES - 1)
             tree, parent = number // c.LEAVES, number // 2
             _channel, leaf_row, leaf_column = _value_of_window(leaves, number, c)
             of_pair, pair_row, pair_column = _value_of_window(leaves, number ^ 1, c)
+            # The gradient of a leaf needs the slope of its parent, and so the value of the other
+            # leaf.
             of_node = coefficients + tree * (c.LEAVES - 1) + parent % (c.LEAVES // 2)
             slope = tl.load(of_node + (1 + number % 2) * c.n_nodes).to(c.ACC)
             cross = tl.load(of_node + 3 * c.n_nodes).to(c.ACC)
@@ -285,6 +313,7 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
                 column = column[:, None] + place % c.POOL_COLUMNS
                 row, column = row * c.DOWN, column * c.RIGHT
                 g = tl.load(of_parents + _output(parent, 0, c) + here, mask=mask, other=0)
+                # Outside the image the other leaf is 0.
                 b = tl.load(
                     _pixel(x, of_pair, row + pair_row, column + pair_column, sample, c),
                     mask=mask & _inside(row + pair_row, column + pair_column, c),
@@ -292,14 +321,18 @@ def _add(x, coefficients, leaves, order, bounds, of_parents, chosen, dx, c: tl.c
                 ).to(c.ACC)
                 to = _pixel(dx, channel, row + leaf_row, column + leaf_column, sample, c)
                 inside = mask & _inside(row + leaf_row, column + leaf_column, c)
+                # Different groups chose different pixels for this leaf, so plain additions do not
+                # collide.
                 tl.store(to, tl.load(to, mask=inside, other=0) + g * (slope + cross * b), mask=inside)
+            # The next leaf may add to the same pixels from other threads.
             tl.debug_barrier()
 
 
 @kernel
 def _own(c: tl.constexpr):
-    """Tree, block of groups and samples of this program, whether the samples exist, and its number among those of its tree."""
+    """Return tree, block of groups, samples, whether they exist, and number in the tree."""
     blocks: tl.constexpr = (c.ROWS * c.COLUMNS + c.GROUPS - 1) // c.GROUPS
+    # Trees change fastest: concurrent programs read the same block of the image.
     tree, part = tl.program_id(0) % c.n_trees, tl.program_id(0) // c.n_trees
     sample = (part // blocks) * c.SAMPLES + tl.arange(0, c.SAMPLES)
     return tree, part % blocks, sample, sample < c.n_samples, part
@@ -307,7 +340,7 @@ def _own(c: tl.constexpr):
 
 @kernel
 def _place(group, place: tl.constexpr, c: tl.constexpr):
-    """Row and column in the image at which the window of a place begins, and whether there is a place."""
+    """Return where the window of a position begins in the image, and whether it exists."""
     row = (group // c.COLUMNS) * c.POOL_ROWS + place // c.POOL_COLUMNS - c.AROUND_ROWS
     column = (group % c.COLUMNS) * c.POOL_COLUMNS + place % c.POOL_COLUMNS - c.AROUND_COLUMNS
     there = (row >= 0) & (row < c.PLACE_ROWS) & (column >= 0) & (column < c.PLACE_COLUMNS)
@@ -316,17 +349,21 @@ def _place(group, place: tl.constexpr, c: tl.constexpr):
 
 @kernel
 def _value_of_window(leaves, number, c: tl.constexpr):
-    """Channel of a leaf, and its row and column in the image at the first place."""
+    """Return a leaf's channel, and its row and column at the first position."""
     value = tl.load(leaves + number)
     value = tl.minimum(tl.maximum(value, 0), c.KERNEL_ROWS * c.KERNEL_COLUMNS * c.n_channels - 1)
     pixel = value // c.n_channels
+    # Rows and columns in the padding are negative.
     row, column = pixel // c.KERNEL_COLUMNS - c.ABOVE, pixel % c.KERNEL_COLUMNS - c.LEFT
     return value % c.n_channels, row, column
 
 
 @kernel
 def _window(leaves, tree, c: tl.constexpr):
-    """Leaves of a tree at the first place: ids, rows and columns. Those around the image have ids of something else."""
+    """Return the leaves of a tree at the first position: pixel ids, rows and columns.
+
+    Ids of leaves outside the image belong to other pixels and are masked by row and column.
+    """
     starts, rows, columns = _gate_tiles.nothing(), _gate_tiles.nothing(), _gate_tiles.nothing()
     for leaf in tl.static_range(c.LEAVES):
         channel, row, column = _value_of_window(leaves, tree * c.LEAVES + leaf, c)
@@ -343,14 +380,15 @@ def _inside(row, column, c: tl.constexpr):
 
 @kernel
 def _pixel(image, channel, row, column, sample, c: tl.constexpr):
-    """Samples of pixels of a channel, one pixel for each of them."""
+    """Return addresses of the samples of pixels of a channel, a pixel per sample."""
+    # 64 bits for the channel; offsets within a channel are smaller.
     start = image + channel.to(tl.int64) * (c.HEIGHT * c.WIDTH * c.n_samples)
     return start + (row * c.WIDTH + column) * c.n_samples + sample[None, :]
 
 
 @kernel
 def _output(tree, group, c: tl.constexpr):
-    """Start of the samples of an output."""
+    """Return the offset of the samples of an output."""
     return (tree.to(tl.int64) * (c.ROWS * c.COLUMNS) + group) * c.n_samples
 
 
@@ -368,7 +406,7 @@ def _leaves(x, starts, rows, columns, row, column, sample, exists, c: tl.constex
 
 @kernel
 def _nodes(values, held, coefficients, tree, c: tl.constexpr):
-    """Leaves, and all nodes above them, the root last."""
+    """Return leaves and all nodes above them, root last."""
     for node in tl.static_range(c.LEAVES - 1):
         a, b = values[2 * node], values[2 * node + 1]
         c0 = _coefficient(held, coefficients, 0, tree, node, c)
@@ -381,7 +419,8 @@ def _nodes(values, held, coefficients, tree, c: tl.constexpr):
 
 @kernel
 def _there(mask, there, c: tl.constexpr):
-    """A mask where a group has this place."""
+    """Restrict a mask to existing positions."""
+    # Only padded groups have missing positions.
     if c.PADDED:
         return mask & there
     else:
@@ -390,7 +429,7 @@ def _there(mask, there, c: tl.constexpr):
 
 @kernel
 def _held(coefficients, tree, c: tl.constexpr):
-    """Coefficients of a tree, kind by kind; none if they are too many for registers."""
+    """Return a tree's coefficients by number and node; empty if they do not fit registers."""
     values = _gate_tiles.nothing()
     if c.HELD:
         for number in tl.static_range(4):

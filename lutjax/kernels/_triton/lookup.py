@@ -1,12 +1,16 @@
 """`lutjax.lookup` in Triton.
 
-For sample ``b``, group ``g`` and detectors ``t`` of the group, with ``i = index[b, t]`` and ``j = i ^ flip[b, t]``::
+Formula for sample ``b``, group ``g`` and detectors ``t`` of the group::
 
+    i = index[b, t];  j = i ^ flip[b, t]
     y[b, g] = sum over t of weights[t, i]
     dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, i] - weights[t, j]>
     dweights[t, i] += dy[b, g]
 
-`_weighted_rows` sums and adds, in one way without coefficients.
+Work, layout and numerics: see `_weighted_rows`, which sums and adds rows in one way without
+coefficients. The margin kernel reads both rows for a tile of samples and outputs, and writes a
+part for each block of outputs; the parts are added in a fixed order. Table gradients use atomics,
+so their last bits differ between runs, except in fixed point. Ids are clamped.
 """
 
 import functools
@@ -61,7 +65,7 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
     d, weights, reads = call.detection, call.weights, _reads(call)
     how = _launch("margins", _margins_rule, call, device)
     tile = reads.tile(how, weights.shape[2], device)
-    # Programs of different outputs write a part each.
+    # Blocks of outputs write separate parts.
     shape = (tile.output_blocks, tile.n_detectors, tile.n_reads)
     (products,) = launch(
         _multiply_rows,
@@ -74,6 +78,7 @@ def _margins(call: Lookup, dy: jax.Array, device: Device) -> jax.Array:
     )
     products = _row_tiles.sum_of_parts(products)
     difference = result(products.T, accumulator(weights.dtype), call.accumulate)
+    # The slope multiplies the complete sum, so XLA applies it after the parts are added.
     return slope(d.margin) * difference.astype(d.margin.dtype)
 
 
@@ -94,6 +99,7 @@ def _launch(kernel: str, rule: Callable[[Sizes], Launch], call: Lookup, device: 
 
 
 def _margins_rule(sizes: Sizes) -> Launch:
+    # Tiles of 32 x 32 elements, for one warp: 32 registers per thread for the gradient.
     return Launch(rows=32, outputs=32, detectors=min(_weighted_rows.split(sizes, 1024), 16), warps=1)
 
 
@@ -107,6 +113,7 @@ def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
     products += _weighted_rows.part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
     at = _weighted_rows.of_group(sample, group, c)[:, None] + output[None, :]
+    # The gradient stays in registers for all tables of the program.
     cotangent = tl.load(dy + at, mask=exists, other=0).to(c.ACC)
     for t in range(first, last):
         table = _row_tiles.table(weights, t, c)
@@ -114,5 +121,6 @@ def _multiply_rows(weights, index, flip, dy, products, c: tl.constexpr):
         main = tl.load(index + here, mask=sample_exists, other=0)
         other = main ^ tl.load(flip + here, mask=sample_exists, other=0)
         row = _row_tiles.read(table, _row_tiles.offset(main, c), output, c).to(c.ACC)
+        # Rows are subtracted before the product: a difference of two products would lose digits.
         row -= _row_tiles.read(table, _row_tiles.offset(other, c), output, c).to(c.ACC)
         tl.store(products + here, tl.sum(_row_tiles.addend(row * cotangent, c), 1), mask=sample_exists)

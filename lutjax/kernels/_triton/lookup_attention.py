@@ -7,8 +7,8 @@ bits | key bits | bits of their distance`` and ``other`` the row with the flip o
     dweights[t, row] += dy[j]
     dmargin += slope(margin) * <dy[j], weights[t, row] - weights[t, other]>
 
-Each pair changes the smaller margin of query and key, and in addition that of the position if it is
-smaller than both. With targets, an element of a row is a slot, which is added to one output.
+Each pair changes the smaller margin of query and key, and in addition that of the position if it
+is smaller than both. With targets, an element of a row is a slot, which is added to one output.
 
 Work: a program owns one query of one sample (two for margins), a block of outputs and a block of
 detectors, and loops over blocks of `ROWS` keys. The grid is one-dimensional: queries change
@@ -19,11 +19,11 @@ keys, start first, so that no long program is left at the end. Long sequences co
 Layout: bits and margins are ``[T, B, L]``, so a block of keys is contiguous. Concurrent programs
 read few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
 
-Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each output
-is summed by one program per block of detectors, whose parts are added in a fixed order. Tables, key
-and position margins and slots use atomics, so their last bits differ between runs, except in fixed
-point or where reads are counted. In a tie the key counts as closer than the query, and both as
-closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
+Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each
+output is summed by one program per block of detectors, whose parts are added in a fixed order.
+Tables, key and position margins and slots use atomics, so their last bits differ between runs,
+except in fixed point or where reads are counted. In a tie the key counts as closer than the query,
+and both as closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
 """
 
 import functools

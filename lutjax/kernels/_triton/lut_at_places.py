@@ -1,16 +1,25 @@
-"""`lut_at_places` in Triton: detection inside the look-up.
+"""`lut_at_places` in Triton: detection inside the lookup.
 
-For place ``n`` of an image, group ``g`` and detectors ``t`` of the group, with ``i``, ``j`` and ``margin`` as `lutjax.detect` has them, computed
-from the image wherever they are needed::
+Formula for position ``n`` of a window, group ``g`` and detectors ``t`` of the group, with ``i``,
+``j`` and ``margin`` as in `lutjax.detect`, computed from the image wherever they are needed::
 
     y[n, g] = sum over t of weights[t, i]
     dmargin[t, n] = slope(margin) * <dy[n, g], weights[t, i] - weights[t, j]>
     dweights[t, i] += dy[n, g]
-    dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]     with the ends (a, b) of the closest pair, ``pair[t, n]``
+    dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]  for the ends (a, b) of the closest pair
 
-Programs of the first three own a tile of places and outputs, of a block of the detectors of one group. Those of the last one own values of
-one channel of pixels, and visit the ends of pairs that read the channel: each is of at most one place for a pixel, so that sums have a
-fixed order. With targets, outputs of groups are added to those that they reach by atomics.
+Work: programs of `_sum_rows` and `_multiply_and_add_rows` own a tile of positions and outputs, and
+a block of the detectors of one group. The backward pass detects again, and stores margin gradients
+and closest pairs. A program of `_collect` then owns one channel of a block of pixels, and visits
+all pair ends that read the channel; each reads a pixel from at most one position.
+
+Layout: images are ``[B, H * W * C]``, channels last. Positions are numbered over all images.
+Margin gradients and pairs are ``[T, positions]``. Pair ends are sorted by channel.
+
+Numerics: the accumulator dtype. Image gradients, and outputs without targets, have a fixed order.
+Table gradients, and outputs with targets, use atomics, so their last bits differ between runs.
+Values outside the image are 0. The first of equal deltas is the closest, and NaN before any
+number.
 """
 
 import dataclasses
@@ -29,9 +38,11 @@ from lutjax.ops.lut_at_places import LutAtPlaces
 from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 
-# Outputs of a table: of those measured on an H100, 128 took 205 us in a step and 214 apart, 256 took 404 and 282.
+# Most outputs of a table. On an H100, a step with 128 outputs took 205 us fused and 214 us as
+# separate detection and lookup; with 256 outputs it took 404 and 282 us.
 _MOST_OUTPUTS = 128
-# Channels times ends of pairs, for each read: listing the ends of 784 inputs took 22 us, as long as the rest of a step of 128 samples.
+# Most comparisons of channels with pair ends, per row read. Listing the ends of 784 inputs took 22
+# us, as long as all other work of a step of 128 samples.
 _MOST_LISTED = 4
 
 
@@ -44,7 +55,7 @@ def _supports(request: Request) -> str | None:
         return "has no sums in fixed point"
     if not call.anchors.shape[1]:
         return "has no kernel for detectors without pairs"
-    # Else a detection and a lookup of their own are faster.
+    # Beyond these sizes a separate detection and lookup are faster.
     n_detectors, _, n_outputs = call.weights.shape
     if n_outputs > _MOST_OUTPUTS:
         return Deferral(f"was measured faster up to {_MOST_OUTPUTS} outputs of a table, here {n_outputs}")
@@ -60,9 +71,11 @@ SPEC = Declaration(_supports, launches=("lut_at_places.forward", "lut_at_places.
 
 def forward(call: LutAtPlaces, *, device: Device) -> jax.Array:
     how = launch_of("lut_at_places.forward", _sizes(call), device, _forward_rule)
-    how = dataclasses.replace(how, detectors=0)  # a program owns whole groups
+    # A program owns all detectors of a group and stores complete outputs.
+    how = dataclasses.replace(how, detectors=0)
     shape = jax.ShapeDtypeStruct((len(call.x), call.n_places, call.n_outputs), call.weights.dtype)
     changed: dict[str, Any] = {"outputs": [shape]}
+    # Groups with targets may share outputs, so atomics add them.
     if call.targets is not None:
         sums = accumulator(shape.dtype)
         changed = {"zeroed": [jax.ShapeDtypeStruct(shape.shape, sums)]}
@@ -107,7 +120,7 @@ def backward(
 def _of_image(
     call: LutAtPlaces, ends: jax.Array, d_margin: jax.Array, pair: jax.Array, device: Device
 ) -> jax.Array:
-    """Return the cotangent of images, ``[B, I]``, from those of margins and the closest pairs, ``[T, n]``."""
+    """Return the image gradient ``[B, I]`` from margin gradients and closest pairs."""
     height, width, channels = call.windows.image
     channel = call.windows.in_image(call.anchors)[..., 2]
     order, starts = _histograms.sorted_by_id(channel.reshape(1, channel.size), channels, device)
@@ -131,7 +144,7 @@ def _of_image(
     return dx
 
 
-_PIXELS = 256
+_PIXELS = 256  # pixels of a `_collect` program
 
 
 # ------------------------------------------------------------------------------------- launches
@@ -143,13 +156,15 @@ def _sizes(call: LutAtPlaces) -> Sizes:
 def _forward_rule(sizes: Sizes) -> Launch:
     outputs = _row_tiles.fitted(64, sizes["outputs"])
     rows = 32
+    # Smaller tiles until there are about 1024 programs, which fill a device.
     while rows > 8 and _programs(sizes, rows, outputs) < 1024:
         rows //= 2
     return Launch(rows=rows, outputs=outputs, warps=1)
 
 
 def _backward_rule(sizes: Sizes) -> Launch:
-    # As many places as threads: with fewer, Triton detects once more for each output that a thread has.
+    # As many positions as threads. With fewer, several threads hold the same position, and Triton
+    # repeats the detection for each output of a thread.
     outputs = _row_tiles.fitted(64, sizes["outputs"])
     programs = _programs(sizes, 32, sizes["outputs"])
     detectors = _row_tiles.split(programs, sizes["detectors"] // sizes["groups"])
@@ -161,24 +176,26 @@ def _programs(sizes: Sizes, rows: int, outputs: int) -> int:
 
 
 def _ends(call: LutAtPlaces) -> jax.Array:
-    """Return for every end of a pair its distance from the window's first value, and its row and column in 16 bits each: int32 ``[T, C, 2, 2]``.
+    """Return where every pair end reads, int32 ``[T, C, 2, 2]``.
 
-    A window of one pixel has distances alone, ``[T, C, 2, 1]``.
+    The two integers are the distance from the first value of a window, and row and column in 16
+    bits each. A window of one pixel has only distances, ``[T, C, 2, 1]``.
     """
     _, width, channels = call.windows.image
     row, column, channel = jnp.unstack(call.windows.in_image(call.anchors), axis=-1)
     if call.windows.size == (1, 1):
         return channel[..., None]
+    # Side by side, so that kernels load both as one 64-bit integer.
     return jnp.stack([(row * width + column) * channels + channel, row << 16 | column], -1)
 
 
 def _targets(call: LutAtPlaces) -> jax.Array:
-    """Return targets, or an array that is not looked at."""
+    """Return targets, or a placeholder."""
     return call.anchors if call.targets is None else call.targets
 
 
 def _geometry(call: LutAtPlaces) -> dict[str, Any]:
-    """Constants of kernels: numbers of pairs, and where windows are."""
+    """Return kernel constants of pairs, images and windows."""
     windows = call.windows
     return {
         "n_pairs": call.anchors.shape[1],
@@ -201,7 +218,7 @@ def _geometry(call: LutAtPlaces) -> dict[str, Any]:
 def _arguments(
     call: LutAtPlaces, how: Launch, device: Device, *, all_outputs: bool = False
 ) -> dict[str, Any]:
-    """Arguments of `launch`, and constants of kernels that read tables."""
+    """Return arguments of `launch` and constants of kernels that read tables."""
     n_detectors, n_rows, n_outputs = call.weights.shape
     n, number = len(call.x) * call.n_places, accumulator(call.weights.dtype)
     tile = _row_tiles.RowTile(how, n, n_outputs, n_detectors, device, all_outputs, n_groups=call.groups)
@@ -222,6 +239,8 @@ def _arguments(
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
+    # Four detectors per step let their loads overlap. Only if they divide the group: a mask for the
+    # rest would cost a predicate per load.
     UNROLL: tl.constexpr = 4 if c.n_of_group % 4 == 0 else 1
     sample, exists, output, output_exists, group = _row_tiles.place(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
@@ -247,7 +266,8 @@ def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
 
 @kernel
 def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr):
-    # Programs own all outputs of a block of detectors of one group.
+    # A program owns all outputs of a block of detectors, because a margin needs the whole inner
+    # product.
     blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     of_group: tl.constexpr = (c.n_of_group + c.DETECTORS - 1) // c.DETECTORS
     sample, exists = _row_tiles.block(c.ROWS, c.n_samples, tl.program_id(0) % blocks)
@@ -255,6 +275,7 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
     group = block // of_group
     begin = group * c.n_of_group + block % of_group * c.DETECTORS
     first, row, column = _window(sample, c)
+    # A gradient that fits one tile is loaded once for all detectors.
     if c.n_outputs <= c.OUTPUTS:
         output = tl.arange(0, c.OUTPUTS)
         cotangent = _cotangent(targets, dy, sample, exists, output, group, c)
@@ -264,6 +285,7 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
         for r in tl.static_range(c.n_pairs):
             delta = _delta(x, ends, t, r, first, row, column, exists, c)
             index |= detect.bit(delta, r, c.EPSILON)
+            # Without an image gradient, only the row id is needed.
             if c.OF_MARGIN:
                 closer = detect.is_closer(delta, margin, r)
                 margin = tl.where(closer, delta, margin)
@@ -279,7 +301,8 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
                 other = _row_tiles.offset(index ^ (1 << closest), c)
                 value = _row_tiles.read(table, main, output, c).to(c.ACC)
                 value -= _row_tiles.read(table, other, output, c).to(c.ACC)
-                if c.TARGETS:  # an unused slot may hold anything
+                # An unused slot may hold anything, also NaN, and contributes 0.
+                if c.TARGETS:
                     slot = group * c.n_outputs + output
                     used = tl.load(targets + slot, mask=output < c.n_outputs, other=-1) >= 0
                     value = tl.where(used[None, :], value, 0)
@@ -291,21 +314,25 @@ def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weig
         if c.OF_MARGIN:
             at = t.to(tl.int64) * c.n_samples + sample
             tl.store(d_margin + at, _row_tiles.slope(margin) * product.to(margin.dtype), mask=exists)
+            # One byte per position and detector: the second kernel need not detect again.
             tl.store(pair + at, closest.to(tl.int8), mask=exists)
 
 
 @kernel
 def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
-    """Sums in a fixed order: the values of one channel, over the ends of pairs that read it."""
+    """Sum the gradient of one channel in a fixed order, over the pair ends that read it."""
     UNROLL: tl.constexpr = 4
     channel = tl.program_id(0) % c.CHANNELS
     pixel, exists = _row_tiles.block(c.PIXELS, c.n_pixels, tl.program_id(0) // c.CHANNELS)
     image = pixel // (c.HEIGHT * c.WIDTH)
+    # In the padded image. The window that reads this pixel through an end begins at the pixel minus
+    # the offset of the end.
     row = (pixel // c.WIDTH % c.HEIGHT).to(tl.int32) + c.ABOVE
     column = (pixel % c.WIDTH).to(tl.int32) + c.LEFT
     total = tl.zeros((c.PIXELS,), dx.dtype.element_ty)
     last = tl.load(starts + channel + 1)
     for k0 in range(tl.load(starts + channel), last, UNROLL):
+        # The loads of several ends are independent, and unrolling lets them overlap.
         for u in tl.static_range(UNROLL):
             k = k0 + u
             end = tl.load(order + k, mask=k < last, other=0)
@@ -315,6 +342,7 @@ def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
                 top -= at_pixel >> 16
                 left -= at_pixel & 0xFFFF
             reads = exists & (k < last) & (top >= 0) & (left >= 0)
+            # Only windows at multiples of the stride exist.
             if c.DOWN > 1:
                 reads &= top % c.DOWN == 0
                 top = top // c.DOWN
@@ -326,18 +354,26 @@ def _collect(ends, order, starts, d_margin, pair, dx, c: tl.constexpr):
             at += (end // (2 * c.n_pairs)).to(tl.int64) * c.n_samples
             closest = tl.load(pair + at, mask=reads, other=-1).to(tl.int32)
             value = tl.load(d_margin + at, mask=reads, other=0)
+            # Only the closest pair of a detector has a gradient.
             value = tl.where(closest == end // 2 % c.n_pairs, value, 0)
+            # The first end of a pair is added, the second one subtracted.
             total += tl.where(end % 2 == 0, value, -value)
     tl.store(dx + pixel * c.CHANNELS + channel, total, mask=exists)
 
 
 @kernel
 def _window(sample, c: tl.constexpr):
-    """Start of the first pixel of the window at each place in the images, and its row and column, which may lie outside."""
+    """Return where the window of each position begins.
+
+    Returns:
+      Index of its first value in the images, and its row and column, which may be outside the
+      image.
+    """
     image, place = sample // c.PLACES, (sample % c.PLACES).to(tl.int32)
     row = place // c.PLACE_COLUMNS * c.DOWN - c.ABOVE
     column = place % c.PLACE_COLUMNS * c.RIGHT - c.LEFT
     first = image * (c.HEIGHT * c.WIDTH * c.CHANNELS) + (row * c.WIDTH + column) * c.CHANNELS
+    # 32-bit offsets, with room for the distances in a window.
     if c.n_values < 2**30:
         first = first.to(tl.int32)
     return first, row, column
@@ -345,7 +381,6 @@ def _window(sample, c: tl.constexpr):
 
 @kernel
 def _delta(x, ends, t, r: tl.constexpr, first, row, column, exists, c: tl.constexpr):
-    """Difference that a pair compares, at each place."""
     number = (t * c.n_pairs + r) * 2
     a = _value(x, ends, number, first, row, column, exists, c)
     return a - _value(x, ends, number + 1, first, row, column, exists, c)
@@ -353,12 +388,12 @@ def _delta(x, ends, t, r: tl.constexpr, first, row, column, exists, c: tl.conste
 
 @kernel
 def _value(x, ends, number, first, row, column, exists, c: tl.constexpr):
-    """Value of an end of a pair at each place; 0 outside of the image."""
+    """Return the value at a pair end for each position; 0 outside the image."""
     if c.ABOVE + c.LEFT > 0:
-        # Distance, and row and column, by one load.
+        # Distance, and row and column, with one 64-bit load.
         both = tl.load((ends + number * 2).to(tl.pointer_type(tl.int64), bitcast=True))
         distance, at_pixel = both.to(tl.int32), (both >> 32).to(tl.int32)
-        # Negative numbers are large ones without a sign.
+        # As unsigned integers negative rows are large, so one comparison checks both borders.
         reads = (row + (at_pixel >> 16)).to(tl.uint32) < c.HEIGHT
         reads &= (column + (at_pixel & 0xFFFF)).to(tl.uint32) < c.WIDTH
         if c.n_samples % c.ROWS != 0:
@@ -371,7 +406,7 @@ def _value(x, ends, number, first, row, column, exists, c: tl.constexpr):
 
 @kernel
 def _outputs(targets, sample, exists, output, output_exists, group, c: tl.constexpr):
-    """Places of the outputs of a group, and whether there are such."""
+    """Return where the outputs of a group are stored, and whether they exist."""
     used = exists[:, None] & output_exists[None, :]
     if c.TARGETS:
         target = tl.load(targets + group * c.n_outputs + output, mask=output_exists, other=-1)

@@ -1,7 +1,7 @@
 """`lutjax.lut_pair_attention` in Triton.
 
-Formula for query ``j`` and every earlier key ``i`` that counts: detector ``t`` compares sums of the
-terms of their positions (`_xla._comparison_terms`)::
+Formula for query ``j`` and every earlier key ``i`` that counts: detector ``t`` compares sums of
+the terms of their positions (`_xla._comparison_terms`)::
 
     delta[r] = key[r, t, i] + query[r, t, j] + position[r, t, j - i - 1]
     row and closest comparison c as in `lutjax.detect`;  other = row ^ 2**c
@@ -19,9 +19,9 @@ Layout: terms are ``[comparisons, T, B, L]``, so the keys of a block are contigu
 programs read few tables, which stay in the L2 cache.
 
 Numerics: sums use the accumulator dtype or, in fixed point, int32. Outputs are summed by one
-program per block of detectors, whose parts are added in a fixed order. Gradients of keys, positions
-and tables use atomics, so their last bits differ between runs, except in fixed point. The first of
-equal deltas is the closest one, and the first NaN is closer than any number.
+program per block of detectors, whose parts are added in a fixed order. Gradients of keys,
+positions and tables use atomics, so their last bits differ between runs, except in fixed point.
+The first of equal deltas is the closest one, and the first NaN is closer than any number.
 """
 
 import functools

@@ -9,16 +9,16 @@ table::
                    * share of the other bits)
 
 Work: a program owns a tile of gates and samples; where inputs gather from their readers, a tile of
-inputs and samples. Tables over two bits are bilinear gates, whose kernel reads everything once. The
-low four bits of an address are unrolled as nested linear interpolations; a loop visits the values
-of the high bits, so code size does not grow with ``2**n``.
+inputs and samples. Tables over two bits are bilinear gates, whose kernel reads everything once.
+The low four bits of an address are unrolled as nested linear interpolations; a loop visits the
+values of the high bits, so code size does not grow with ``2**n``.
 
 Layout: ``[features, samples]``, see `_gate_tiles`. The slots of a gate are contiguous.
 
 Numerics: the accumulator dtype. With fan-out lists input gradients have a fixed order: up to four
 bits they are recomputed for each reader, with more they are stored per wire and then gathered.
-Without lists they use atomics, and their last bits differ between runs. Table gradients are partial
-sums of programs, added in a fixed order. Wire ids are clamped.
+Without lists they use atomics, and their last bits differ between runs. Table gradients are
+partial sums of programs, added in a fixed order. Wire ids are clamped.
 """
 
 from typing import Any

@@ -1,14 +1,26 @@
 """`lutjax.sparse_lookup` in Triton.
 
-For sample ``b``, with ``i = index[b, t]``, ``j = i ^ flip[b, t]`` and the outputs ``o`` that slots ``k`` of rows reach::
+Formula for sample ``b`` and the outputs ``o`` of the slots ``k`` of rows::
 
+    i = index[b, t];  j = i ^ flip[b, t]
     y[b, o] = sum over t and k with targets[t, i, k] == o of weights[t, i, k]
-    dmargin[b, t] = slope(margin[b, t]) * (sum over k of weights[t, i, k] * dy[b, targets[t, i, k]]
-                                           - weights[t, j, k] * dy[b, targets[t, j, k]])
+    dmargin[b, t] = slope(margin[b, t])
+                    * (sum over k of weights[t, i, k] * dy[b, targets[t, i, k]]
+                       - weights[t, j, k] * dy[b, targets[t, j, k]])
     dweights[t, i, k] += dy[b, targets[t, i, k]]
 
-Programs own tiles of samples and slots, of a group of detectors: samples first, then slots (or outputs, where every output
-is compared with every target), then groups.
+Work: a program owns a tile of samples and slots, and a block of detectors. The grid is
+one-dimensional: samples change fastest, then slots, then blocks of detectors. With few slots and
+outputs, a forward program owns a tile of samples and outputs instead, and compares every output
+with every target.
+
+Layout: ids and margins are ``[T, B]``, so samples are contiguous; the slots of a row are
+contiguous.
+
+Numerics: the accumulator dtype, or int32 in fixed point. Compared outputs are summed in a fixed
+order. Otherwise outputs, and always table gradients, use atomics, and their last bits differ
+between runs, except in fixed point. Negative targets mark unused slots; ids and targets beyond the
+end are clamped.
 """
 
 import functools
@@ -27,7 +39,8 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype, result
 from lutjax.values._row_rules import RowState
 
-_COMPARED = 2**13  # most slots times outputs of a sample at which comparing them costs less than atomics
+# Most comparisons of slots with outputs per sample that cost less than atomics.
+_COMPARED = 2**13
 
 
 def _supports(request: Request) -> str | None:
@@ -83,6 +96,7 @@ def _margins(call: SparseLookup, dy: jax.Array, device: Device) -> jax.Array:
     n_detectors, _, n_slots = call.weights.shape
     d = call.detection
     how = launch_of("sparse_lookup.margins", _sizes(call), device, _rule)
+    # A program visits all slots of a row, so it writes a complete inner product.
     tile = _row_tiles.RowTile(how, len(dy), n_slots, n_detectors, device, all_outputs=True)
     (d_margin,) = launch(
         _multiply_rows,
@@ -129,13 +143,14 @@ def _forward_rule(sizes: Sizes) -> Launch:
     if sizes["detectors"] * sizes["slots"] * sizes["outputs"] > _COMPARED:
         return _rule(sizes)
     programs = sizes["samples"] // 32 * triton.cdiv(sizes["outputs"], 32)
-    # Each further part is written and read once more.
+    # Each further block of detectors writes a part, which is read once more.
     detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 4)
     return Launch(rows=32, outputs=32, detectors=detectors, warps=1)
 
 
 def _rule(sizes: Sizes) -> Launch:
     slots = _row_tiles.fitted(32, sizes["slots"])
+    # Tiles of 512 elements: four per thread.
     rows = 512 // slots
     detectors = _row_tiles.split(sizes["samples"] // rows, sizes["detectors"])
     return Launch(rows=rows, outputs=slots, detectors=detectors, warps=4)
@@ -144,7 +159,7 @@ def _rule(sizes: Sizes) -> Launch:
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _collect(weights, index, targets, parts, c: tl.constexpr):
-    """Sums in a fixed order: every output is compared with every target."""
+    """Sum outputs in a fixed order, by comparing every output with every target."""
     UNROLL: tl.constexpr = min(c.n_slots, 4)
     sample, exists, output, output_exists, group = _row_tiles.place(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
@@ -155,12 +170,15 @@ def _collect(weights, index, targets, parts, c: tl.constexpr):
         slots = _list(row, t, c) * c.n_slots
         values = weights + row * c.n_slots
         for k0 in range(0, c.n_slots, UNROLL):
+            # The loads of several slots are independent, and unrolling lets them overlap.
             for u in tl.static_range(UNROLL):
                 k = k0 + u
                 slot_exists = exists & (k < c.n_slots)
                 target = _row_tiles.target(targets, slots + k, slot_exists, c.n_outputs)
                 value = _row_tiles.addend(tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c)
+                # A sum over a one-hot selection needs no atomics and no address.
                 total += tl.where(output[:, None] == target[None, :], value[None, :], 0)
+    # Parts are ``[blocks of detectors, outputs, B]``: samples are contiguous.
     at = (group.to(tl.int64) * c.n_outputs + output)[:, None] * c.n_samples + sample[None, :]
     tl.store(parts + at, total, mask=output_exists[:, None] & exists[None, :])
 
@@ -175,6 +193,7 @@ def _scatter(weights, index, targets, y, c: tl.constexpr):
         target = _row_tiles.target(targets, slots, exists[:, None] & slot_exists[None, :], c.n_outputs)
         at = row[:, None] * c.n_slots + slot[None, :]
         value = tl.load(weights + at, mask=target >= 0, other=0).to(c.ACC)
+        # Slots of one row, and other programs, may reach the same output.
         tl.atomic_add(of_sample + target, _row_tiles.addend(value, c), mask=target >= 0, sem="relaxed")
 
 
@@ -196,11 +215,13 @@ def _multiply_rows(weights, index, flip, margin, targets, dy, d_margin, c: tl.co
             target = _row_tiles.target(
                 targets, main_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
             )
+            # The mask covers values as well: an unused slot may hold anything.
             used = target >= 0
             cotangent = tl.load(of_sample + target, mask=used, other=0).to(c.ACC)
             value = tl.load(weights + main[:, None] * c.n_slots + slot[None, :], mask=used, other=0).to(c.ACC)
             of_flipped = weights + flipped[:, None] * c.n_slots + slot[None, :]
-            # Where both rows reach one output, values are subtracted before they are multiplied.
+            # If both slots reach one output, the values are subtracted before the product, which
+            # keeps the digits of their difference.
             if c.LIST_PER_ROW:
                 to = _row_tiles.target(
                     targets, flipped_list[:, None] * c.n_slots + slot[None, :], slot_exists, c.n_outputs
@@ -231,22 +252,23 @@ def _add_rows(index, targets, dy, step, first, unused0, unused1, total, touched,
         inside = exists[:, None] & slot_exists[None, :]
         target = _row_tiles.target(targets, slots, inside, c.n_outputs)
         value = tl.load(of_sample + target, mask=target >= 0, other=0).to(c.ACC) * factor
+        # `total` begins with the table of the first detector.
         row -= first_detector.to(tl.int64) * c.n_rows
         if c.TOUCH:
             tl.store(touched + row, tl.full((c.ROWS,), 1, tl.int32), mask=exists)
         at = row[:, None] * c.n_slots + slot[None, :]
-        # Slots that reach nothing get 0: additions to whole rows are four to an instruction.
+        # Unused slots add 0: additions to whole rows take one instruction for four elements.
         tl.atomic_add(total + at, _row_tiles.addend(value, c), mask=inside, sem="relaxed")
 
 
 @kernel
 def _row(index, t, sample, exists, c: tl.constexpr):
-    """Row that each sample addresses, counted from the first row of the first table."""
+    """Return the addressed row of each sample, counted from the first row of the first table."""
     row = tl.load(index + t.to(tl.int64) * c.n_samples + sample, mask=exists, other=0)
     return _row_tiles.clamped(row, t, c)
 
 
 @kernel
 def _list(row, t, c: tl.constexpr):
-    """List of targets of each row, which is counted from the first row of the first table."""
+    """Return the target list of each row, counted from the first row of the first table."""
     return _row_tiles.list_of(row - t.to(tl.int64) * c.n_rows, t, c)

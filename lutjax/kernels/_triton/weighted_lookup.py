@@ -1,12 +1,15 @@
 """`lutjax.weighted_lookup` in Triton.
 
-For sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with ``i = index[b, t, k]``::
+Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with ``i =
+index[b, t, k]``::
 
     y[b, g] = sum over t and k of coefficients[b, t, k] * weights[t, i]
     dcoefficients[b, t, k] = <dy[b, g], weights[t, i]>
     dweights[t, i] += coefficients[b, t, k] * dy[b, g]
 
-Coefficients of 0 are masked: their rows are neither read nor added to. `_weighted_rows` has the kernels.
+Work, layout and numerics: see `_weighted_rows`, which has the kernels. In sums and additions a
+coefficient of 0 masks its row, which is neither read nor added to. Ways beyond `valued` only have
+coefficient gradients.
 """
 
 import functools
@@ -25,6 +28,7 @@ from lutjax.values._row_rules import RowState
 def _supports(request: Request) -> str | None:
     call = request.call
     assert isinstance(call, WeightedLookup)
+    # Ways without values add nothing to the tables.
     n_reads = call.index.shape[0] * call.valued * call.weights.shape[0]
     return unsupported_arguments(request) or few_additions(request, n_reads)
 
@@ -36,6 +40,7 @@ SPEC = Declaration(
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     weights = call.weights
+    # Without ways there is no kernel to launch; zeros vary over the mesh axes of the inputs.
     if call.valued == 0:
         shape = (len(call.index), call.groups, weights.shape[2])
         return zeros_varying(call.coefficients, shape, weights.dtype)
@@ -50,6 +55,7 @@ def backward(
         add = functools.partial(_add_to_rows, call, cotangent, device)
         found["weights"] = _row_additions.gradient(call, add)
     if "coefficients" in needs:
+        # All ways, also those whose coefficient has no value, have a coefficient gradient.
         index = call.index.transpose(1, 2, 0)
         each = _weighted_rows.products_of(
             call.weights, index, cotangent, call.groups, device, call.accumulate
@@ -72,6 +78,7 @@ def _add_to_rows(
 
 
 def _valued(call: WeightedLookup) -> _weighted_rows.Reads:
-    """Reads that have values."""
+    """Return the reads of the ways with values."""
+    # ``[T, K, n]``: the samples of a tile are contiguous.
     index, coefficients = (a[..., : call.valued].transpose(1, 2, 0) for a in (call.index, call.coefficients))
     return _weighted_rows.Reads(index, coefficients, call.groups)
