@@ -17,7 +17,7 @@ ABSENT = {
 
 
 def supports(request: Request) -> str | None:
-    """Return why no Triton kernel runs on a device; None if some do."""
+    """Return why no Triton kernel supports a device; None if some do."""
     device = request.device
     capability = compute_capability(device)
     if capability is None:
@@ -30,7 +30,7 @@ def supports(request: Request) -> str | None:
 
 @functools.cache
 def unfit_packages() -> str | None:
-    """Return why the installed packages do not work together; None if they do."""
+    """Return why the installed packages are incompatible; None if they work."""
     try:
         jax_triton, triton = version("jax-triton"), version("triton")
     except importlib.metadata.PackageNotFoundError as error:
@@ -49,6 +49,6 @@ def unfit_packages() -> str | None:
 
 
 def version(package: str) -> tuple[int, ...]:
-    """Return the first two numbers of the version of a package."""
+    """Return the first two numbers of a package's version."""
     numbers = re.findall(r"\d+", importlib.metadata.version(package))
     return tuple(int(n) for n in numbers[:2])

@@ -1,8 +1,8 @@
 """Pairs of queries and keys of `lutjax.lookup_attention`, in the form that its kernels read.
 
-Formula: the row of query ``j`` and key ``i`` in table ``t`` is ``query[t, b, j] | key[t, b, i] |
-position[t, distance]``. The bits of each operand are shifted to their place beforehand, so a
-kernel combines them with two OR instructions.
+Formula: the row of query ``j`` and key ``i`` in table ``t`` is
+``query[t, b, j] | key[t, b, i] | position[t, distance]``. The bits of each operand are shifted to
+their place beforehand, so a kernel combines them with two OR instructions.
 
 Layout: bits are detector-major, ``[T, B, L]``: the keys of a block are contiguous for one
 detector. Missing arrays are replaced by placeholders, and constants tell kernels which arrays to

@@ -221,7 +221,7 @@ def write_sums(parts, part, gate, exists, slot, total, c: tl.constexpr):
 
 @kernel
 def nothing():
-    """Empty tuple, to add tensors to."""
+    """Return an empty tuple, to add tensors to."""
     return ()
 
 

@@ -6,9 +6,9 @@ the way reads row ``r`` of table ``t``.
 Work: a program is one warp. It owns ``WIDTH`` outputs (columns) of all rows of ``32 / WIDTH``
 tables of one group, and adds blocks of ``WIDTH`` samples in order. If there are few tables,
 several warps share the samples of the same columns, and their sums are added in a fixed order.
-Lane ``i`` of a table adds sample ``i`` to one column after the other: in step ``j`` to column ``i
-^ j``. No two lanes ever add to the same sum. `_rotate` first brings the gradients into the order
-of these steps.
+Lane ``i`` of a table adds sample ``i`` to one column after the other: in step ``j`` to column
+``i ^ j``. No two lanes ever add to the same sum. `_rotate` first brings the gradients into the
+order of these steps.
 
 Layout of shared memory: a row of 32 float32 sums, 128 bytes, for each table row, so that a lane's
 column is a bank and lanes never conflict; behind it a ring of blocks of samples. A block holds its

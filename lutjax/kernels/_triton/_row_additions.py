@@ -45,9 +45,9 @@ _TILE = 1024  # elements of a tile of updated rows
 class Addition:
     """Tables that a kernel adds to, and the detectors that they belong to.
 
-    After its own inputs a kernel has the parameters ``step, first, unused, unused, total,
-    touched``. Its constants are ``n_tables``, the number of tables in `total`, and ``TOUCH``,
-    whether rows are marked.
+    After its own inputs a kernel has the parameters
+    ``step, first, unused, unused, total, touched``. Its constants are ``n_tables``, the number of
+    tables in `total`, and ``TOUCH``, whether rows are marked.
 
     Attributes:
       total: ``[tables, R, O]``; a shape stands for zeros.

@@ -20,7 +20,7 @@ _FEW_VALUES = 2**21
 
 
 def unsupported_arguments(request: Request, *dtypes: str) -> str | None:
-    """Return why no kernel takes the dtypes or the update rule of a call; None if one does.
+    """Return why no kernel supports the dtypes or the update rule of a call; None if one does.
 
     Args:
       request: the request.

@@ -1,7 +1,7 @@
 """Weighted sums of rows in ways and groups, their inner products, and weighted additions to rows.
 
-Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with ``i = index[t, k,
-n]``::
+Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with
+``i = index[t, k, n]``::
 
     y[n, g] = sum over t and k of coefficients[t, k, n] * weights[t, i]
     products[t, k, n] = <dy[n, g], weights[t, i]>
@@ -212,7 +212,7 @@ def weighted_add(
     return add(addition, reads, dy, how, device, accumulate)
 
 
-# ------------------------------------------------------------------------------------- of ways, as `_row_gathers` has them
+# ------------------------------------------------------- ways, the interface of `_row_gathers`
 def sum_ways(
     weights: jax.Array,
     ways: Sequence[Way],

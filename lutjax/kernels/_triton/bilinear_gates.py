@@ -187,8 +187,8 @@ def _gather(x, coefficients, wires, readers, used, dy, dx, parts, c: tl.constexp
     """Sum the gradients that the readers of each input pass on.
 
     An entry of a fan-out list is the number ``2 * gate + end`` of a wire. It computes two of the
-    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and ``g a
-    b`` as second.
+    four sums of its gate: those of ``g`` and ``g a`` as first input, those of ``g b`` and
+    ``g a b`` as second.
     """
     feature, exists, block = _gate_tiles.place(c.n_inputs, c)
     sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)

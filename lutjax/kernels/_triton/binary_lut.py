@@ -11,8 +11,8 @@ inputs gather from the fan-out lists, and programs of gates sum ``dy`` by slot. 
 is ``dy`` times one of ``2**n`` slopes per wire, so no array over all wires is stored.
 
 Layout: words are ``[inputs, samples / 32]`` and addresses ``[gates, samples / 4]`` int32, so small
-that gates read them from the caches (159 us forward in place of 253 us with unpacked inputs). A
-thread processes four samples, whose addresses are the bytes of a word.
+that gates read them from the caches (159 us forward in place of 253 us with unpacked inputs). Each
+word of addresses holds four samples.
 
 Numerics: NaN inputs give bit 0. Sums use the accumulator dtype. Table gradients are partial sums
 of programs, and gathered input gradients have a fixed order. Without fan-out lists input gradients

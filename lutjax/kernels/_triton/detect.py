@@ -194,7 +194,7 @@ def _input(anchor, n_inputs: tl.constexpr, exists=True):
     return tl.minimum(tl.maximum(tl.load(anchor, mask=exists, other=0), 0), n_inputs - 1)
 
 
-# ------------------------------------------------------------------------------------- of any detection
+# ------------------------------------------------------------- detection functions for kernels
 @kernel
 def nothing(size: tl.constexpr, dtype: tl.constexpr):
     """Return index, flip and margin before any comparison."""

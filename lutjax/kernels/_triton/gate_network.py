@@ -38,8 +38,8 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._dtypes import accumulator
 
 # Most values of a sample that a backward pass keeps. With four samples in each of 256 programs they
-# fill 32 MiB of the L2 cache. On an H200, a step with 6800 values took 37 us in one kernel and 48 us
-# layer by layer (400 samples); with 10000 values it took 346 and 195 us (4096 samples).
+# fill 32 MiB of the L2 cache. On an H200, a step with 6800 values took 37 us in one kernel and 48
+# us layer by layer (400 samples); with 10000 values it took 346 and 195 us (4096 samples).
 _MOST_KEPT = 2**13
 
 

@@ -16,10 +16,10 @@ a channel and a block of samples, and adds one leaf after the other.
 Layout: images are ``[channels, rows, columns, B]``, outputs ``[trees, groups, B]``: samples are
 contiguous. The image is not padded; masks read 0 around it.
 
-Numerics: the accumulator dtype. The first of equal positions is chosen, and a NaN is larger than
-any number before it. Coefficient gradients are partial sums of programs, added in a fixed order.
-The image gradient has a fixed order: the places of a leaf add to different pixels, and a barrier
-separates leaves. There are no atomics. Leaf ids are clamped.
+Numerics: the accumulator dtype. The first of equal positions is chosen, and NaN wins over numbers.
+Coefficient gradients are partial sums of programs, added in a fixed order. The image gradient has
+a fixed order: the places of a leaf add to different pixels, and a barrier separates leaves. There
+are no atomics. Leaf ids are clamped.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from lutjax.values._dtypes import accumulator
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Samples, groups of places, and warps of a program."""
+    """Samples, groups of positions, and warps of a program."""
 
     samples: int
     groups: int
@@ -54,7 +54,7 @@ CHANNELS = Tile(16, 32, 16)  # one pixel of one sample per thread
 HELD = 8  # most leaves of trees whose coefficients stay in registers
 
 _LEAVES_OF_TREE = 16
-# Positions and leaves are unrolled, which bounds code size. Positions also fit a signed byte.
+# Positions and leaves are unrolled, which bounds code size. Positions also fit a byte.
 _LEAVES_OF_GROUP = 256
 
 
@@ -158,7 +158,7 @@ def _of_image(call: LogicTrees, of_parents: jax.Array, chosen: jax.Array, device
 
 
 def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
-    """Arguments of `launch`, and constants of kernels."""
+    """Return arguments of `launch` and constants of kernels."""
     places, n_samples = call.places, call.x.shape[1]
     samples = _row_tiles.fitted(tile.samples, n_samples)
     groups = min(tile.groups, max(call.n_groups, 1))
@@ -174,7 +174,8 @@ def _arguments(call: LogicTrees, device: Device, tile: Tile) -> dict[str, Any]:
         "LEAVES": call.leaves.shape[1],
         "SAMPLES": samples,
         "GROUPS": groups,
-        # Larger trees would spill registers and load coefficients where they are used.
+        # The coefficients of larger trees do not fit the registers and are loaded where they are
+        # used.
         "HELD": call.leaves.shape[1] <= HELD,
         **_pairs("ROWS", "COLUMNS", places.groups),
         **_pairs("HEIGHT", "WIDTH", places.image),
@@ -353,7 +354,7 @@ def _value_of_window(leaves, number, c: tl.constexpr):
     value = tl.load(leaves + number)
     value = tl.minimum(tl.maximum(value, 0), c.KERNEL_ROWS * c.KERNEL_COLUMNS * c.n_channels - 1)
     pixel = value // c.n_channels
-    # Rows and columns in the padding are negative.
+    # Rows and columns in the padding are outside the image.
     row, column = pixel // c.KERNEL_COLUMNS - c.ABOVE, pixel % c.KERNEL_COLUMNS - c.LEFT
     return value % c.n_channels, row, column
 

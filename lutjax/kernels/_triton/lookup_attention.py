@@ -1,7 +1,8 @@
 """`lutjax.lookup_attention` in Triton.
 
-Formula for query ``j`` and every earlier key ``i`` that counts, in table ``t``, with ``row = query
-bits | key bits | bits of their distance`` and ``other`` the row with the flip of a margin::
+Formula for query ``j`` and every earlier key ``i`` that counts, in table ``t``, with
+``row = query bits | key bits | bits of their distance`` and ``other`` the row with the flip of a
+margin::
 
     y[j] = sum over t and i of weights[t, row]
     dweights[t, row] += dy[j]
@@ -58,9 +59,8 @@ def _supports(request: Request) -> str | None:
         return "has no kernel for a table of no detectors"
     n_samples, n_queries, _ = call.query.shape
     n_keys = n_queries if call.window is None else min(n_queries, call.window)
-    n_pairs = (
-        n_samples * n_queries * call.weights.shape[0] * n_keys // 2
-    )  # half of all: keys come before queries
+    # Keys precede queries, so about half of all pairs count.
+    n_pairs = n_samples * n_queries * call.weights.shape[0] * n_keys // 2
     return few_additions(request, n_pairs)
 
 
@@ -146,7 +146,7 @@ def _margins(
     dtype = addend_dtype(query.margin.dtype, call.accumulate)
     shape_of_keys = (len(weights), *key.index.shape[:2])
     zeroed = [jax.ShapeDtypeStruct(shape_of_keys, dtype)]
-    of_position = (q_flip, query.margin)  # not looked at
+    of_position = (q_flip, query.margin)  # placeholders
     if need_position:
         assert position is not None
         of_position = (position.flip.T, position.margin.T)
@@ -528,8 +528,7 @@ def _add_slots(
 
 @kernel
 def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.constexpr):
-    """Return the products of slots with the gradients of their outputs, minus those of the other
-    row."""
+    """Return products of slots with their output gradients, minus those of the other row."""
     exists = counts[:, None] & (slot < c.n_outputs)[None, :]
     of_query = dy + j[:, None] * c.WIDTH
     target = _targets(targets, t, bits, slot, exists, c)

@@ -239,8 +239,8 @@ def _arguments(
 # ------------------------------------------------------------------------------------- kernels
 @kernel
 def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
-    # Four detectors per step let their loads overlap. Only if they divide the group: a mask for the
-    # rest would cost a predicate per load.
+    # Four detectors per step let their loads overlap; only if they divide the group, so that no
+    # load needs a mask for a remainder.
     UNROLL: tl.constexpr = 4 if c.n_of_group % 4 == 0 else 1
     sample, exists, output, output_exists, group = _row_tiles.place(
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS

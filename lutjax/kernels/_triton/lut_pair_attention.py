@@ -42,9 +42,8 @@ from lutjax.tuning import Launch, Sizes, launch_of
 from lutjax.values._fixed_point import addend_dtype
 from lutjax.values._row_rules import RowState
 
-_KEYS = (
-    32  # most keys of a block: further reads of a tile are those of further queries, which read the same keys
-)
+# Most keys of a block. The remaining rows of a tile are further queries, which read the same keys.
+_KEYS = 32
 
 
 def _supports(request: Request) -> str | None:
@@ -54,9 +53,8 @@ def _supports(request: Request) -> str | None:
         return why
     n_samples, n_queries, _ = call.x.shape
     n_keys = n_queries if call.window is None else min(n_queries, call.window)
-    n_pairs = (
-        n_samples * n_queries * call.weights.shape[0] * n_keys // 2
-    )  # half of all: keys come before queries
+    # Keys precede queries, so about half of all pairs count.
+    n_pairs = n_samples * n_queries * call.weights.shape[0] * n_keys // 2
     return few_additions(request, n_pairs)
 
 
@@ -349,7 +347,8 @@ def _multiply_rows(
                 difference += tl.sum(_row_tiles.addend(change * cotangent, c), 1)
             value = _row_tiles.cotangent(margin, difference, c)
             value = tl.where(counts, value, 0).to(d_query.dtype.element_ty)
-            # A comparison per row of the tile, selected by a mask: registers have no addresses.
+            # A mask selects the row of `by_pair` that belongs to the closest comparison of each
+            # pair: registers cannot be indexed.
             by_pair += tl.where(pair[:, None] == closest[None, :], value[None, :], 0)
             plane = closest.to(tl.int64) * c.n_detectors + t
             # `of_parts` tells which of the three terms the closest comparison contains. A key meets

@@ -345,10 +345,12 @@ def _add_ways(
 # ------------------------------------------------------------------------------------- calls
 @dataclasses.dataclass(frozen=True)
 class _Formula:
-    """A read as kernels know it.
+    """Description of a read for kernels.
 
     Attributes:
-      family: of its coefficients. ways: their number. hard: whether the second has no value.
+      family: family of its coefficients.
+      ways: number of coefficients.
+      hard: whether the second coefficient is 0 and only has a gradient.
       rounding: constants of a read whose coefficients are powers of two.
     """
 
@@ -364,7 +366,7 @@ class _Formula:
 
 
 def _formula(read: reads.Read) -> _Formula | None:
-    """Return the formula of a read of lutjax; None of another, also of one that is derived from them."""
+    """Return the formula of a built-in read; None for other reads, also subclasses."""
     if type(read) in (reads.Hard, reads.Blend):
         return _Formula("blend", hard=type(read) is reads.Hard)
     if type(read) is reads.SoftSign:
@@ -377,21 +379,21 @@ def _formula(read: reads.Read) -> _Formula | None:
 
 
 def all_ways(call: ScoredLut) -> int:
-    """Return how many rows of a table a read of lutjax reads, with values or gradients alone."""
+    """Return how many rows per table a built-in read reads for values or gradients."""
     formula = _formula(call.read)
     assert formula is not None
     return formula.ways
 
 
 def _ways(call: ScoredLut) -> int:
-    """Return how many ways of a read of lutjax have values."""
+    """Return how many ways of a built-in read have values."""
     formula = _formula(call.read)
     assert formula is not None
     return formula.valued
 
 
 def _is_fused(call: ScoredLut) -> bool:
-    """Return whether one kernel computes a call: a read of lutjax in float32."""
+    """Return whether one kernel computes a call: a built-in read in at most float32."""
     wide = any(a is not None and a.dtype == jnp.float64 for a in (call.x, call.weights, call.keep))
     return _formula(call.read) is not None and call.accumulate is None and not wide
 
@@ -490,7 +492,7 @@ class _Tile:
         divided = piece and n_outputs % piece == 0 and n_outputs <= _OUTPUTS
         tile = cls(call, _row_tiles.RowTile(how, n, n_outputs, each, device), piece if divided else 0)
         # More tables per program could overflow an int32 sum.
-        most = _quantized.MOST_ADDENDS // formula.ways  # tables of a sum in int32
+        most = _quantized.MOST_ADDENDS // formula.ways
         if not tile.in_integers or tile.rows.detectors <= most:
             return tile
         rows = dataclasses.replace(tile.rows, how=dataclasses.replace(how, detectors=most))
@@ -542,7 +544,7 @@ class _Tile:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `launch`, and constants of kernels."""
+        """Arguments of `launch` and constants of kernels."""
         call, formula = self.call, _formula(self.call.read)
         assert formula is not None
         n_tables, n_rows, n_outputs = call.weights.shape
@@ -1021,7 +1023,7 @@ def _start(t, row, c: tl.constexpr):
     return (t.to(c.INDEX) * c.n_rows + row) * c.n_outputs
 
 
-# ------------------------------------------------------------------------------------- reading and adding
+# ------------------------------------------------------------------------- reading and adding
 @kernel
 def _read(weights, start, output, c: tl.constexpr):
     """Read a tile of rows, all of which exist."""
@@ -1174,7 +1176,7 @@ def _add_to_inputs(
                 tl.atomic_add(of_samples + _offset(end, c), value, mask=exists, sem="relaxed")
 
 
-# ------------------------------------------------------------------------------------- margins and coefficients
+# ------------------------------------------------------------------- margins and coefficients
 @kernel
 def _scalars(scalars, c: tl.constexpr):
     """Return the exponentials of the learned scalars; always three, unused ones are 1."""

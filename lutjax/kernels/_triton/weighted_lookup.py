@@ -1,7 +1,7 @@
 """`lutjax.weighted_lookup` in Triton.
 
-Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with ``i =
-index[b, t, k]``::
+Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``, with
+``i = index[b, t, k]``::
 
     y[b, g] = sum over t and k of coefficients[b, t, k] * weights[t, i]
     dcoefficients[b, t, k] = <dy[b, g], weights[t, i]>
@@ -40,7 +40,7 @@ SPEC = Declaration(
 
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     weights = call.weights
-    # Without ways there is no kernel to launch; zeros vary over the mesh axes of the inputs.
+    # Without valued ways no kernel runs; the zeros vary over the mesh axes of the inputs.
     if call.valued == 0:
         shape = (len(call.index), call.groups, weights.shape[2])
         return zeros_varying(call.coefficients, shape, weights.dtype)
