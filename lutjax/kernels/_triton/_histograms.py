@@ -58,9 +58,8 @@ class Counter:
     """Function that counts reads.
 
     Attributes:
-      count: takes pairs, the first detector, the number of detectors and the device. Returns how
-      often
-        each query reads each of its rows, ``[detectors, queries, rows of a query's id]``.
+      count: takes pairs, the first detector, the number of detectors and the device; returns how
+        often each query reads each of its rows, ``[detectors, queries, rows of a query's id]``.
       keys_last: whether the key id changes fastest along the axis of rows, or the distance id.
     """
 
@@ -384,7 +383,7 @@ def _sort(ids, order, starts, c: tl.constexpr):
     for first in range(0, c.n, c.BLOCK):
         i = first + tl.arange(0, c.BLOCK)
         found = tl.load(ids + t * c.n + i, mask=i < c.n, other=c.n_ids)
-        # Ids out of range are clamped, like everywhere.
+        # Ids out of range are clamped, like in every kernel that reads rows.
         found = tl.minimum(tl.maximum(found, 0), c.n_ids - 1)
         smaller += ((found < own) & (i < c.n)).to(tl.int32)
     place = tl.sum(smaller, 0)

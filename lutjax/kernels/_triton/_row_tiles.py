@@ -1,5 +1,4 @@
-"""Tiles of the kernels that read and add to table rows, and device functions that these kernels
-call.
+"""Tiles of the kernels that read and add to table rows, and their shared device functions.
 
 Work: a program computes a tile of ``ROWS`` reads (samples of a lookup, keys of attention) times
 ``OUTPUTS`` outputs, for a block of ``DETECTORS`` detectors one after the other. The grid is

@@ -1,5 +1,4 @@
-"""Kernel launches from JAX: the only module that knows jax-triton and the differences of its
-versions.
+"""Kernel launches from JAX: the only module that depends on jax-triton and its versions.
 
 A launch has a one-dimensional grid. The parameters of a kernel are pointers and one constant
 object, for which the kernel is compiled. Arrays in place alias an input with an output of the

@@ -222,8 +222,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
 
 
 def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
-    """Return a config with enough programs, whose scratch of `rows` rows each stays in the L2
-    cache."""
+    """Return a config with enough programs, whose scratch of `rows` rows stays in the L2 cache."""
     narrow = sizes["outputs"] <= _NARROW and sizes["samples"] >= _MANY
     samples = 128 if narrow else 32
     while samples > 4 and (
