@@ -34,7 +34,7 @@ class DetectedPairs:
       start: position of the first query among the keys: int32 scalar, or ``[B]``.
       segments: ids of queries and keys; pairs with different ids do not count.
       window: most keys of a query.
-      blocks: for each block of queries the number of selected key blocks before each key block and
+      blocks: for each query block the number of selected key blocks before each key block and
         in total ``[Bk + 1]``, then the selected blocks ``[Bk]``. None selects all keys.
       block_sizes: queries and keys of a block.
       targets: outputs of the slots of rows, ``[T or 1, R or 1, K]``; None if rows reach all

@@ -1,7 +1,7 @@
 """Tiles of the gate kernels, and device functions that these kernels call.
 
-Work: a program owns a tile of gates, or of inputs, and a tile of samples; `detectors` of a kernel
-config are consecutive tiles of samples of one program. The grid is one-dimensional: gates change
+Work: a program owns a tile of gates, or of inputs, and a sample tile; `detectors` of a kernel
+config are consecutive sample tiles of one program. The grid is one-dimensional: gates change
 fastest and samples slowest, so concurrent programs read the same samples of all inputs.
 
 Layout: arrays are features first, ``[features, samples]``. A wire reads a row of ``x``, whose
@@ -52,7 +52,7 @@ class GateTile:
 
     Attributes:
       how: kernel config. `rows` are samples, `outputs` gates or inputs, and `detectors` consecutive
-        tiles of samples of a program.
+        sample tiles of a program.
       device: the device.
       n_samples: number of samples.
       n_features: number of gates or inputs.
@@ -100,7 +100,7 @@ class GateTile:
 
     @property
     def blocks(self) -> int:
-        """Number of consecutive tiles of samples of a program."""
+        """Number of consecutive sample tiles of a program."""
         n_blocks = max(triton.cdiv(self.n_samples, self.samples), 1)
         return min(self.how.detectors or n_blocks, n_blocks)
 
@@ -149,7 +149,7 @@ def cotangent_of_table(
     # Tables with more slots are shared by several programs, which read the same gates.
     slots = min(n_slots, SLOTS)
     tile = GateTile.of(name, rule, call, device, n_groups=n_slots // slots)
-    # Parts keep the dtype of sums; only their total may be rounded.
+    # Parts keep the sum dtype; only their total may be rounded.
     dtype = accumulator(call.x.dtype, call.table.dtype)
     (parts,) = launch(
         kernel,

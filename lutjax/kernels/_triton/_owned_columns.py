@@ -11,7 +11,7 @@ Lane ``i`` of a table adds sample ``i`` to one column after the other: in step `
 order of these steps.
 
 Layout of shared memory: a row of 32 float32 sums, 128 bytes, for each table row, so that a lane's
-column is a bank and lanes never conflict; behind it a ring of blocks of samples. A block holds its
+column is a bank and lanes never conflict; behind it a ring of sample blocks. A block holds its
 gradients and, per lane, the row pair and the factors of the next block. cp.async copies blocks
 ahead of their use.
 
@@ -64,7 +64,7 @@ def fits(tables: tuple[int, ...], groups: int, n_samples: int) -> bool:
 
 
 def parts(tables: tuple[int, ...], groups: int, ways: int, n_samples: int) -> int:
-    """Return the number of parts of the samples to sum one after the other, to bound memory.
+    """Return the number of sample parts to sum one after the other, to bound memory.
 
     0 stands for atomics: tables do not fit, or there is too little work.
     """
@@ -244,7 +244,7 @@ def _add_owned(rows, factors, dy, totals, c: tl.constexpr):
     )
     rows += table * c.n_samples + i
     factors += table * c.n_samples + i
-    # The ring of blocks of samples behind the sums.
+    # The ring of sample blocks behind the sums.
     begin = at + c.SUMS
     end = begin + c.STAGES * c.STAGE
     start = share * c.OF_SHARE

@@ -53,7 +53,7 @@ READ = "ld.volatile.shared.f32 $0, [$1];"
 
 @functools.cache
 def copy_of_block(ways: int, packed: bool) -> str:
-    """Return PTX that starts the copies of a block of samples.
+    """Return PTX that starts the copies of a sample block.
 
     Its arguments: $1 address of the lane's 4-byte elements, $2 of its 16 bytes of gradients; $3 to
     $6 addresses of its row pair, its two factors and the gradients; $7 the bytes to copy of each
@@ -75,7 +75,7 @@ def copy_of_block(ways: int, packed: bool) -> str:
 
 @functools.cache
 def add_of_block(ways: int, packed: bool) -> str:
-    """Return PTX that adds a block of samples to the sums of the warp.
+    """Return PTX that adds a sample block to the sums of the warp.
 
     Its results: row pair and factors of the next block, of the lane and of its neighbor. Its
     arguments: addresses of the lane's sums, of its 4-byte elements (see `copy_of_block`) and of

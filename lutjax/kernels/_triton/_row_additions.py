@@ -79,7 +79,7 @@ AddRows = Callable[[Addition], tuple[jax.Array, ...]]
 
 
 def gradient(call: _row_tiles.TableCall, add: AddRows) -> jax.Array:
-    """Return the gradient of the tables, ``[T, R, O]``."""
+    """Return the table gradient, ``[T, R, O]``."""
     weights = call.weights
     shape = jax.ShapeDtypeStruct(weights.shape, addend_dtype(weights.dtype, call.accumulate))
     return add(Addition(shape, jnp.ones((), accumulator(weights.dtype)), jnp.zeros((), jnp.int32)))[0]

@@ -2,7 +2,7 @@
 
 Work: a program computes a tile of ``ROWS`` reads (samples of a lookup, keys of attention) times
 ``OUTPUTS`` outputs, for a block of ``DETECTORS`` detectors one after the other. The grid is
-one-dimensional: reads change fastest, then outputs, then blocks of detectors, so concurrent
+one-dimensional: reads change fastest, then outputs, then detector blocks, so concurrent
 programs read the same part of the same tables, which stays in the L2 cache.
 
 Layout: arrays of detections are detector-major, ``[T, B]``, so the reads of a tile are contiguous.
@@ -89,7 +89,7 @@ class RowTile:
 
     @property
     def detector_blocks(self) -> int:
-        """Number of blocks of detectors over all outputs of a group."""
+        """Number of detector blocks over all outputs of a group."""
         return max(triton.cdiv(self.n_detectors // self.n_groups, self.detectors), 1)
 
     @property
@@ -136,7 +136,7 @@ def sizes(weights: jax.Array | jax.ShapeDtypeStruct, **others: int) -> Sizes:
 
 
 def arithmetic(call: TableCall) -> dict[str, Any]:
-    """Return kernel constants: rows of a table, dtypes, and scale of addends (0 for floats)."""
+    """Return kernel constants: number of table rows, dtypes, and addend scale (0 for floats)."""
     return arithmetic_of(call.weights.shape[1], accumulator(call.weights.dtype), call.accumulate)
 
 
@@ -162,7 +162,7 @@ def sum_rows(
 ) -> jax.Array:
     """Return outputs ``[*batch, O]`` of a kernel that reads the tables and `inputs`."""
     dtype = call.weights.dtype
-    # With several programs per sum, each writes a part, in the dtype of sums. A single program
+    # With several programs per sum, each writes a part, in the sum dtype. A single program
     # writes the rounded result.
     if tile.detector_blocks > 1 or call.accumulate is not None:
         dtype = addend_dtype(dtype, call.accumulate)
@@ -192,12 +192,12 @@ def place(
 
     Returns:
       Samples, whether they exist, outputs (or inputs, or slots), whether they exist, and the block
-      of detectors. Samples change fastest, for `TOGETHER` blocks of detectors at a time.
+      of detectors. Samples change fastest, for `TOGETHER` detector blocks at a time.
     """
     sample_blocks: tl.constexpr = (n_samples + ROWS - 1) // ROWS
     output_blocks: tl.constexpr = (n_outputs + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
-    # Concurrent programs of several blocks of detectors add to different tables, so fewer additions
+    # Concurrent programs of several detector blocks add to different tables, so fewer additions
     # meet at a row.
     of_together = program % TOGETHER
     program = program // TOGETHER
@@ -214,7 +214,7 @@ def place_of_queries(
     """Locate a program of attention.
 
     Returns:
-      Block of queries, sample, outputs, whether they exist, and block of detectors.
+      Block of queries, sample, outputs, whether they exist, and detector block.
     """
     query_blocks: tl.constexpr = (n_queries + QUERIES - 1) // QUERIES
     output_blocks: tl.constexpr = (n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
@@ -252,7 +252,7 @@ def clamped(row, t, c: tl.constexpr):
 
 @kernel
 def read(table, row, output, c: tl.constexpr):
-    """Read a block of outputs of rows at these offsets; all rows exist."""
+    """Read an output block of rows at these offsets; all rows exist."""
     # Clamped offsets are valid for missing reads as well, so only a remainder of outputs needs a
     # mask.
     if c.n_outputs % c.OUTPUTS == 0:

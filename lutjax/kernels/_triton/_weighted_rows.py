@@ -9,11 +9,11 @@ Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with
 
 A lookup is one way without coefficients.
 
-Work: a program owns a tile of samples and outputs, and a block of the detectors of one group. The
+Work: a program owns a tile of samples and outputs, and a detector block of one group. The
 grid is one-dimensional: samples change fastest, then outputs, then blocks, so concurrent programs
 read the same part of the same tables.
 
-Layout: ids and coefficients are ``[T, K, n]``, so the samples of a tile are contiguous.
+Layout: ids and coefficients are ``[T, K, n]``, so tile samples are contiguous.
 
 Numerics: the accumulator dtype, int32 in fixed point and for integer coefficients. Sums over
 blocks of detectors and of outputs are parts in a fixed order. In sums and additions a coefficient
@@ -82,7 +82,7 @@ class Reads:
     def tile(
         self, how: Launch, n_outputs: int, device: Device, *, n_tables: int | None = None
     ) -> _row_tiles.RowTile:
-        """Return tiles of the detectors of each group, or of `n_tables` tables of any groups."""
+        """Return detector tiles of each group, or of `n_tables` tables of any groups."""
         n_detectors, _, n_samples = self.index.shape
         n, groups = (n_detectors, self.groups) if n_tables is None else (n_tables, 1)
         return _row_tiles.RowTile(how, n_samples, n_outputs, n, device, n_groups=groups)
@@ -120,7 +120,7 @@ def sums(
     # Integer rows times integer coefficients stay exact in int32.
     dtype = jnp.dtype(jnp.int32) if reads.in_integers else accumulator(weights.dtype)
     tile = reads.tile(how, n_outputs, device)
-    # With several programs per sum, each writes a part, in the dtype of sums.
+    # With several programs per sum, each writes a part, in the sum dtype.
     whole = finished and tile.detector_blocks == 1 and accumulate is None
     shape = (tile.detector_blocks, tile.n_reads, reads.groups, n_outputs)
     (parts,) = launch(
@@ -323,7 +323,7 @@ def _sum_rows(weights, index, coefficients, parts, c: tl.constexpr):
             if c.WEIGHTED:
                 value = coefficient[:, None] * value
             total += _row_tiles.addend(value, c)
-    # Parts are ``[blocks of detectors, n, G, O]``.
+    # Parts are ``[detector blocks, n, G, O]``.
     at = of_group(part.to(tl.int64) * c.n_samples + sample, group, c)[:, None] + output[None, :]
     exists = sample_exists[:, None] & output_exists[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=exists)
@@ -335,7 +335,7 @@ def _multiply_rows(weights, index, dy, products, c: tl.constexpr):
         c.n_samples, c.n_outputs, c.ROWS, c.OUTPUTS
     )
     group, _, first, last = detectors(block, c)
-    # Each block of outputs writes its own part ``[T, n]``.
+    # Each output block writes its own part ``[T, n]``.
     products += part_of_outputs(c).to(tl.int64) * c.n_detectors * c.n_samples
     exists = sample_exists[:, None] & output_exists[None, :]
     at = of_group(sample, group, c)[:, None] + output[None, :]
@@ -389,7 +389,7 @@ def _cotangent(dy, sample, group, output, exists, factor, c: tl.constexpr):
 
 @kernel
 def detectors(block, c: tl.constexpr):
-    """Return group, part of the group, first detector and end of a block of detectors."""
+    """Return group, part of the group, first detector and end of a detector block."""
     # One group needs no division at run time.
     if c.n_groups == 1:
         first = block * c.DETECTORS
@@ -413,7 +413,7 @@ def of_group(sample, group, c: tl.constexpr):
 
 @kernel
 def part_of_outputs(c: tl.constexpr):
-    """Return the block of outputs of this program."""
+    """Return the output block of this program."""
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     output_blocks: tl.constexpr = (c.n_outputs + c.OUTPUTS - 1) // c.OUTPUTS
     return (tl.program_id(0) // sample_blocks) % output_blocks

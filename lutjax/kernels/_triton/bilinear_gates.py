@@ -135,7 +135,7 @@ def _apply(x, coefficients, wires, y, c: tl.constexpr):
     c1 = _coefficient(coefficients, 1, gate, None, c)
     c2 = _coefficient(coefficients, 2, gate, None, c)
     c3 = _coefficient(coefficients, 3, gate, None, c)
-    # Coefficients are loaded once and serve all tiles of samples of the program.
+    # Coefficients are loaded once and serve all sample tiles of the program.
     for block in range(part * c.BLOCKS, _gate_tiles.last_block(part, c)):
         sample, _ = _row_tiles.block(c.SAMPLES, c.n_samples, block)
         a = _gate_tiles.read(x, of_a, sample, c)
@@ -152,7 +152,7 @@ def _reduce(x, coefficients, wires, dy, parts, dx, c: tl.constexpr):
     c1 = _coefficient(coefficients, 1, gate, None, c)
     c2 = _coefficient(coefficients, 2, gate, None, c)
     c3 = _coefficient(coefficients, 3, gate, None, c)
-    # Sums stay elementwise over tiles of samples; samples are reduced once at the end.
+    # Sums stay elementwise over sample tiles; samples are reduced once at the end.
     of_1 = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     of_a_alone = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)
     of_b_alone = tl.zeros((c.FEATURES, c.SAMPLES), c.ACC)

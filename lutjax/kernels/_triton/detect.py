@@ -8,10 +8,10 @@ Formula for sample ``b``, with the inputs of the pairs ``r`` of detector ``t`` a
     flip[b, t], margin[b, t] = 2**c, delta[c]
     dx[b, anchors[t, c, 0]] += dmargin[b, t];  dx[b, anchors[t, c, 1]] -= dmargin[b, t]
 
-Work: a forward program owns a tile of samples and a block of detectors. Backward, if inputs and
+Work: a forward program owns a tile of samples and a detector block. Backward, if inputs and
 detectors are few, a program owns a tile of samples and inputs, and compares its inputs with the
 ends of every closest pair; otherwise programs of samples and detectors scatter. The grid is
-one-dimensional: samples change fastest, then inputs, then blocks of detectors.
+one-dimensional: samples change fastest, then inputs, then detector blocks.
 
 Layout: arrays are detector-major, ``[T, B]``, and inputs ``[I, B]``, so the samples of a program
 are contiguous. Anchors are the same for all samples of a program.
@@ -77,7 +77,7 @@ def backward(
     how = launch_of("detect.backward", _sizes(call, len(flip)), device, _backward_rule)
     compared = n_detectors * call.n_inputs <= _COMPARED
     tile = _row_tiles.RowTile(how, *shape, n_detectors, device, all_outputs=not compared)
-    # Atomics add to zeros ``[B, I]``; compared sums are parts ``[blocks of detectors, I, B]``.
+    # Atomics add to zeros ``[B, I]``; compared sums are parts ``[detector blocks, I, B]``.
     changed: dict[str, Any] = {"zeroed": [jax.ShapeDtypeStruct(shape, dtype)]}
     if compared:
         changed = {"outputs": [jax.ShapeDtypeStruct((tile.detector_blocks, *shape[::-1]), dtype)]}
@@ -119,7 +119,7 @@ def _backward_rule(sizes: Sizes) -> Launch:
     compared = sizes["detectors"] * sizes["inputs"] <= _COMPARED
     rows, inputs = (32, 32) if compared else (128, 1)
     programs = sizes["samples"] // rows * (triton.cdiv(sizes["inputs"], inputs) if compared else 1)
-    # Each further block of detectors writes a part, which is read once more.
+    # Each further detector block writes a part, which is read once more.
     detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 8 if compared else 1)
     return Launch(rows=rows, outputs=inputs, detectors=detectors, warps=1 if compared else 4)
 

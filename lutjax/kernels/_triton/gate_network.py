@@ -254,7 +254,7 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
     """Return arguments of `launch` and constants of kernels.
 
-    In the config, `rows` are samples, `detectors` blocks of samples, and `outputs` gates of a
+    In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates of a
     tile.
     """
     n_calls, n_inputs, n_samples = call.x.shape
@@ -444,7 +444,7 @@ def _go_back(
             g = _gather(behind, n_wires, order, starts, counts, value, exists, behind_column, there, c)
         if c.SUMS:
             _add(parts, gate, exists, g, a, b, block, c)
-        # The first layer passes on only if the gradient of `x` is needed.
+        # The first layer passes on only if the `x` gradient is needed.
         if c.PASSED or not FIRST:
             c1 = _coefficient(coefficients, 1, gate, c)
             c2 = _coefficient(coefficients, 2, gate, c)

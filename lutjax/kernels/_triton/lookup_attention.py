@@ -13,15 +13,15 @@ is smaller than both. With targets, an element of a row is a slot, which is adde
 
 Work: a program owns one query of one sample (two for margins), a block of outputs and a block of
 detectors, and loops over blocks of `ROWS` keys. The grid is one-dimensional: queries change
-fastest, then samples, blocks of outputs, and blocks of detectors. Late queries, which have most
+fastest, then samples, output blocks, and detector blocks. Late queries, which have most
 keys, start first, so that no long program is left at the end. Long sequences count reads
 (`_histograms`).
 
-Layout: bits and margins are ``[T, B, L]``, so a block of keys is contiguous. Concurrent programs
+Layout: bits and margins are ``[T, B, L]``, so a key block is contiguous. Concurrent programs
 read few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
 
 Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each
-output is summed by one program per block of detectors, whose parts are added in a fixed order.
+output is summed by one program per detector block, whose parts are added in a fixed order.
 Tables, key and position margins and slots use atomics, so their last bits differ between runs,
 except in fixed point or where reads are counted. In a tie the key counts as closer than the query,
 and both as closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
@@ -215,7 +215,7 @@ def add_rows(
 
 
 # ------------------------------------------------------------------------------------- launches
-# Short sequences fill only small blocks of keys, and the detectors of a program share its fixed
+# Short sequences fill only small key blocks, and the detectors of a program share its fixed
 # cost. With long sequences, one detector per program keeps the tables of concurrent programs few.
 def _is_short(sizes: Sizes) -> bool:
     return sizes["keys"] <= 64
@@ -247,7 +247,7 @@ def _sum_rows(
     UNROLL: tl.constexpr = min(c.DETECTORS, 4)
     j, b, output, output_exists, group = _row_tiles.place_of_queries(c.n_queries, c.n_outputs, c)
     place, low, high, visited = _keys(j, b, start, blocks, c)
-    # The last block of detectors, and the last unrolled step, may have fewer.
+    # The last detector block, and the last unrolled step, may have fewer.
     last = tl.minimum((group + 1) * c.DETECTORS, c.n_detectors)
     total = tl.zeros((c.ROWS, c.OUTPUTS), c.SUM)
     for first in range(0, visited, c.ROWS):
@@ -265,7 +265,7 @@ def _sum_rows(
                 value = tl.load(table + at, mask=exists[:, None] & output_exists[None, :], other=0)
                 total += _row_tiles.addend(value.to(c.ACC), c)
     # Blocks of detectors write separate parts ``[blocks, B, L, O]``. The sum over keys is one
-    # reduction at the end, not one per block of keys.
+    # reduction at the end, not one per key block.
     at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + j) * c.n_outputs + output
     tl.store(parts + at, tl.sum(total, 0).to(parts.dtype.element_ty), mask=output_exists)
 
@@ -552,7 +552,7 @@ def _change(table, targets, t, bits, other_bits, slot, dy, j, counts, c: tl.cons
 @kernel
 def _targets(targets, t, bits, slot, exists, c: tl.constexpr):
     """Return the outputs of the slots of rows; -1 for none."""
-    # A list of targets may be shared by all rows of a table, and by all tables.
+    # All rows of a table, and all tables, may share one target list.
     slots = _row_tiles.list_of(bits, t, c)[:, None] * c.n_outputs + slot[None, :]
     return _row_tiles.target(targets, slots, exists, c.WIDTH)
 

@@ -9,7 +9,7 @@ Formula for position ``n`` of a window, group ``g`` and detectors ``t`` of the g
     dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]  for the ends (a, b) of the closest pair
 
 Work: programs of `_sum_rows` and `_multiply_and_add_rows` own a tile of positions and outputs, and
-a block of the detectors of one group. The backward pass detects again, and stores margin gradients
+a detector block of one group. The backward pass detects again, and stores margin gradients
 and closest pairs. A program of `_collect` then owns one channel of a block of pixels, and visits
 all pair ends that read the channel; each reads a pixel from at most one position.
 
@@ -266,7 +266,7 @@ def _sum_rows(x, weights, ends, targets, y, c: tl.constexpr):
 
 @kernel
 def _multiply_and_add_rows(x, weights, ends, targets, dy, d_margin, pair, d_weights, c: tl.constexpr):
-    # A program owns all outputs of a block of detectors, because a margin needs the whole inner
+    # A program owns all outputs of a detector block, because a margin needs the whole inner
     # product.
     blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS
     of_group: tl.constexpr = (c.n_of_group + c.DETECTORS - 1) // c.DETECTORS

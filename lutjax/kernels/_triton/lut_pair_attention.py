@@ -9,17 +9,16 @@ the terms of their positions (`_xla._comparison_terms`)::
     ddelta[c] = slope(delta[c]) * <dy[j], weights[t, row] - weights[t, other]>, added to the terms
     dweights[t, row] += dy[j]
 
-Work: a program owns a block of queries of one sample, a block of outputs and a block of detectors,
+Work: a program owns a query block of one sample, an output block and a detector block,
 and visits the keys block by block. A row of its tile is one pair of a query and a key. The kernel
 detects the pair from its terms, so nothing of the size of all pairs is stored. The grid is
-one-dimensional: blocks of queries change fastest, then samples, blocks of outputs, and blocks of
-detectors. Late queries, which have most keys, start first.
+one-dimensional: query blocks change fastest, then samples, output blocks, and detector blocks. Late queries, which have most keys, start first.
 
 Layout: terms are ``[comparisons, T, B, L]``, so the keys of a block are contiguous. Concurrent
 programs read few tables, which stay in the L2 cache.
 
 Numerics: sums use the accumulator dtype or, in fixed point, int32. Outputs are summed by one
-program per block of detectors, whose parts are added in a fixed order. Gradients of keys,
+program per detector block, whose parts are added in a fixed order. Gradients of keys,
 positions and tables use atomics, so their last bits differ between runs, except in fixed point.
 The first of equal deltas is the closest one, and the first NaN is closer than any number.
 """
@@ -205,7 +204,7 @@ class ComparedPairs:
     ) -> _row_tiles.RowTile:
         n_tables, _, n_outputs = self.call.weights.shape
         n_tables = n_tables if n_detectors is None else n_detectors
-        # A tile needs no more rows than there are pairs of a block of keys.
+        # A tile needs no more rows than there are pairs of a key block.
         most = _row_tiles.fitted(_KEYS, self._most_keys)
         n_reads = most * triton.next_power_of_2(max(self.terms.query.shape[3], 1))
         return _row_tiles.RowTile(how, n_reads, n_outputs, n_tables, device, all_outputs)
@@ -274,7 +273,7 @@ def _sum_rows(weights, key, query, position, start, query_segments, key_segments
             value = tl.load(table + at, mask=counts[:, None] & output_exists[None, :], other=0)
             total += _row_tiles.addend(value.to(c.ACC), c)
     # The keys of a query are consecutive rows of the tile, so a reshape separates them. They are
-    # summed once, after all blocks of keys.
+    # summed once, after all key blocks.
     y = tl.sum(tl.reshape(total, (c.QUERIES, c.KEYS, c.OUTPUTS)), 1)
     own, exists = _row_tiles.block(c.QUERIES, c.n_queries, block)
     at = ((group.to(tl.int64) * c.n_samples + b) * c.n_queries + own)[:, None] * c.n_outputs + output[None, :]
@@ -418,7 +417,7 @@ def _add_rows(
 
 @kernel
 def _place(n_outputs: tl.constexpr, c: tl.constexpr):
-    """Return block of queries, sample, outputs, whether they exist, and block of detectors."""
+    """Return query block, sample, outputs, whether they exist, and detector block."""
     block, b, output, exists, group = _row_tiles.place_of_queries(c.n_queries, n_outputs, c, c.QUERIES)
     # Offsets in a table have 32 bits where they fit; a wider summand would widen them.
     return block, b, output.to(tl.int32), exists, group

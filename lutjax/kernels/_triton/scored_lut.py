@@ -10,15 +10,15 @@ coefficients ``c[k]`` that the read computes from ``u`` and ``scalars`` for its 
     dx[b, g, first end] += du;   dx[b, g, second end] -= du
     dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
 
-Work: a program computes 32 samples and up to 128 outputs, and loops over a block of the tables of
-one group. The grid is one-dimensional: blocks of samples change fastest, then blocks of outputs,
-blocks of tables, and groups. The backward pass recomputes all coefficients and saves nothing.
+Work: a program computes 32 samples and up to 128 outputs, and loops over a table block of
+one group. The grid is one-dimensional: sample blocks change fastest, then output blocks,
+table blocks, and groups. The backward pass recomputes all coefficients and saves nothing.
 
 Layout: inputs are transposed to ``[H, I, B]`` and ``keep`` to ``[T, B]``, so the 32 samples of a
 program are contiguous. Table rows are contiguous in outputs, and concurrent programs read the same
 tables, which stay in the L2 cache. Kernels that read no rows keep inputs in shared memory.
 
-Numerics: sums are float32, in table order within a program, then over blocks of tables in a fixed
+Numerics: sums are float32, in table order within a program, then over table blocks in a fixed
 order. A coefficient of 0 hides a row with infinities. Table and input gradients use float atomics,
 so their last bits differ between runs, except where `_owned_columns` sums tables. Scalar gradients
 are partial sums of programs. Integer tables are read as int8 and scaled by powers of two; without
@@ -172,7 +172,7 @@ def _pulled_back(
         cotangent,
         outputs=[
             where("scalars" in needs, max(n_scalars, 1), tile.programs),
-            # Each block of outputs holds a part of the inner product that is the gradient of
+            # Each output block holds a part of the inner product that is the gradient of
             # `keep`.
             where("keep" in needs, tile.output_blocks, tables[0], n),
             # The kernel writes rows and factors for `_owned_columns` in place of adding to the
@@ -464,12 +464,12 @@ def _of_parts(sums: jax.Array, call: ScoredLut) -> jax.Array:
 # ------------------------------------------------------------------------------------- launches
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """Programs of a call: tiles of samples and outputs, and a block of the tables of a group.
+    """Programs of a call: tiles of samples and outputs, and a table block of a group.
 
     Attributes:
       call: the call.
       rows: tiles of one group.
-      piece: size of the equal tiles of outputs of a program; 0 for one or two tiles.
+      piece: size of the equal output tiles of a program; 0 for one or two tiles.
     """
 
     call: ScoredLut
@@ -500,7 +500,7 @@ class _Tile:
 
     @property
     def parts(self) -> int:
-        """Number of blocks of tables of a group."""
+        """Number of table blocks of a group."""
         return self.rows.detector_blocks
 
     @property
@@ -655,7 +655,7 @@ _PIECE = 16
 
 
 def _rule(sizes: Sizes, outputs: int, enough: int, most: int) -> Launch:
-    """Return tiles of 32 samples, and blocks of tables for enough programs."""
+    """Return tiles of 32 samples, and table blocks for enough programs."""
     # 32 samples are one warp, and each thread owns a sample in everything that precedes the rows.
     # Blocks of tables are chosen so that there are about `enough` programs.
     outputs = min(outputs, _OUTPUTS)
@@ -680,7 +680,7 @@ def _sum_rows(x, weights, ends, scalars, keep, exponents, parts, c: tl.constexpr
             strange += tl.sum(((tl.abs(totals[p]) < float("inf")) == 0).to(tl.int32), 1)
         if tl.sum(strange, 0) != 0:
             totals, unknown = _sums(x, weights, ends, keep, first, last, sample, exists, outputs, s, True, c)
-    # Parts are ``[blocks of tables, B, G, O]``.
+    # Parts are ``[table blocks, B, G, O]``.
     to = ((part * c.n_samples + sample) * c.n_groups + group) * c.n_outputs
     for p in tl.static_range(c.PIECES):
         total = totals[p]
@@ -904,7 +904,7 @@ def _staged(x, group, sample, exists, column, c: tl.constexpr):
 @kernel
 def _write_rows(rows, factors, index, flip, found, t, sample, exists, c: tl.constexpr):
     here = t.to(c.INDEX) * c.n_samples + sample
-    # Both rows of a table share one int32, which halves the traffic of row ids.
+    # Both row ids share one int32, which halves their traffic.
     tl.store(rows + here, _owned_columns.places(index, index ^ flip), mask=exists)
     tl.store(factors + here, found[0], mask=exists)
     if c.WAYS == 2 and not c.HARD:
@@ -944,7 +944,7 @@ def _pull_back(x, ends, scalars, keep, products, d_scalars, d_keep, dx, c: tl.co
         )
     _write_scalars(d_scalars, of_scalars, exists, c)
     if c.OF_X:
-        # Programs with different tables write separate parts ``[blocks of tables, G, I, B]``.
+        # Programs with different tables write separate parts ``[table blocks, G, I, B]``.
         to = dx + (part * c.n_groups + group) * (c.n_inputs * c.n_samples) + sample
         for i in range(c.n_inputs):
             total = tl.inline_asm_elementwise(
@@ -978,7 +978,7 @@ def _place(c: tl.constexpr):
     """Locate this program.
 
     Returns:
-      Samples, whether they exist, block of outputs, block of tables, group, and the first table and
+      Samples, whether they exist, output block, table block, group, and the first table and
       the end of the tables of this program.
     """
     sample_blocks: tl.constexpr = (c.n_samples + c.ROWS - 1) // c.ROWS

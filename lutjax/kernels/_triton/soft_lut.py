@@ -9,7 +9,7 @@ table::
                    * share of the other bits)
 
 Work: a program owns a tile of gates and samples; where inputs gather from their readers, a tile of
-inputs and samples. Tables over two bits are bilinear gates, whose kernel reads everything once.
+inputs and samples. Backward, tables over two bits are bilinear gates, whose kernel reads everything once.
 The low four bits of an address are unrolled as nested linear interpolations; a loop visits the
 values of the high bits, so code size does not grow with ``2**n``.
 

@@ -9,8 +9,8 @@ Formula for sample ``b`` and the outputs ``o`` of the slots ``k`` of rows::
                        - weights[t, j, k] * dy[b, targets[t, j, k]])
     dweights[t, i, k] += dy[b, targets[t, i, k]]
 
-Work: a program owns a tile of samples and slots, and a block of detectors. The grid is
-one-dimensional: samples change fastest, then slots, then blocks of detectors. With few slots and
+Work: a program owns a tile of samples and slots, and a detector block. The grid is
+one-dimensional: samples change fastest, then slots, then detector blocks. With few slots and
 outputs, a forward program owns a tile of samples and outputs instead, and compares every output
 with every target.
 
@@ -143,7 +143,7 @@ def _forward_rule(sizes: Sizes) -> Launch:
     if sizes["detectors"] * sizes["slots"] * sizes["outputs"] > _COMPARED:
         return _rule(sizes)
     programs = sizes["samples"] // 32 * triton.cdiv(sizes["outputs"], 32)
-    # Each further block of detectors writes a part, which is read once more.
+    # Each further detector block writes a part, which is read once more.
     detectors = max(_row_tiles.split(programs, sizes["detectors"], enough=512), 4)
     return Launch(rows=32, outputs=32, detectors=detectors, warps=1)
 
@@ -178,7 +178,7 @@ def _collect(weights, index, targets, parts, c: tl.constexpr):
                 value = _row_tiles.addend(tl.load(values + k, mask=target >= 0, other=0).to(c.ACC), c)
                 # A sum over a one-hot selection needs no atomics and no address.
                 total += tl.where(output[:, None] == target[None, :], value[None, :], 0)
-    # Parts are ``[blocks of detectors, outputs, B]``: samples are contiguous.
+    # Parts are ``[detector blocks, outputs, B]``: samples are contiguous.
     at = (group.to(tl.int64) * c.n_outputs + output)[:, None] * c.n_samples + sample[None, :]
     tl.store(parts + at, total, mask=output_exists[:, None] & exists[None, :])
 
