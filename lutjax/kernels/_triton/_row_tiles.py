@@ -2,8 +2,8 @@
 
 Work: a program computes a tile of ``ROWS`` reads (samples of a lookup, keys of attention) times
 ``OUTPUTS`` outputs, for a block of ``DETECTORS`` detectors one after the other. The grid is
-one-dimensional: reads change fastest, then outputs, then detector blocks, so concurrent
-programs read the same part of the same tables, which stays in the L2 cache.
+one-dimensional: reads change fastest, then outputs, then detector blocks, so concurrent programs
+read the same part of the same tables, which stays in the L2 cache.
 
 Layout: arrays of detections are detector-major, ``[T, B]``, so the reads of a tile are contiguous.
 Tables are ``[T, R, O]``, so the outputs of a row are contiguous.

@@ -9,9 +9,9 @@ Formula for sample ``n``, group ``g``, its tables ``t`` and ways ``k``, with
 
 A lookup is one way without coefficients.
 
-Work: a program owns a tile of samples and outputs, and a detector block of one group. The
-grid is one-dimensional: samples change fastest, then outputs, then blocks, so concurrent programs
-read the same part of the same tables.
+Work: a program owns a tile of samples and outputs, and a detector block of one group. The grid is
+one-dimensional: samples change fastest, then outputs, then blocks, so concurrent programs read the
+same part of the same tables.
 
 Layout: ids and coefficients are ``[T, K, n]``, so tile samples are contiguous.
 

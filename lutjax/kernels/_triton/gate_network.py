@@ -254,8 +254,7 @@ def _rule(sizes: Sizes, rows: int, most: int) -> Launch:
 def _arguments(call: GateNetwork, how: Launch, device: Device) -> dict[str, Any]:
     """Return arguments of `launch` and constants of kernels.
 
-    In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates of a
-    tile.
+    In the config, `rows` are samples, `detectors` sample blocks, and `outputs` gates of a tile.
     """
     n_calls, n_inputs, n_samples = call.x.shape
     # Scratch and tiles have one size for all layers, because `layer` is a run-time loop variable.

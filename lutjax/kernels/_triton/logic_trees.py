@@ -7,11 +7,11 @@ below), its coefficients ``c``, and the gradient ``g`` of its output::
     y[tree, group] = largest root value over the positions of a group
     dc += g, g * a, g * b, g * a * b;   da = g * (c[1] + c[3] * b);   db = g * (c[2] + c[3] * a)
 
-Work: a program owns a tree, a sample block and a group block, trees changing fastest. It
-evaluates the tree in registers, one sample per element, and keeps the largest root. The backward
-pass evaluates all positions again, walks back through the chosen one, and stores the gradient of
-each parent of leaves and the chosen position. `_add` then sums the image gradient: a program owns
-a channel and a sample block, and adds one leaf after the other.
+Work: a program owns a tree, a sample block and a group block, trees changing fastest. It evaluates
+the tree in registers, one sample per element, and keeps the largest root. The backward pass
+evaluates all positions again, walks back through the chosen one, and stores the gradient of each
+parent of leaves and the chosen position. `_add` then sums the image gradient: a program owns a
+channel and a sample block, and adds one leaf after the other.
 
 Layout: images are ``[channels, rows, columns, B]``, outputs ``[trees, groups, B]``: samples are
 contiguous. The image is not padded; masks read 0 around it.

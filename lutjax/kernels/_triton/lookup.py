@@ -9,8 +9,8 @@ Formula for sample ``b``, group ``g`` and detectors ``t`` of the group::
 
 Work, layout and numerics: see `_weighted_rows`, which sums and adds rows in one way without
 coefficients. The margin kernel reads both rows for a tile of samples and outputs, and writes a
-part for each output block; the parts are added in a fixed order. Table gradients use atomics,
-so their last bits differ between runs, except in fixed point. Ids are clamped.
+part for each output block; the parts are added in a fixed order. Table gradients use atomics, so
+their last bits differ between runs, except in fixed point. Ids are clamped.
 """
 
 import functools

@@ -13,18 +13,18 @@ is smaller than both. With targets, an element of a row is a slot, which is adde
 
 Work: a program owns one query of one sample (two for margins), a block of outputs and a block of
 detectors, and loops over blocks of `ROWS` keys. The grid is one-dimensional: queries change
-fastest, then samples, output blocks, and detector blocks. Late queries, which have most
-keys, start first, so that no long program is left at the end. Long sequences count reads
+fastest, then samples, output blocks, and detector blocks. Late queries, which have most keys,
+start first, so that no long program is left at the end. Long sequences count reads
 (`_histograms`).
 
-Layout: bits and margins are ``[T, B, L]``, so a key block is contiguous. Concurrent programs
-read few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
+Layout: bits and margins are ``[T, B, L]``, so a key block is contiguous. Concurrent programs read
+few tables, which stay in the L2 cache. Neighboring keys often share rows in the L1 cache.
 
 Numerics: sums use the accumulator dtype (float32 or float64) or, in fixed point, int32. Each
-output is summed by one program per detector block, whose parts are added in a fixed order.
-Tables, key and position margins and slots use atomics, so their last bits differ between runs,
-except in fixed point or where reads are counted. In a tie the key counts as closer than the query,
-and both as closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
+output is summed by one program per detector block, whose parts are added in a fixed order. Tables,
+key and position margins and slots use atomics, so their last bits differ between runs, except in
+fixed point or where reads are counted. In a tie the key counts as closer than the query, and both
+as closer than the position; a NaN margin is never the smaller one. Row ids are clamped.
 """
 
 import functools

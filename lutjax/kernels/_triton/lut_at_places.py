@@ -9,9 +9,9 @@ Formula for position ``n`` of a window, group ``g`` and detectors ``t`` of the g
     dx[a] += dmargin[t, n];  dx[b] -= dmargin[t, n]  for the ends (a, b) of the closest pair
 
 Work: programs of `_sum_rows` and `_multiply_and_add_rows` own a tile of positions and outputs, and
-a detector block of one group. The backward pass detects again, and stores margin gradients
-and closest pairs. A program of `_collect` then owns one channel of a block of pixels, and visits
-all pair ends that read the channel; each reads a pixel from at most one position.
+a detector block of one group. The backward pass detects again, and stores margin gradients and
+closest pairs. A program of `_collect` then owns one channel of a block of pixels, and visits all
+pair ends that read the channel; each reads a pixel from at most one position.
 
 Layout: images are ``[B, H * W * C]``, channels last. Positions are numbered over all images.
 Margin gradients and pairs are ``[T, positions]``. Pair ends are sorted by channel.

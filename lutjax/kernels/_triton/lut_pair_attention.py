@@ -9,18 +9,19 @@ the terms of their positions (`_xla._comparison_terms`)::
     ddelta[c] = slope(delta[c]) * <dy[j], weights[t, row] - weights[t, other]>, added to the terms
     dweights[t, row] += dy[j]
 
-Work: a program owns a query block of one sample, an output block and a detector block,
-and visits the keys block by block. A row of its tile is one pair of a query and a key. The kernel
-detects the pair from its terms, so nothing of the size of all pairs is stored. The grid is
-one-dimensional: query blocks change fastest, then samples, output blocks, and detector blocks. Late queries, which have most keys, start first.
+Work: a program owns a query block of one sample, an output block and a detector block, and visits
+the keys block by block. A row of its tile is one pair of a query and a key. The kernel detects the
+pair from its terms, so nothing of the size of all pairs is stored. The grid is one-dimensional:
+query blocks change fastest, then samples, output blocks, and detector blocks. Late queries, which
+have most keys, start first.
 
 Layout: terms are ``[comparisons, T, B, L]``, so the keys of a block are contiguous. Concurrent
 programs read few tables, which stay in the L2 cache.
 
 Numerics: sums use the accumulator dtype or, in fixed point, int32. Outputs are summed by one
-program per detector block, whose parts are added in a fixed order. Gradients of keys,
-positions and tables use atomics, so their last bits differ between runs, except in fixed point.
-The first of equal deltas is the closest one, and the first NaN is closer than any number.
+program per detector block, whose parts are added in a fixed order. Gradients of keys, positions
+and tables use atomics, so their last bits differ between runs, except in fixed point. The first of
+equal deltas is the closest one, and the first NaN is closer than any number.
 """
 
 import functools

@@ -10,9 +10,9 @@ coefficients ``c[k]`` that the read computes from ``u`` and ``scalars`` for its 
     dx[b, g, first end] += du;   dx[b, g, second end] -= du
     dweights[t, i[k]] += keep[b, t] * c[k] * dy[b, g]
 
-Work: a program computes 32 samples and up to 128 outputs, and loops over a table block of
-one group. The grid is one-dimensional: sample blocks change fastest, then output blocks,
-table blocks, and groups. The backward pass recomputes all coefficients and saves nothing.
+Work: a program computes 32 samples and up to 128 outputs, and loops over a table block of one
+group. The grid is one-dimensional: sample blocks change fastest, then output blocks, table blocks,
+and groups. The backward pass recomputes all coefficients and saves nothing.
 
 Layout: inputs are transposed to ``[H, I, B]`` and ``keep`` to ``[T, B]``, so the 32 samples of a
 program are contiguous. Table rows are contiguous in outputs, and concurrent programs read the same

@@ -9,9 +9,9 @@ table::
                    * share of the other bits)
 
 Work: a program owns a tile of gates and samples; where inputs gather from their readers, a tile of
-inputs and samples. Backward, tables over two bits are bilinear gates, whose kernel reads everything once.
-The low four bits of an address are unrolled as nested linear interpolations; a loop visits the
-values of the high bits, so code size does not grow with ``2**n``.
+inputs and samples. Backward, tables over two bits are bilinear gates, whose kernel reads
+everything once. The low four bits of an address are unrolled as nested linear interpolations; a
+loop visits the values of the high bits, so code size does not grow with ``2**n``.
 
 Layout: ``[features, samples]``, see `_gate_tiles`. The slots of a gate are contiguous.
 
