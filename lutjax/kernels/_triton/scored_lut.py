@@ -959,7 +959,7 @@ def _add_rows(x, ends, scalars, keep, dy, step, unused, total, c: tl.constexpr):
     s = _scalars(scalars, c)
     outputs = _outputs(block, c)
     cotangents = _cotangents(dy, sample, exists, group, outputs, c)
-    # The learning rate is negative: rows are updated in place by an addition.
+    # `step` is the negative learning rate, so an addition updates rows in place.
     rate = tl.load(step)
     for i in range(first, last):
         t = _table(i, first, last, c.ROTATED)
