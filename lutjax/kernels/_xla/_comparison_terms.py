@@ -1,7 +1,15 @@
-"""The comparisons of `lutjax.lut_pair_attention` as sums of what each place contributes.
+"""Comparisons of `lutjax.lut_pair_attention` as sums of one term per position.
 
-A comparison of two parts of ``z = [key, query, position]`` is a sum of one term per part, of which at most
-two are not zero; so the terms are computed once for each place, and added for each pair. Such sums are exact.
+Formula for comparison ``c`` of detector ``t`` with ends ``a, b`` and ``z = [key, query, position]``::
+
+    delta[c, t] = z[a] - z[b] = key_term[c, t, i] + query_term[c, t, j] + position_term[c, t, d]
+
+Each end lies in one part of ``z``, so at most two terms are not zero, and the sum is exact: it equals the
+difference of the two values. Terms are computed once per position and added for every pair.
+
+Layout: terms are ``[C, T, ...positions]``, so that a tile of pairs reads contiguous positions.
+
+Numerics: terms use the accumulator dtype. Ids of ends are clamped.
 """
 
 import math
@@ -16,16 +24,18 @@ from lutjax.values._dtypes import accumulator
 
 
 class Terms:
-    """Contribution of each place to each comparison: ``[C, T, ...places]`` of keys, queries and positions."""
+    """Contribution of each position to each comparison: ``[C, T, ...positions]`` of keys, queries and positions."""
 
     def __init__(self, call: LutPairAttention):
         x, positions = call.x, call.positions
         self._n_inputs = n_inputs = x.shape[-1]
         n_bits = 0 if positions is None else positions.shape[-1]
+        # Clamp in the concatenated inputs, before an id is split into part and place.
         ids = jnp.clip(call.anchors, 0, 2 * n_inputs + n_bits - 1).transpose(2, 1, 0)  # [end, C, T]
         if call.interleave:
             self._part, self._id = ids % 3, ids // 3
         else:
+            # Positions may have more values than inputs: every id behind the queries is of part 2.
             self._part = jnp.minimum(ids // max(n_inputs, 1), 2)
             self._id = ids - self._part * n_inputs
         dtype = accumulator(*(a.dtype for a in (x, positions) if a is not None))
@@ -55,6 +65,7 @@ class Terms:
         n_distances, n_detectors, n_bits = self._positions_shape
         dp = zeros_varying(total, (n_detectors, n_bits + 1, n_distances), total.dtype)
         detector = self._position_detector(total.shape[1])
+        # As above, one row more for ends in other parts.
         for end, sign in ((0, total), (1, -total)):
             at = jnp.where(self._part[end] == 2, self._id[end], n_bits)
             dp = _row_gathers.add(dp, (detector, at), sign)
@@ -65,6 +76,7 @@ class Terms:
         n_inputs = self._n_inputs
 
         def end(e: int) -> jax.Array:
+            # Ids of other parts are read too, and masked: clamping keeps them in bounds.
             ids = jnp.clip(self._id[e], 0, n_inputs - 1)
             of = _row_gathers.read(by_input, ids)
             return jnp.where((self._part[e] == part)[..., None, None], of, 0)
@@ -77,6 +89,7 @@ class Terms:
         detector = self._position_detector(self._id.shape[-1])
 
         def end(e: int) -> jax.Array:
+            # An array without values cannot be read, not even with clamped ids.
             if n_bits == 0:
                 return jnp.zeros((*self._id.shape[1:], values.shape[0]), values.dtype)
             ids = jnp.clip(self._id[e], 0, n_bits - 1)
@@ -88,4 +101,5 @@ class Terms:
     def _position_detector(self, n_detectors: int) -> jax.Array:
         """Return the detector whose positions each detector reads, ``[1, T]``."""
         at = jnp.arange(n_detectors, dtype=jnp.int32)[None]
+        # Positions shared by all detectors have one entry; their cotangents add up there.
         return at if self._positions_shape[1] > 1 else jnp.zeros_like(at)

@@ -1,10 +1,21 @@
-"""Reading and adding rows with any number of edges, one table after the other.
+"""Edge lists of `lutjax.sparse_lookup` in plain JAX: rows with any number of edges.
 
-Of each read of a row the first `width` edges are taken with those of all others. Reads of rows with more edges go on in a loop over what is
-left, `width` edges at a time and a block of reads at once, so that time follows the number of edges that were reached, not the longest row.
+Formula for the edges ``e`` of row ``index[b, t]``, that is ``first[row] <= e < first[row + 1]``::
 
-``y[b, target[e]] += weights[e]`` for the edges ``e`` of row ``index[b, t]``; ``dweights[e] += dy[b, target[e]]``;
-``dmargin[b, t] = slope(margin) * (sum_e weights[e] dy[b, target[e]] - the same of the edges of the flipped row)``.
+    y[b, target[e]] += weights[e]
+    dweights[e] += dy[b, target[e]]
+    dmargin[b, t] = slope(margin[b, t]) * (sum over e of weights[e] * dy[b, target[e]]
+                                           - the same for the edges of row index ^ flip)
+
+Work: a scan over tables. For every read the first `width` edges are processed at once. Reads of longer
+rows continue in a loop, `width` edges at a time for a block of reads, so that time follows the number
+of reached edges and not the longest row.
+
+Layout: edges of a row are adjacent, rows of a table are adjacent; one gather reads `width` neighbors.
+Outputs have one extra column behind the last one, which receives neighbors that belong to other rows.
+
+Numerics: sums use `addend_dtype`. Row ids, targets and edge numbers are clamped. On CPUs additions have
+a fixed order; on GPUs the order of a scatter may vary, except in fixed point.
 """
 
 import dataclasses
@@ -28,12 +39,12 @@ _BLOCK = 512  # reads that go on at once
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """Neighboring edges of some reads of a table, `width` of each.
+    """Adjacent edges of reads of a table, `width` per read.
 
     Attributes:
-      samples: the sample of each read, ``[n]``; None: each sample has one, in their order.
-      first: the first of the neighbors of each, ``[n]``.
-      outputs: the output of each, ``[n, width]``; that behind the last one where a neighbor is not of the row.
+      samples: sample of each read, ``[n]``; None: read ``b`` belongs to sample ``b``.
+      first: first edge of each read, ``[n]``.
+      outputs: output of each edge, ``[n, width]``; ``n_outputs`` for edges of other rows.
     """
 
     samples: jax.Array | None
@@ -41,7 +52,8 @@ class Edges:
     outputs: jax.Array
 
     def of(self, a: jax.Array) -> jax.Array:
-        """The values of an array of all edges, ``[n, width]``."""
+        """Gather from an array of all edges, ``[n, width]``."""
+        # A gather of slices of `width` neighbors, not of single edges: one start per read.
         dimensions = jax.lax.GatherDimensionNumbers((1,), (), (0,))
         found: jax.Array = jax.lax.gather(
             a, self.first[:, None], dimensions, (self.outputs.shape[1],), mode="promise_in_bounds"
@@ -49,22 +61,25 @@ class Edges:
         return found
 
     def of_outputs(self, dy: jax.Array) -> jax.Array:
-        """The values of their outputs in ``[n, O + 1]``: ``[n, width]``."""
+        """Gather the outputs of the edges from ``[n, O + 1]``: ``[n, width]``."""
         return read(dy, self._places, self.outputs)
 
     def add_to(self, total: jax.Array, values: jax.Array) -> jax.Array:
-        """An array of all edges plus values ``[n, width]``."""
+        """Add values ``[n, width]`` to an array of all edges."""
+        # Neighbors of other rows lie in the slice too; their values are zero, so adding them is
+        # harmless.
         dimensions = jax.lax.ScatterDimensionNumbers((1,), (), (0,))
         return jax.lax.scatter_add(
             total, self.first[:, None], values.astype(total.dtype), dimensions, mode="promise_in_bounds"
         )
 
     def add_to_outputs(self, y: jax.Array, values: jax.Array) -> jax.Array:
-        """Sums ``[n, O + 1]`` plus values ``[n, width]`` at their outputs."""
+        """Add values ``[n, width]`` to their outputs in ``[n, O + 1]``."""
         return add(y, (self._places, self.outputs), values)
 
     def add_to_samples(self, total: jax.Array, values: jax.Array) -> jax.Array:
-        """Sums ``[n]`` plus values ``[n]`` at their samples."""
+        """Add values ``[n]`` to their samples in ``[n]``."""
+        # In the first pass reads are in the order of samples, which needs no scatter.
         return total + values if self.samples is None else add(total, (self.samples,), values)
 
     @property
@@ -78,7 +93,7 @@ Body = Callable[[Any, Edges], Any]
 
 @dataclasses.dataclass(frozen=True)
 class EdgeLists:
-    """The edges of a call, and how many are read at once."""
+    """Edge lists of a call, with clamped ids."""
 
     first: jax.Array
     target: jax.Array
@@ -91,12 +106,13 @@ class EdgeLists:
         target, width = call.targets, call.width
         if target.shape[0] < width:  # fewer edges than are read at once
             target = jnp.pad(target, (0, width - target.shape[0]))
+        # Clamped once here; gathers and scatters below promise ids in bounds.
         target = jnp.clip(target, 0, max(call.n_outputs - 1, 0))
         first = jnp.clip(call.first, 0, call.targets.shape[0])
         return cls(first, target, call.n_rows, call.n_outputs, width)
 
     def padded(self, weights: jax.Array) -> jax.Array:
-        """An array of edges, at least as long as is read at once."""
+        """Pad an array of edges to at least `width` elements."""
         return jnp.pad(weights, (0, self.target.shape[0] - weights.shape[0]))
 
     def visit(self, body: Body, carry: Any, t: jax.Array, row: jax.Array) -> Any:
@@ -104,8 +120,11 @@ class EdgeLists:
         n, width = row.shape[0], self.width
         at = t * self.n_rows + jnp.clip(row, 0, self.n_rows - 1)
         begin, end = read(self.first, at), read(self.first, at + 1)
+        # Most rows fit the width, so the first pass covers all reads and needs no sample ids.
         carry = body(carry, self._part(None, begin, end))
         more = jnp.maximum(-(-(end - begin) // width) - 1, 0)  # further reads of each row
+        # Continued reads are numbered consecutively: read number m belongs to the first sample
+        # whose cumulative count exceeds m, so no step is spent on samples without further edges.
         upto = jnp.cumsum(more, dtype=jnp.int32)
         block = min(n, _BLOCK) if isinstance(n, int) else _BLOCK
 
@@ -113,11 +132,14 @@ class EdgeLists:
             done, carry = of
             number = done + jnp.arange(block, dtype=jnp.int32)
             sample = _counts_up_to(upto, number)
+            # The last block may contain numbers behind the last read; they use a valid sample, and
+            # an end of 0 leaves them without edges.
             last = jnp.minimum(sample, n - 1)
             nth = number - read(upto, last) + read(more, last) + 1
             stop = jnp.where(sample < n, read(end, last), 0)
             return done + block, body(carry, self._part(last, read(begin, last) + nth * width, stop))
 
+        # The last cumulative count; a maximum also works for no read at all.
         total = jnp.max(upto, initial=0)
         done = zeros_varying(upto, (), jnp.int32)
         return jax.lax.while_loop(lambda of: of[0] < total, go_on, (done, carry))[1]
@@ -131,7 +153,8 @@ class EdgeLists:
         return jax.lax.scan(step, carry, (_numbers(index), index))[0]
 
     def _part(self, samples: jax.Array | None, begin: jax.Array, end: jax.Array) -> Edges:
-        """The edges from `begin` on that lie before `end`; of the last ones of all some neighbors before them are there, too."""
+        """Return the edges from `begin` up to `end`, at most `width`."""
+        # A slice must end within the array. Edges before `begin` are masked below.
         first = jnp.minimum(begin, self.target.shape[0] - self.width)
         edges = Edges(samples, first, jnp.zeros((begin.shape[0], self.width), jnp.int32))
         number = first[:, None] + jnp.arange(self.width, dtype=jnp.int32)[None, :]
@@ -158,6 +181,8 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
     dtype = addend_dtype(dy.dtype, accumulate)
 
     def products(total: jax.Array, part: Edges, of: jax.Array) -> jax.Array:
+        # Weights of neighbors may be NaN or infinite: their product with the zero cotangent would
+        # be NaN.
         values = jnp.where(part.outputs < edges.n_outputs, part.of(weights).astype(dy.dtype) * of, 0)
         values = addends(values, accumulate)
         return part.add_to_samples(total, jnp.sum(values, -1, dtype=values.dtype))
@@ -175,6 +200,8 @@ def backward(call: EdgeLookup, cotangent: jax.Array, needs: frozenset[str]) -> d
         d_weights, total = edges.visit(both, (d_weights, none), t, row)
         if none is None:
             return d_weights, None
+        # The two rows have different edges, so their products are summed apart; no row difference
+        # exists.
         return d_weights, total - edges.visit(both, (None, none), t, flipped)[1]
 
     d_weights = zeros_varying(weights, weights.shape, dtype) if "weights" in needs else None
@@ -197,6 +224,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     def add(total: Any, part: Edges) -> Any:
         values = addends(part.of_outputs(dy), accumulate)
         if scale is not None:
+            # An infinite scale times the zero of an unused slot would be NaN.
             values = jnp.where(part.outputs < edges.n_outputs, scale * values, 0)
         return part.add_to(total, values)
 
@@ -206,10 +234,12 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
     if scale is not None:
         return edges.of_all(add, edges.padded(weights), index)[:n], step.state
     total = zeros_varying(weights, edges.target.shape, addend_dtype(dtype, accumulate))
+    # Edges have no row of outputs; the gradient has the size of the edge list and needs no groups.
     gradient = result(edges.of_all(add, total, index)[:n], dtype, accumulate)
     gradient = gradient if step.factor is None else gradient * step.factor.astype(dtype)
     new, state = rule.step_table(weights.astype(dtype), gradient, step.state, step.rate.astype(dtype))
     moved = new.astype(weights.dtype), state
+    # Rules with momentum or decay also move edges without a hit: restore these.
     if rule.moves_without_gradient:
         touched = edges.of_all(mark, zeros_varying(weights, edges.target.shape, jnp.int32), index)[:n] > 0
         moved = jax.tree.map(lambda n, o: jnp.where(touched, n, o), moved, (weights, step.state))
@@ -217,7 +247,7 @@ def update(call: EdgeLookup, cotangent: jax.Array, step: Step) -> tuple[jax.Arra
 
 
 def _padded(dy: jax.Array, weights: jax.Array) -> jax.Array:
-    """A cotangent ``[n, O]`` as it is accumulated, with a zero for what is no edge of a row."""
+    """Return a cotangent ``[n, O + 1]`` in the accumulator dtype, with zeros for masked edges."""
     return jnp.pad(dy.astype(accumulator(weights.dtype)), ((0, 0), (0, 1)))
 
 

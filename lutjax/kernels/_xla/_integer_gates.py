@@ -1,6 +1,17 @@
-"""Gates and tables over bits in fixed point: every product is an addend, and every sum is one of integers.
+"""Gates and tables over bits in fixed point.
 
-Products are made from the left, ``(c3 a) b``: nothing is added to them as a float, so that no program can round them otherwise.
+Formula: as in `bilinear_gates`, `soft_lut` and `binary_lut`, where every product is an addend
+``round(product / scale)`` and every sum is a sum of int32 addends::
+
+    y = c0 + c1 a + c2 b + c3 a b
+    y = sum over slots s of table[s] * product over wires l of (x_l if bit l of s else 1 - x_l)
+
+Work: arrays are features first, ``[G, B]``. Tables loop over slots with `jax.lax.scan`, so that no array
+has an axis of slots and of samples.
+
+Numerics: products are multiplied from the left, ``(c3 a) b``. No float is added to a product before it
+is rounded, so no compiler can contract the two to a fused multiply-add: results are equal on all
+devices and in every run. Sums wrap like int32 if the scale is too small.
 """
 
 import functools
@@ -30,6 +41,8 @@ def forward_of_gates(call: Call, *, device: Device) -> jax.Array:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     a, b = _wire_gathers.rows(call.x, call.wires, dtype)
     c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
+    # Four separate addends, not Horner's form of the float kernel: its float sums would round
+    # differently per compiler.
     return _output(call, [jnp.broadcast_to(c0, a.shape), c1 * a, c2 * b, c3 * a * b])
 
 
@@ -40,6 +53,7 @@ def backward_of_gates(
     dy, (a, b) = cotangent.astype(dtype), _wire_gathers.rows(call.x, call.wires, dtype)
     found = {}
     if "coefficients" in needs:
+        # Each sample is an addend, so the sum is the same for every split of a batch.
         found["coefficients"] = jnp.stack([_over_samples(call, v) for v in (dy, dy * a, dy * b, dy * a * b)])
     if "x" in needs:
         _, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
@@ -51,6 +65,7 @@ def backward_of_gates(
 def forward_of_soft_lut(call: Call, *, device: Device) -> jax.Array:
     table, read = _table_and_reads(call)
 
+    # One slot per step bounds memory; integer addition makes the order irrelevant.
     def add(total: jax.Array, of: Slot) -> tuple[jax.Array, None]:
         values, bits = of
         return total + _scale(call).quantize(values[:, None] * _share(read, bits)), None
@@ -84,6 +99,8 @@ def backward_of_binary_lut(
     dy, is_set = cotangent.astype(table.dtype), [a > 0 for a in read]
 
     def of_slot(bits: jax.Array) -> jax.Array:
+        # The addressed slot receives dy itself; a product with a share of 0 would make NaN of an
+        # infinite dy elsewhere.
         addressed = functools.reduce(operator.and_, (a == bits[n] for n, a in enumerate(is_set)))
         return _over_samples(call, jnp.where(addressed, dy, 0))
 
@@ -91,6 +108,7 @@ def backward_of_binary_lut(
     if "table" in needs:
         found["table"] = jax.lax.map(of_slot, _slots(table, len(read))[1]).T
     if "x" in needs:
+        # The surrogate gradient: the slope of soft_lut at 1/4 and 3/4, halved.
         softened = [jnp.where(a, 0.75, 0.25).astype(table.dtype) for a in is_set]
         found["x"] = _slopes_to_inputs(call, table, 0.5 * dy, softened)
     return found
@@ -112,13 +130,14 @@ def _slots(table: jax.Array, n: int) -> Slot:
 
 
 def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = None) -> jax.Array:
-    """The product over wires, but one, of what they read or what it lacks to 1, as the bits of a slot say."""
+    """Return the product over wires, except `without`, of ``x`` where the bit is set and ``1 - x`` elsewhere."""
+    # A select instead of arithmetic on the bit: `1 - b + (2b - 1)a` rounds.
     factors = [jnp.where(bits[n], a, 1 - a) for n, a in enumerate(read) if n != without]
     return functools.reduce(operator.mul, factors) if factors else jnp.ones_like(read[0])
 
 
 def _slopes_to_inputs(call: Call, table: jax.Array, dy: jax.Array, read: list[jax.Array]) -> jax.Array:
-    """Cotangents of inputs, of which the addends are those of each slot."""
+    """Return the cotangents of inputs, with one addend per slot."""
 
     def add(totals: list[jax.Array], of: Slot) -> tuple[list[jax.Array], None]:
         values, bits = of
@@ -144,7 +163,9 @@ def _sum(call: Call, products: Sequence[jax.Array]) -> jax.Array:
 
 
 def _output(call: Call, products: Sequence[jax.Array]) -> jax.Array:
-    """The sum of products as a float: no device has a part of it."""
+    """Return the sum of products as a float."""
+    # `total` converts to float: an output is complete, unlike gradients, which devices may still
+    # add.
     return FixedPoint.total(_scale(call), _sum(call, products), call.x.dtype)
 
 
@@ -153,5 +174,6 @@ def _over_samples(call: Call, products: jax.Array) -> jax.Array:
 
 
 def _to_inputs(call: Call, by_wire: list[jax.Array]) -> jax.Array:
-    """Totals of what wires read, added up for each input; always by a scatter, which adds integers."""
+    """Add the integer cotangents of wires to their inputs."""
+    # The matrix product of `to_inputs` is one of floats.
     return _wire_gathers.scattered(by_wire, call.wires, call.x.shape[0])

@@ -1,11 +1,19 @@
-"""Walking over the pairs (query, earlier key) of attention in tiles.
+"""Tiled iteration over the (query, earlier key) pairs of attention.
 
-A tile is a block of queries times a block of distances, of a block of samples. Distances instead of keys
-make a window cost ``L * window``, give every tile one slice of the positions, and make the keys of a tile
-one slice too: query ``j`` at distance ``d`` meets key ``start + j - 1 - d``. Short sequences are one tile that
-lists only the pairs that count.
+Pair of query ``j`` and key ``i``: ``key = start + j - 1 - d`` with the distance ``d >= 0``, so a query
+sees earlier keys only. A pair counts if its query and key exist, ``d < window``, both
+are in one segment, and the mask of its block is positive.
 
-Arrays are detector-major, ``[..., samples, places]``, see `_row_gathers`.
+Work: a tile is a block of samples times queries times distances. With distances instead of keys, a
+window costs ``L * window``, every tile reads one slice of the positions, and the keys of a tile are one
+slice. Loops over blocks of samples and queries contain a loop over the distances at which the block has
+pairs. Short sequences are a single tile that lists only pairs that count.
+
+Layout: arrays are detector-major, ``[..., samples, positions]``, see `_row_gathers`. Queries are padded
+to whole tiles; keys are padded on both sides, so that the slice of a tile never leaves the array.
+
+Numerics: sums over pairs keep their dtype. A tile adds its sums to one slice of the totals, tile after
+tile, so the order is fixed. Pairs that do not count contribute zero.
 """
 
 import dataclasses
@@ -34,11 +42,11 @@ class Pairs:
     Attributes:
       n_samples, n_queries, n_keys: of the call.
       start: place of the first query minus place of the first key; int 0 where it is known to be.
-      starts: place of the first query minus place of the first key of each sample, in place of `start`: a tile has one sample then.
+      starts: as `start`, per sample; a tile then contains a single sample.
       window: pairs at this distance or farther do not count.
       samples, queries, distances: size of a tile.
       listed: whether the one tile lists only the pairs that count.
-      block_mask, block_sizes: of the call; a tile without pairs of its blocks is passed over.
+      block_mask, block_sizes: of the call; tiles without pairs of its blocks are skipped.
     """
 
     n_samples: int
@@ -62,6 +70,7 @@ class Pairs:
     # Pairs of a tile: local query, distance and key of each.
     @property
     def _grid(self) -> np.ndarray:
+        # NumPy, not JAX: the grid is a constant of the program, and its length decides shapes.
         query, distance = np.divmod(np.arange(self.queries * self.distances), self.distances)
         if self.listed:
             key = query - 1 - distance
@@ -73,6 +82,7 @@ class Pairs:
     def _cells(self) -> np.ndarray:
         """Number of the pair in each cell of the grid (query, distance); one past the last where there is none."""
         query, distance, _ = self._grid
+        # The number behind the last pair reads the zero that sums append to the list of pairs.
         cell = np.full(self.queries * self.distances, self.n_pairs, np.int32)
         cell[query * self.distances + distance] = np.arange(self.n_pairs)
         return cell
@@ -83,9 +93,10 @@ class Pairs:
 
     @property
     def n_visited(self) -> int:
-        """Number of pairs of all samples that `for_each_tile` passes at most, counted or not."""
+        """Upper bound of the pairs that `for_each_tile` visits, masked pairs included."""
         blocks = -(-self.n_samples // self.samples) * math.ceil(self.n_queries / self.queries)
         if not self.listed:
+            # An upper bound for any start: a block of queries meets n_keys + queries - 1 distances.
             blocks *= math.ceil((self.queries + self.n_keys) / self.distances) + 1
         return blocks * self.samples * self.n_pairs
 
@@ -122,10 +133,12 @@ class Pairs:
 
     @property
     def _key_margin(self) -> int:
+        # The key slice of a tile has queries + distances - 1 elements and holds at least one key;
+        # so at most all but one lie outside, on either side.
         return max(self.queries + self.distances - 2, 0)
 
     def for_each_tile(self, body: Callable[["Tile", Carry], Carry], carry: Carry) -> Carry:
-        """`carry` passed through `body` for every tile that may hold a pair that counts."""
+        """Pass `carry` through `body` for every tile that may contain a pair that counts."""
         sample_blocks = -(-self.n_samples // self.samples)
         query_blocks = math.ceil(self.n_queries / self.queries)
         blocks = sample_blocks * query_blocks
@@ -133,12 +146,15 @@ class Pairs:
             return carry
 
         def block(n: jax.Array | int, carry: Carry) -> Carry:
+            # With x64 enabled the loop counter is int64; slices below mix it with int32 starts.
             n = n if isinstance(n, int) else n.astype(np.int32)
             sample, query = n // query_blocks * self.samples, n % query_blocks * self.queries
             if self.listed:
                 return body(Tile(self, sample, query, 0), carry)
             # Distances at which a query of this block meets a key.
             start = self.start_of(sample)
+            # The first query and the last key are closest; the last query and the first key are
+            # farthest.
             first = jnp.maximum(start + query - self.n_keys, 0)
             last = start + query + self.queries - 1
             if self.window is not None:
@@ -152,6 +168,8 @@ class Pairs:
                 return jax.lax.fori_loop(
                     np.int32(0), tiles, lambda i, carry: of_tile(i.astype(np.int32), carry), carry
                 )
+            # Compact the numbers of tiles with pairs of their blocks, so that the loop runs over
+            # these only. The static length is the bound of n_visited.
             number = jnp.arange(math.ceil((self.queries + self.n_keys) / self.distances) + 1, dtype=jnp.int32)
             some = Tile(self, sample, query, first).have_blocks(first + number * self.distances) & (
                 number < tiles
@@ -177,6 +195,7 @@ class Tile:
     def _key(self) -> jax.Array | int:
         """Start of the tile's slice of the padded keys."""
         p = self.pairs
+        # The smallest key of the tile: its first query at its largest distance.
         return p._key_margin + p.start_of(self.sample) + self.query - self.distance - p.distances
 
     # ---- values of each pair
@@ -207,34 +226,38 @@ class Tile:
             query, distance, _ = p._grid
             distance = self.distance + distance
             key = p.start_of(self.sample) + self.query + query - 1 - distance
+            # Mask the padding of queries, and keys on either side of the sequence; a start in the
+            # middle of a tile makes both occur.
             counts = (self.query + query < p.n_queries) & (key >= 0) & (key < p.n_keys)
             if p.window is not None:
                 counts &= distance < p.window
             if p.block_mask is not None:
                 counts &= self._of_blocks(self.query + query, key) > 0
             counts = counts[None]
+        # Padding has segment 0 too; the list of pairs or the masks above exclude it.
         if p.segments is not None:
             same = self.of_queries(p.segments[0]) == self.of_keys(p.segments[1])
             counts = same if counts is None else same & counts
         return counts
 
     def _of_blocks(self, query: Any, key: Any) -> jax.Array:
-        """The mask of the blocks of queries and keys; those that do not exist are taken for others."""
+        """Return the block mask at pairs of queries and keys; positions out of range are clamped."""
         p = self.pairs
         assert p.block_mask is not None
         (of_queries, of_keys), (n_queries, n_keys) = p.block_sizes, p.block_mask.shape
         row, column = (
+            # Places in the padding have no block: any block does, because counts masks them.
             jnp.clip(place // size, 0, n - 1)
             for place, size, n in ((query, of_queries, n_queries), (key, of_keys, n_keys))
         )
         return read(p.block_mask, row, column)
 
     def have_blocks(self, distances: jax.Array) -> jax.Array:
-        """Return of tiles of these queries at some distances ``[n]`` whether a block of the mask has pairs there."""
+        """Return whether the tiles of these queries at distances ``[n]`` contain a block of the mask."""
         p = self.pairs
 
         def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
-            """A place in each block that some of `n` places from a first one are in; some are there twice."""
+            """Return one position in each block that `n` positions from `first` touch; some occur twice."""
             steps = np.minimum(size * np.arange((n - 1) // size + 2, dtype=np.int32), n - 1)
             return first[:, None] + steps[None, :]
 
@@ -257,6 +280,8 @@ class Tile:
         """Mask of the pairs of `of_rows` that count, ``[samples * pairs]``; None if all do."""
         counts = self.counts()
         p = self.pairs
+        # Samples that fill the last block have cotangents of zero, which is enough for sums; hits
+        # must be masked, because rules may move rows without a gradient.
         padded = p.n_samples % p.samples != 0
         if padded:
             sample = self.sample + jnp.arange(p.samples, dtype=jnp.int32)[:, None]
@@ -281,6 +306,8 @@ class Tile:
         p = self.pairs
         rows = self._masked_rows(rows.reshape(p.samples, p.n_pairs, rows.shape[-1]))
         if p.listed:
+            # A list becomes the full grid, whose cells without a pair read the appended zero: a
+            # dense sum over distances replaces a scatter.
             rows = read(_pad(rows, 1, 0, 1), slice(None), p._cells)
         rows = rows.reshape(p.samples, p.queries, p.distances, rows.shape[-1])
         block = jnp.sum(rows, 2, dtype=rows.dtype)
@@ -299,12 +326,15 @@ class Tile:
         by_key = self._on_grid(c)[..., ::-1]
         width = p.queries + p.distances
         rows = _pad(by_key, -1, 0, p.queries).reshape(*by_key.shape[:-2], p.queries * width)
+        # Rows of width `width` reread with width - 1: row q starts q elements later, which aligns
+        # equal keys without a scatter.
         shifted = rows[..., : p.queries * (width - 1)].reshape(*by_key.shape[:-1], width - 1)
         return self._add(total, self._key, jnp.sum(shifted, -2, dtype=c.dtype))
 
     def add_to_distances(self, total: jax.Array, c: jax.Array) -> jax.Array:
         """``[..., distances]`` plus ``[..., samples, pairs]`` summed over each distance's pairs."""
         at = jnp.clip(self._distances(total.shape[-1]), 0, total.shape[-1] - 1)
+        # A scatter: distances behind the last position share its entry, so slices would not do.
         return total.at[..., at].add(jnp.sum(self._on_grid(c), (-3, -2), dtype=c.dtype))
 
     def _on_grid(self, c: jax.Array) -> jax.Array:
@@ -315,6 +345,7 @@ class Tile:
         return c.reshape(*c.shape[:-1], p.queries, p.distances)
 
     def _add(self, total: jax.Array, place: jax.Array | int, c: jax.Array) -> jax.Array:
+        # A single tile covers the total; XLA then sees no dynamic slice.
         if c.shape == total.shape:
             return total + c
         starts = tuple(map(_int32, (*(0,) * (total.ndim - 2), self.sample, place)))
@@ -331,9 +362,12 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
     n_keys = call.key_places.shape[1]
     n_detectors, n_outputs = call.weights.shape[0], call.width
     if in_sequence(device):
+        # 2**18 values of float32 are 1 MiB: the rows that a tile reads from one table stay in the
+        # cache.
         most_pairs = int(np.clip(2**18 // max(n_outputs, 1), 256, 2**13))
         side = 16 if most_pairs < 1024 else 32
     else:
+        # 2**24 int32 ids are 64 MiB.
         most_pairs = max(2**24 // max(n_detectors, 1), 1024)
         side = 64
 
@@ -344,6 +378,8 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
         farthest = min(farthest, window)
     if n_queries == 0 or n_keys == 0:
         farthest = 0
+    # The grid of a causal tile is half empty, hence twice the limit. Without a known start the list
+    # would depend on data.
     listed = farthest == 0 or (known and call.block_mask is None and n_queries * farthest <= 2 * _LISTED)
     pairs = Pairs(
         n_samples,
@@ -362,6 +398,8 @@ def plan(call: LookupAttention | LutPairAttention, device: Device) -> Pairs:
     )
     samples = 1  # where the batch is a symbolic dimension of an export
     if isinstance(n_samples, int) and starts is None:
+        # Short sequences fill a tile with several samples. Starts that differ by sample need one
+        # sample per tile, whose keys are one slice.
         samples = int(np.clip(most_pairs // max(pairs.n_pairs, 1), 1, max(n_samples, 1)))
     pairs = dataclasses.replace(pairs, samples=samples)
     of_queries, of_keys = call.query_segments, call.key_segments
@@ -376,6 +414,7 @@ def _take(a: jax.Array, at: np.ndarray) -> jax.Array:
 
 
 def _slice(a: jax.Array, sample: Any, samples: int, place: Any, places: int) -> jax.Array:
+    # The slice is the whole array: no dynamic slice, also with a traced start.
     if a.shape[-2:] == (samples, places):
         return a
     starts = tuple(map(_int32, (*(0,) * (a.ndim - 2), sample, place)))

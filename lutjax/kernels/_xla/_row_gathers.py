@@ -1,16 +1,25 @@
-"""Reading and adding rows of tables: the three loops that all look-ups are made of, weighted or not.
+"""Row loops shared by all lookups: sum rows, multiply rows by a cotangent, add to rows.
 
-Arrays are detector-major here, ``[detectors, n]`` for ``n`` reads of each detector's table; tables of a group follow each other. A
-weighted look-up reads every table in several ways, each with row ids and coefficients; others in one way, without
-coefficients. Compilers turn a chain of gathers and additions into one pass without temporaries: on CPUs 3 to 20 times faster than one gather of
-``[n, detectors, outputs]`` and a sum, and faster on GPUs, where fewer tables then compete for the cache. Products and
-additions to rows are one large fusion on accelerators, where a loop would pay with a launch per detector.
-CPUs visit one group after the other, and one table of it after the other: the sums of a group stay in the cache.
+Formula for tables ``weights [T, R, O]``, ways ``k`` with row ids ``i [T, n]`` and coefficients
+``c [T, n]`` (1 without coefficients), and tables ``t`` of group ``g``::
 
-TPUs read and write rows one by one, and multiply matrices fast: rows of small tables are read and added there as products
-with one-hot matrices, in every float32 digit. Such a product meets every row: an infinity or NaN in a table or a cotangent
-makes NaN of every sum in its output, not only of those that read it. A margin's cotangent is then a difference of two
-products, where gathered rows are subtracted before they are multiplied: large rows lose what they differ by.
+    sum_ways:     y[b, g] = sum over t, k of c[t, b] * weights[t, i[t, b]]
+    products:     p[t, b] = <dy[b, g], weights[t, i[t, b]]>
+    differences:  the same for ``weights[t, first id] - weights[t, other id]``
+    add_ways:     total[t, i[t, b]] += c[t, b] * dy[b, g]
+
+Work: a CPU visits one group after the other, and one table after the other within it; the sums of a
+group stay in its cache. Other devices visit one table of every group per step, because a step costs
+kernel launches. TPUs multiply small tables by one-hot matrices instead of gathering rows.
+
+Layout: ids are detector-major ``[T, n]``, tables of a group are adjacent. XLA fuses a chain of gathers
+and additions into one pass without temporaries: 3 to 20 times faster on CPUs than one gather of
+``[n, T, O]`` and a sum. It is also faster on GPUs, where fewer tables compete for the L2 cache.
+
+Numerics: sums use `addend_dtype`: float32, integers in fixed point, int32 or `WideSum` for integer
+coefficients. Tables are added in ascending order. Row ids are clamped. One-hot products keep all digits
+of float32, but they touch every row: an infinity or NaN in one row makes NaN of all sums of its output.
+They also subtract two products where gathers subtract rows first, so they lose digits of large rows.
 """
 
 import math
@@ -58,12 +67,12 @@ def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device
 
 
 def slope(margin: jax.Array) -> jax.Array:
-    """The surrogate derivative, section 2 of the semantics."""
+    """Return the surrogate gradient of a comparison with this margin (section 2 of the semantics)."""
     return jnp.where(margin > 0, 0.5, -0.5).astype(margin.dtype) / jnp.square(1 + jnp.abs(margin))
 
 
 def times_slope(total: jax.Array, margin: jax.Array) -> jax.Array:
-    """A sum of products times their common factor; nothing where nothing was added, be the margin NaN."""
+    """Multiply a sum by the surrogate gradient; 0 where the sum is 0, even if the margin is NaN."""
     return jnp.where(total == 0, 0, slope(margin) * total.astype(margin.dtype))
 
 
@@ -72,23 +81,26 @@ def read(a: jax.Array, *ids: Any) -> jax.Array:
     if a.shape[0] == 0 and ids[0] is not Ellipsis:
         # JAX refuses to trace a read from nothing, also in a loop over no detectors, which never runs.
         a = jnp.zeros((1, *a.shape[1:]), a.dtype)
+    # Ids are clamped once, outside of the loops. With this promise XLA emits no second clamp and no
+    # select for negative ids.
     return a.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def add(a: jax.Array, ids: tuple[Any, ...], values: jax.Array) -> jax.Array:
     """`a` plus `values` at ``a[ids]``; the ids have been clamped."""
+    # An array without rows has no place for an id, whatever it is clamped to.
     if a.shape[0] == 0:
         return a
     return a.at[ids].add(values, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def detectors(weights: jax.Array) -> jax.Array:
-    """The number of each detector, ``[T]``."""
+    """Return the number of each detector, ``[T]``."""
     return jnp.arange(weights.shape[0], dtype=jnp.int32)
 
 
 def clamped(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Row ids that exist."""
+    """Clamp row ids to ``[0, R)``."""
     return jnp.clip(index, 0, weights.shape[1] - 1)
 
 
@@ -105,7 +117,7 @@ def sum_rows(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Sum over the detectors of each group the rows they address: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]``, sums of addends."""
+    """Sum the addressed rows of each group: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]`` in addends."""
     return sum_ways(weights, [(index, None)], device, accumulate, groups)
 
 
@@ -124,13 +136,18 @@ def sum_ways(
     ways, each = [(clamped(weights, i), c) for i, c in ways], n_detectors // groups
     index, coefficient = ways[0]
     n, dtype = index.shape[1], sum_dtype(weights, coefficient, accumulate)
+    # Sums of integers and of fixed-point addends stay gathers: the matrix product accumulates in
+    # float32.
     if by_one_hot(weights, accumulate, device) and dtype == jnp.float32:
         tables = weights.reshape(groups, each, n_rows, n_outputs)
         if coefficient is None:
             of_groups = _one_hot(weights, index).reshape(groups, each, n, n_rows)
+            # A one-hot matrix is exact in bfloat16, so only the table needs several terms.
             y = _multiply("gpnr,sgpro->ngso", of_groups, tables, axis=2)
         else:
             of_groups = _weighted_hits(weights, ways).reshape(groups, each, n, n_rows)
+            # Coefficients are not exact in bfloat16. All ways share one matrix and thus one
+            # product.
             y = jnp.einsum("gpnr,gpro->ngo", of_groups, tables.astype(dtype), precision="highest")
         return y.reshape(n, groups * n_outputs)
     if in_sequence(device):
@@ -143,6 +160,8 @@ def sum_ways(
                 return y + sum_of_table(weights, t, ways, accumulate), None
 
             y = zero_of(index, (n, n_outputs), dtype, each * len(ways), coefficient)
+            # An unrolled chain is one pass over the sums. LLVM does not vectorize chains with
+            # coefficients, so unrolling would only cost compile time.
             unroll = _UNROLLED if coefficient is None else 1
             return None, jax.lax.scan(step, y, (first + places(each), ways), unroll=unroll)[0]
 
@@ -154,7 +173,10 @@ def sum_ways(
             return y + sum_of_table(weights, tables_at(place, each, groups), ways, accumulate), None
 
         y = zero_of(index, (groups, n, n_outputs), dtype, each * len(ways), coefficient)
+        # One step reads the table at one place of every group: as many steps as a group has tables,
+        # each with work for all groups.
         by_place = jax.tree.map(lambda a: a.swapaxes(0, 1), in_groups(ways, groups))
+        # Bound the number of gathers in the body, which each way multiplies.
         unroll = max(_UNROLLED // len(ways), 1)
         y, _ = jax.lax.scan(add_place, y, (places(each), by_place), unroll=unroll)
     return jax.tree.map(lambda y: y.transpose(1, 0, 2).reshape(n, groups * n_outputs), y)
@@ -209,6 +231,8 @@ def _multiplied(
     each, n = n_detectors // groups, dy.shape[0]
     index = tuple(clamped(weights, i) for i in index)
     dy = dy.astype(accumulator(weights.dtype)).reshape(n, groups, n_outputs)
+    # Accelerators gather all rows in one fusion, which multiplies and sums them without storing
+    # them. A loop would launch one kernel per table.
     if not in_sequence(device):
         rows = [_gather_all(weights, i) for i in index]
         if subtract:
@@ -233,7 +257,7 @@ def _multiplied(
 def add_rows(
     total: jax.Array, index: jax.Array, values: jax.Array, device: Device, groups: int = 1
 ) -> jax.Array:
-    """Tables plus values at every row that was read.
+    """Add values to every row that was read.
 
     ``[T, R, O]``, ``[T, n]``, ``[n, G * O]`` or, for each table, ``[T, n, O]``.
     """
@@ -249,6 +273,7 @@ def add_rows(
 
         return jax.lax.scan(step, total, (detectors(total), index, values))[0]
     if total.dtype == jnp.float32 and by_one_hot(total, None, device):
+        # Values differ by table here, so the product has a batch dimension of tables.
         return total + _multiply("tnr,stno->tsro", _one_hot(total, index), values, axis=1)
     return add(total, (detectors(total)[:, None], index), values)
 
@@ -261,9 +286,9 @@ def add_ways(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Tables of sums plus the addends of ``coefficient * dy`` at every row that was read, with ``dy [n, G * O]``.
+    """Add the addends of ``coefficient * dy`` to every row that was read, with ``dy [n, G * O]``.
 
-    Without coefficients `dy` has the addends.
+    Without coefficients, `dy` contains the addends.
     """
     n_detectors, n_rows, n_outputs = total.shape
     ways, each, n = [(clamped(total, i), c) for i, c in ways], n_detectors // groups, dy.shape[0]
@@ -272,6 +297,8 @@ def add_ways(
         index, coefficient = ways[0]
         if coefficient is None:
             of_groups = _one_hot(total, index).reshape(groups, each, n, n_rows)
+            # All tables of a group receive the same cotangent: it is read once per group, not per
+            # table.
             sums = _multiply("gpnr,sngo->gpsro", of_groups, dy, axis=2)
         else:
             of_groups = _weighted_hits(total, ways).reshape(groups, each, n, n_rows)
@@ -291,13 +318,15 @@ def add_ways(
         return over_groups(
             of_group, total, (firsts(groups, each), in_groups(ways, groups), dy.transpose(1, 0, 2))
         )[0]
+    # One scatter for all tables: on a GPU each scatter is a launch. Its order of additions, and
+    # thus the last bits of float sums, may vary between runs.
     every, of_tables = detectors(total)[:, None], of_each_table(dy, n_detectors)
     return add_to_table(total, every, ways, of_tables, accumulate)
 
 
 # ------------------------------------------------------------------------------------- one table
 def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: FixedPoint | None) -> np.dtype:
-    """The dtype of sums of rows with such coefficients."""
+    """Return the dtype that accumulates rows with these coefficients."""
     if coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer):
         return jnp.dtype(jnp.int32)
     return addend_dtype(weights.dtype, accumulate)
@@ -306,22 +335,24 @@ def sum_dtype(weights: jax.Array, coefficient: jax.Array | None, accumulate: Fix
 def zero_of(
     like: jax.Array, shape: tuple[int, ...], dtype: np.dtype, addends: int, coefficient: jax.Array | None
 ) -> Any:
-    """The start of sums of so many rows with such coefficients."""
+    """Return zeros that accumulate this number of addends."""
     zero = zeros_varying(like, shape, dtype)
     in_integers = coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer)
+    # int8 rows times integer coefficients may exceed int32; two int32 halves then hold the sum.
     return WideSum(zero, zero) if in_integers and not fits_int32(addends) else zero
 
 
 def sum_of_table(
     weights: jax.Array, t: jax.Array, ways: Sequence[Way], accumulate: FixedPoint | None
 ) -> jax.Array:
-    """The sum over ways of ``coefficient * row``, addends: of the tables `t`, ids and coefficients that broadcast with them."""
+    """Return the sum over ways of the addends of ``coefficient * row``; `t`, ids and coefficients broadcast."""
     total: Any = 0
     for index, coefficient in ways:
         row = read(weights, t, index)
         if coefficient is None:
             total += addends(row, accumulate)
         elif jnp.issubdtype(coefficient.dtype, jnp.integer):
+            # Integer reads multiply exactly; a float product would round above 2**24.
             total += coefficient[..., None] * row.astype(jnp.int32)
         else:
             total += addends(times(coefficient, row.astype(accumulator(row.dtype))), accumulate)
@@ -341,6 +372,8 @@ def products_of_table(
     rows = [read(weights, t, i).astype(accumulator(weights.dtype)) for i in index]
     if subtract:
         rows = [rows[0] - other for other in rows[1:]]
+    # Addends in fixed point are integers per element: they must be rounded before the sum, which a
+    # matrix product cannot do.
     if accumulate is not None:
         return [product(row, dy, accumulate) for row in rows]
     # A product with ones adds vectors; the compiler's own sum over the last axis adds one number after the other.
@@ -357,7 +390,7 @@ def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax
 def add_to_table(
     total: jax.Array, t: jax.Array, ways: Sequence[Way], dy: jax.Array, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Sums plus the addends of ``coefficient * dy`` at the rows of table `t`; without coefficients `dy` has the addends."""
+    """Add the addends of ``coefficient * dy`` to rows of table `t`; without coefficients, `dy` is the addends."""
     for index, coefficient in ways:
         values = dy
         if coefficient is not None:
@@ -367,8 +400,9 @@ def add_to_table(
 
 
 def times(coefficient: jax.Array, values: jax.Array) -> jax.Array:
-    """``coefficient * values``, where a coefficient of 0 makes nothing of anything."""
+    """Return ``coefficient * values``, and 0 for a coefficient of 0 even if a value is infinite or NaN."""
     c = coefficient.astype(values.dtype)[..., None]
+    # A read without effect must not turn an infinity or NaN of its row into NaN of the sum.
     return jnp.where(c == 0, 0, c * values)
 
 
@@ -382,17 +416,17 @@ def over_groups(body: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def firsts(groups: int, each: int) -> jax.Array:
-    """The first table of each group."""
+    """Return the first table of each group, ``[G]``."""
     return jnp.arange(groups, dtype=jnp.int32) * each
 
 
 def places(each: int) -> jax.Array:
-    """The places of tables in their group."""
+    """Return the positions of tables in their group, ``[T / G]``."""
     return jnp.arange(each, dtype=jnp.int32)
 
 
 def tables_at(place: jax.Array, each: int, groups: int) -> jax.Array:
-    """The tables at one place of every group, ``[G, 1]``."""
+    """Return the tables at one position of every group, ``[G, 1]``."""
     return (firsts(groups, each) + place)[:, None]
 
 
@@ -402,7 +436,7 @@ def in_groups(arrays: Any, groups: int) -> Any:
 
 
 def of_each_table(values: jax.Array, n_tables: int) -> jax.Array:
-    """Values of each table's group: ``[n, G, O]`` -> ``[T, n, O]``."""
+    """Repeat the values of a group for each of its tables: ``[n, G, O]`` -> ``[T, n, O]``."""
     n, groups, n_outputs = values.shape
     every = (groups, n_tables // groups, n, n_outputs)
     return jnp.broadcast_to(values.transpose(1, 0, 2)[:, None], every).reshape(n_tables, n, n_outputs)
@@ -416,12 +450,15 @@ _TERMS = {"float32": 3, "float16": 2, "bfloat16": 1}
 
 
 def terms(values: jax.Array) -> list[jax.Array]:
-    """Arrays of bfloat16 whose sum is the values, in every digit: what a one-hot matrix is multiplied with.
+    """Split values into bfloat16 arrays whose sum is exact, as factors of a one-hot matrix.
 
-    Half the passes through a matrix unit that ``precision="highest"`` takes.
+    The product takes half the passes through a matrix unit that ``precision="highest"`` takes.
     """
+    # float32 has 24 significant bits and bfloat16 has 8: three terms hold every digit.
     rest, found = values.astype(jnp.float32), []
     for _ in range(_TERMS[values.dtype.name] - 1):
+        # Unlike a conversion to bfloat16 and back, reduce_precision is not removed by the
+        # simplifier.
         term = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
         rest -= term
         found.append(term)
@@ -429,20 +466,22 @@ def terms(values: jax.Array) -> list[jax.Array]:
 
 
 def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> jax.Array:
-    """Products of ``dy [n, G * O]`` with every row, ``[T, n, R]``: the compiler picks some where it makes them, and stores none.
+    """Multiply ``dy [n, G * O]`` by every row, ``[T, n, R]``; XLA fuses the selection and stores no product.
 
-    The error is that of the products: see `lutjax.lookup`.
+    The error is the error of the products: see `lutjax.lookup`.
     """
     n_detectors, n_rows, n_outputs = weights.shape
     n, dtype = dy.shape[0], accumulator(weights.dtype)
     dy = dy.astype(dtype).reshape(n, groups, n_outputs)
     tables = weights.astype(dtype).reshape(groups, n_detectors // groups, n_rows, n_outputs)
+    # R products per read instead of one: a matrix unit makes them faster than a gather of the row.
     every = jnp.einsum("ngo,gpro->gpnr", dy, tables, precision="highest")
     return every.reshape(n_detectors, n, n_rows)
 
 
 def _hits(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """``[T, n]`` -> ``[T, n, R]``: which row is meant."""
+    """Return whether each read addresses each row: ``[T, n]`` -> ``[T, n, R]``."""
+    # A comparison fuses into its consumer; a scattered one-hot matrix would be stored.
     return index[..., None] == jax.lax.broadcasted_iota(jnp.int32, (*index.shape, weights.shape[1]), 2)
 
 
@@ -451,15 +490,17 @@ def _one_hot(weights: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weighted_hits(weights: jax.Array, ways: Sequence[Way]) -> jax.Array:
-    """``[T, n, R]``: the coefficient with which a row is read, summed over ways."""
+    """Return the coefficient of each row in each read, summed over ways: ``[T, n, R]``."""
     total: Any = 0
     for index, coefficient in ways:
         assert coefficient is not None
+        # Ways may address the same row; their coefficients then add up, as the reads would.
         total += jnp.where(_hits(weights, index), coefficient.astype(jnp.float32)[..., None], 0)
     return total
 
 
 def _multiply(equation: str, one_hot: jax.Array, values: jax.Array, axis: int) -> jax.Array:
     """A product with the `terms` of values, ``s`` in the equation, summed over them."""
+    # One product for all terms reads the one-hot matrix once.
     of = jnp.stack(terms(values))
     return jnp.sum(jnp.einsum(equation, one_hot, of, preferred_element_type=jnp.float32), axis)

@@ -1,7 +1,24 @@
-"""Moving the rows of tables in their own memory, from the look-ups that touched them.
+"""In-place optimizer updates of table rows, driven by the lookups that read them.
 
-A look-up is seen here as hits: detector `t` read row ``index[t, i]``, whose gradient receives ``values[i]`` (or
-``values[t, i]``). A kernel enumerates them tile by tile; `update` does the rest.
+Formula for detector ``t``, row ``r`` and hits ``i``::
+
+    gradient[t, r] = factor * sum over i with index[t, i] == r of values[i]
+    weights[t, r], state[t, r] = rule.step(weights[t, r], gradient[t, r], state[t, r], rate)
+
+A hit is one read of a row: detector ``t`` read row ``index[t, i]``, whose gradient receives ``values[i]``
+(or ``values[t, i]``). A kernel enumerates its hits tile by tile through a `Visit` function.
+
+Work: a scan over groups of detectors bounds the scratch memory for gradients to `_SCRATCH` values. A
+group accumulates in an array over all rows (where ``R <= hits``) or over its hits: then the
+first visit records the last hit of each row, and the second adds all hits of a row at this slot.
+Additive rules (plain SGD) need no sum and add every hit to its row directly.
+
+Layout: tables and state are carried through the scan, so XLA updates them in place. CPUs take one
+detector per group; other devices take as many as fit the scratch memory.
+
+Numerics: gradients use `addend_dtype`; in fixed point the result does not depend on the order of hits.
+Without it, the scatter order of GPUs may change the last bits between runs. Row ids are clamped; hits
+that do not count get id ``R``, which a scatter with ``mode="drop"`` ignores.
 """
 
 import dataclasses
@@ -86,10 +103,13 @@ def update(
       visit, n_hits: see `Hits`.
     """
     weights, accumulate, rule = call.weights, call.accumulate, step.rule
+    # The decay state has one entry per table, not per row: rules read it, and it is returned
+    # unchanged.
     of_tables = {name: a for name, a in step.state.items() if name == DECAY}
     state = {name: a for name, a in step.state.items() if name != DECAY}
     dtype = accumulator(weights.dtype)
     scale = scale_of_additions(call, step)
+    # A rule that is linear in the gradient may add each hit on its own, without an array for sums.
     if scale is not None:
 
         def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
@@ -104,8 +124,12 @@ def update(
 
     def moved(old: Any, total: jax.Array, of_rows: OfRows) -> Any:
         rows, state = old
+        # The factor applies to the complete sum: products with single addends would round
+        # differently.
         gradient = _scaled(result(total, dtype, accumulate), step.factor, of_rows)
         state = {**state, **{name: of_rows(a) for name, a in of_tables.items()}}
+        # Rules compute in the accumulator dtype; rows in bfloat16 or float16 are rounded once, at
+        # the end.
         new, state = rule.step(rows.astype(dtype), gradient, state, of_rows(step.rate).astype(dtype))
         return new.astype(rows.dtype), {name: a for name, a in state.items() if name != DECAY}
 
@@ -126,6 +150,8 @@ def scale_of_additions(call: Reads, step: Step) -> jax.Array | None:
     if (
         not step.rule.additive
         or step.differs_by_row
+        # In fixed point, and with rows narrower than the accumulator, each addition would round;
+        # the sum rounds once.
         or call.accumulate is not None
         or dtype != call.weights.dtype
     ):
@@ -143,7 +169,7 @@ def squared_norm(
 ) -> jax.Array:
     """Return the sum of the squares of the gradient of a call's tables, of which only the shape matters.
 
-    The sums over the hits of a row are made group by group as in `update`, and none of them is kept.
+    Gradients are summed group by group as in `update`, and none is kept.
 
     Args:
       factor: of the gradient, see `lutjax.dispatch.contract.Step`.
@@ -164,6 +190,7 @@ def squared_norm(
         gradient = _scaled(result(sums, dtype, accumulate), factor, of_rows)
         return (total + jnp.sum(jnp.square(gradient)), last_hit), None
 
+    # The carry holds a scalar and scratch only: the gradient of all tables never exists.
     start = zeros_varying(weights, (), dtype), _no_last_hit(weights, size, n_hits)
     return jax.lax.scan(add_group, start, _firsts(weights, size))[0][0]
 
@@ -174,6 +201,7 @@ def counts(call: Reads, visit: Visit) -> jax.Array:
     group = _Group(jnp.int32(0), n_detectors, n_rows, 0, call.accumulate, False)
 
     def add(total: jax.Array, index: jax.Array, values: jax.Array, counts: Any) -> jax.Array:
+        # Hits that do not count have an id behind the last row; the scatter drops them.
         return total.at[group.numbers, group.rows(index, counts)].add(jnp.int32(1), mode="drop")
 
     start = zeros_varying(call.weights, (n_detectors, n_rows), jnp.int32)
@@ -184,14 +212,16 @@ def counts(call: Reads, visit: Visit) -> jax.Array:
 def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
     """Return the number of detectors of a group."""
     n_detectors, n_rows, n_outputs = weights.shape
+    # One detector at a time keeps its rows and gradient in the cache of a CPU.
     if _row_gathers.in_sequence(device):
         return 1
     length = n_rows if _few_rows(weights, n_hits) else n_hits
+    # A divisor: all groups have one size, and the scan needs no remainder.
     return _divisor(n_detectors, _SCRATCH // max(length * n_outputs, 1))
 
 
 def _few_rows(weights: jax.Array, n_hits: int) -> bool:
-    """Return whether sums are made for all rows of a detector, as they are where the batch is a symbolic dimension of an export."""
+    """Return whether gradients cover all rows of a detector; always with a symbolic number of hits in an export."""
     return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
 
@@ -200,14 +230,16 @@ def _firsts(weights: jax.Array, size: int) -> jax.Array:
 
 
 def _no_last_hit(weights: jax.Array, size: int, n_hits: int) -> jax.Array:
-    """Room for the last hit of each row; what earlier groups leave there is never read."""
+    """Return scratch memory for the last hit of each row."""
+    # Sums over all rows need no record of last hits. Reusing one array for all groups is safe
+    # because the first visit writes every entry that the second one reads.
     n_rows = 0 if _few_rows(weights, n_hits) else weights.shape[1]
     return zeros_varying(weights, (size, n_rows), jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Some detectors, one after the other."""
+    """Consecutive detectors whose rows are updated together."""
 
     first: jax.Array
     size: int
@@ -224,28 +256,33 @@ class _Group:
         return jax.lax.dynamic_slice_in_dim(a, self.first, self.size, axis)
 
     def of_all(self, a: jax.Array) -> jax.Array:
-        """Rates or factors, scalar or ``[T or 1, R or 1, O or 1]``, of all rows of the group."""
+        """Return rates or factors, scalar or ``[T or 1, R or 1, O or 1]``, of all rows of the group."""
         return self.of(a) if a.ndim and a.shape[0] > 1 else a
 
     def of_hit(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
-        """Rates or factors of some rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
+        """Return rates or factors of rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
         a = self.of_all(a)
         if not a.ndim or a.shape[1] == 1:
             return a
+        # Unused slots have id R; clipping reads some rate for them, and the final scatter drops the
+        # result.
         return a.at[self.numbers if a.shape[0] > 1 else 0, row_of].get(mode="clip")
 
     def rows(self, index: jax.Array, counts: jax.Array | None) -> jax.Array:
-        """Row ids that exist, or one past the last for hits that do not count."""
+        """Return clamped row ids, or the number of rows for hits that do not count."""
         rows = jnp.clip(index, 0, self.n_rows - 1)
+        # One past the last row, not -1: negative ids would wrap.
         return rows if counts is None else jnp.where(counts, rows, self.n_rows)
 
     def zeros(self, weights: jax.Array, length: int) -> jax.Array:
-        """Sums of gradients for so many rows."""
+        """Return zeros for the gradients of `length` rows of each detector."""
         return zeros_varying(
             weights, (self.size, length, weights.shape[2]), addend_dtype(weights.dtype, self.accumulate)
         )
 
     def add(self, total: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+        # Values are zero where a hit does not count, but the id decides: for rules that move rows
+        # without a gradient a hit differs from an addend of zero.
         values = addends(values, self.accumulate).astype(total.dtype)
         values = jnp.broadcast_to(values, (*at.shape, total.shape[-1]))
         return total.at[self.numbers, at].add(values, mode="drop")
@@ -258,18 +295,19 @@ def _move_all(
     visit: Visit,
     moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
-    """Gradients as arrays of the shape of the group's tables."""
+    """Update all rows of a group from a dense gradient."""
     gradient, touched = _sums_of_all(group, tables[0], visit)
     old = jax.tree.map(group.of, tables)
     new = moved(old, gradient, group.of_all)
     if touched is not None:
+        # Such rules (with momentum or decay) would also move rows without hits.
         new = jax.tree.map(lambda n, o: jnp.where(touched[..., None], n, o), new, old)
     new = jax.tree.map(lambda a, n: jax.lax.dynamic_update_slice_in_dim(a, n, group.first, 0), tables, new)
     return new, last_hit
 
 
 def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.Array, jax.Array | None]:
-    """The gradients of all rows, and which rows were hit, if that matters."""
+    """Return the gradients of all rows, and a mask of hit rows if the rule needs it."""
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         gradient, touched = total
@@ -278,6 +316,7 @@ def _sums_of_all(group: _Group, weights: jax.Array, visit: Visit) -> tuple[jax.A
             touched = touched.at[group.numbers, at].set(True, mode="drop")
         return group.add(gradient, at, values), touched
 
+    # A mask is needed only for rules that move a row whose gradient is zero.
     touched = None
     if group.moves_without_gradient:
         touched = zeros_varying(weights, (group.size, group.n_rows), jnp.bool_)
@@ -293,9 +332,12 @@ def _move_hit(
     visit: Visit,
     moved: Callable[[Any, jax.Array, OfRows], Any],
 ) -> Any:
-    """Gradients of the rows that were hit only."""
+    """Update only the hit rows of a group."""
     gradient, row_of, last_hit = _sums_of_hit(group, tables[0], last_hit, visit)
+    # Each row occurs once in row_of, at its last hit; other slots hold R. So the set below has no
+    # duplicate ids and its result is defined.
     at = (group.first + group.numbers, row_of)
+    # Slots without a row read zeros, so that no NaN or infinity enters the rule for them.
     old = jax.tree.map(lambda a: a.at[at].get(mode="fill", fill_value=0), tables)
     new = moved(old, gradient, functools.partial(group.of_hit, row_of))
     return jax.tree.map(lambda a, n: a.at[at].set(n, mode="drop"), tables, new), last_hit
@@ -304,15 +346,18 @@ def _move_hit(
 def _sums_of_hit(
     group: _Group, weights: jax.Array, last_hit: jax.Array, visit: Visit
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of rows that were hit, each where the row's last hit is in the list of hits, and these rows."""
+    """Return gradients at the slot of each row's last hit, the rows of these slots, and the last hits."""
     number = group.numbers
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
         last_hit, first = carry
         hits = jnp.broadcast_to(first + jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
+        # Duplicates within a tile: any winner will do, because every hit of the row reads the
+        # winner back.
         last_hit = last_hit.at[number, group.rows(index, counts)].set(hits, mode="drop")
         return last_hit, first + index.shape[1]
 
+    # Two visits: the first one chooses one slot per hit row, the second one sums at this slot.
     last_hit, _ = visit(group.of, remember, (last_hit, zeros_varying(weights, (), jnp.int32)))
 
     def add(total: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:
@@ -321,6 +366,7 @@ def _sums_of_hit(
         at = last_hit.at[number, rows].get(mode="fill", fill_value=group.n_hits)
         return group.add(gradient, at, values), row_of.at[number, at].set(rows, mode="drop")
 
+    # Id R marks slots without a row, which the final scatter drops.
     nowhere = zeros_varying(weights, (group.size, group.n_hits), jnp.int32) + group.n_rows
     gradient, row_of = visit(group.of, add, (group.zeros(weights, group.n_hits), nowhere))
     return gradient, row_of, last_hit

@@ -1,7 +1,20 @@
-"""Interpolating the slots of tables over bits.
+"""Multilinear interpolation of lookup tables over bits.
 
-The low bits of an address are written out, at most 16 slots; a loop visits the values of the high bits, so that no array has an
-axis of slots and of samples, and the size of a program does not grow with ``2**n``.
+Formula for one gate with slots ``s`` and inputs ``x_l``, bit ``l`` of ``s`` the l-th least significant::
+
+    share[s] = product over l of (x_l if bit l of s else 1 - x_l)
+    value = sum over s of table[s] * share[s]
+    slopes[l] = d value / d x_l
+    of_table[s] = sum over samples of dy * share[s]
+
+Work: the `_LOW_BITS` low bits (at most 16 slots) are written out as a tree of ``s + a (t - s)``; a loop
+visits the values of the high bits. No array has an axis of slots and of samples, and the program size
+does not grow with ``2**n``.
+
+Layout: features first, ``[G, B]``; XLA fuses the tree of a gate into one pass over its samples.
+
+Numerics: the dtype of the arguments, which kernels choose as accumulator. Sums over high bits are in
+ascending order. Boolean inputs select the slot exactly, with no product.
 """
 
 import jax
@@ -10,17 +23,19 @@ import numpy as np
 
 from lutjax.kernels._xla import _wire_gathers
 
+# Four bits are 15 interpolations in one fusion; each further bit doubles them.
 _LOW_BITS = 4
 
 
 def value(table: jax.Array, x: list[jax.Array]) -> jax.Array:
-    """``[G, 2**n]``, n times ``[G, B]`` -> ``[G, B]``."""
+    """Interpolate tables: ``[G, 2**n]``, n times ``[G, B]`` -> ``[G, B]``."""
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
     if not high:
         return _interpolated(list(table.T[..., None]), low)
 
     def add(y: jax.Array, of: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         bits, slots = of
+        # XLA drops the unused derivatives.
         share, _ = _shares(bits, high)
         return y + share * _interpolated(list(slots[..., None]), low), None
 
@@ -37,6 +52,7 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
         bits, slots = of
         share, of_each = _shares(bits, high)
         y, of_low = _slopes(list(slots[..., None]), low)
+        # Product rule: a low bit changes the interpolation, a high bit changes the share.
         addends = [*(share * s for s in of_low), *(s * y for s in of_each)]
         return [t + a for t, a in zip(totals, addends, strict=True)], None
 
@@ -44,9 +60,9 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
 
 
 def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
-    """The table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share.
+    """Return the table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share.
 
-    Where `x` are booleans, the slot of a sample has all of dy, and the others have none of it, even if it is infinite.
+    With booleans `x` the addressed slot receives dy, and all other slots 0, even if dy is infinite.
     """
     low, high = x[:_LOW_BITS], x[_LOW_BITS:]
 
@@ -54,12 +70,14 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
         shares = [weight]
         for a in reversed(low):  # the first is the least significant bit
             shares = [s for share in shares for s in _divided(share, a)]
+        # All slots of the low bits are reduced in one pass over the samples.
         return _wire_gathers.sum_over_samples(shares)
 
     if not high:
         return sums(dy).T
 
     def of_value(bits: jax.Array) -> jax.Array:
+        # Booleans are selected, not multiplied: 0 times an infinite dy would be NaN.
         if high[0].dtype != jnp.bool_:
             return sums(dy * _shares(bits, high)[0])
         weight = dy
@@ -72,7 +90,7 @@ def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
 
 
 def _divided(share: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The parts of a share for slots whose bit is 0 and 1."""
+    """Split a share between slots whose next bit is 0 and 1."""
     if a.dtype == jnp.bool_:
         return jnp.where(a, jnp.zeros_like(share), share), jnp.where(a, share, jnp.zeros_like(share))
     return share * (1 - a), share * a
@@ -87,6 +105,8 @@ def slopes_at_addresses(table: jax.Array) -> jax.Array:
     factors = np.where((slot[:, None] ^ slot)[..., None] >> place & 1, 0.25, 0.75)
     sign = np.where(slot[:, None] >> place & 1, 0.5, -0.5)[:, None]
     weight = sign * np.prod(factors, -1, keepdims=True) / factors
+    # Weights depend only on the number of bits: a NumPy constant, and one matrix product for all
+    # tables.
     matrix = jnp.asarray(np.swapaxes(weight, 1, 2).reshape(n_slots, n * n_slots), table.dtype)
     return jnp.dot(table, matrix, precision="highest").reshape(len(table) * n, n_slots)
 
@@ -102,6 +122,8 @@ def _slopes(slots: list[jax.Array], x: list[jax.Array]) -> tuple[jax.Array, list
     derivatives = []
     for place, a in enumerate(x):
         difference = [t - s for s, t in zip(slots[::2], slots[1::2], strict=True)]
+        # The derivative in this bit is the interpolation of its differences over the remaining
+        # bits; slots are reduced on the way, so the value costs nothing extra.
         derivatives.append(_interpolated(difference, x[place + 1 :]))
         slots = [s + a * d for s, d in zip(slots[::2], difference, strict=True)]
     return slots[0], derivatives
@@ -128,6 +150,7 @@ def _shares(bits: jax.Array, x: list[jax.Array]) -> tuple[jax.Array, list[jax.Ar
     derivatives = []
     for place, b in enumerate(bits):
         derivative = jnp.full_like(x[0], 2 * b - 1)
+        # Products without one factor, not a division by it, which may be 0.
         for f in factors[:place] + factors[place + 1 :]:
             derivative = derivative * f
         derivatives.append(derivative)

@@ -1,6 +1,18 @@
-"""Reading and adding rows whose slots reach some of the outputs, one table after the other: no array ``[T, n, K]`` exists.
+"""Row loops for tables whose slots reach some of the outputs (`lutjax.sparse_lookup`).
 
-`SlotRows` has the loops of `_row_gathers` for tables with targets, ``[T, R, K]``: sums and cotangents are ``[n, O]`` there, too.
+Formula for tables ``weights [T, R, K]`` and targets ``[T or 1, R or 1, K]``::
+
+    sum_rows:     y[b, targets[t, row, k]] += weights[t, row, k]
+    differences:  sum over k of weights[t, row, k] * dy[b, targets[t, row, k]] - the same for the other row
+    add_rows:     total[t, row, k] += dy[b, targets[t, row, k]]
+
+Work: a scan over tables, all reads of a table at once: no array ``[T, n, K]`` exists.
+
+Layout: cotangents and sums are ``[n, O]`` as in `_row_gathers`, plus one column for unused slots, which
+have target ``O``: sums are discarded there and cotangents read a zero.
+
+Numerics: sums use `addend_dtype`. Where both rows reach the same output, values are subtracted before
+they are multiplied. Row ids and targets are clamped.
 """
 
 import dataclasses
@@ -29,11 +41,11 @@ class HasTargets(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SlotRows:
-    """Rows with targets.
+    """Table rows with a target output per slot.
 
     Attributes:
-      targets: ``[T or 1, R or 1, K]``, unused ones behind the last output.
-      n_outputs: outputs, without that.
+      targets: ``[T or 1, R or 1, K]``; `n_outputs` for unused slots.
+      n_outputs: number of outputs.
     """
 
     targets: jax.Array
@@ -41,23 +53,26 @@ class SlotRows:
 
     @classmethod
     def of(cls, call: HasTargets) -> "SlotRows":
+        # -1 marks an unused slot; other negative ids count as unused, large ids are clamped.
         targets = jnp.clip(call.targets, -1, call.n_outputs - 1)
         return cls(jnp.where(targets < 0, call.n_outputs, targets), call.n_outputs)
 
     # ------------------------------------------------------------------------------------- one table
     def outputs(self, t: jax.Array, row: jax.Array) -> jax.Array:
-        """The targets of rows ``[n]`` of a table: ``[n, K]``."""
+        """Return the targets of rows ``[n]`` of a table: ``[n, K]``."""
+        # Targets shared by tables or rows have one entry there, read with id 0 instead of
+        # broadcasting them.
         targets = self.targets
         return read(
             targets, t if targets.shape[0] > 1 else 0, row if targets.shape[1] > 1 else jnp.zeros_like(row)
         )
 
     def padded(self, dy: jax.Array) -> jax.Array:
-        """A cotangent ``[n, O]`` with a zero for unused slots."""
+        """Append a zero to a cotangent ``[n, O]``, for unused slots."""
         return jnp.pad(dy, ((0, 0), (0, 1)))
 
     def of_slots(self, dy: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
-        """The values of the outputs of rows ``[n]`` in a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
+        """Gather the targets of rows ``[n]`` from a padded cotangent ``[n, O + 1]``: ``[n, K]``."""
         return read(dy, _places(dy), self.outputs(t, row))
 
     def change(
@@ -76,6 +91,8 @@ class SlotRows:
         """
 
         def values(row: jax.Array) -> jax.Array:
+            # Unused slots may contain anything, also NaN: their values are masked, not only
+            # multiplied by the zero of the padded cotangent.
             return jnp.where(self.outputs(t, row) < self.n_outputs, read(weights, t, row).astype(dy.dtype), 0)
 
         value, other_value, dy_row = values(row), values(other), self.of_slots(dy, t, row)
@@ -100,6 +117,7 @@ class SlotRows:
 
         shape = (index.shape[1], self.n_outputs + 1)
         y = zeros_varying(index, shape, addend_dtype(weights.dtype, accumulate))
+        # The sums are the carry of a sequential scan: tables add in ascending order, in place.
         y, _ = jax.lax.scan(step, y, (detectors(weights), clamped(weights, index)))
         return y[:, : self.n_outputs]
 
@@ -139,6 +157,8 @@ class SlotRows:
         visit, n_hits = hits
 
         def of_slots(group: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
+            # A group of detectors has its own part of the targets, except where all tables share
+            # them.
             lists = SlotRows(
                 group(self.targets) if self.targets.shape[0] > 1 else self.targets, self.n_outputs
             )

@@ -1,7 +1,19 @@
-"""Wires of gates: gathering their inputs, and scattering cotangents back to these.
+"""Reads of gate inputs through wires, and sums of their cotangents.
 
-Arrays are features first here, ``[features, samples]``: a wire reads a row, samples are contiguous, and a chain of
-reads, products and one sum is a single pass over memory.
+Formula for gate ``g`` with wires ``w[g, l]``::
+
+    rows:       read_l[g] = x[w[g, l]]
+    to_inputs:  dx[i] = sum over all (g, l) with w[g, l] == i of by_wire_l[g]
+
+Work: three ways to sum. With fan-out lists of at most `_WRITTEN_OUT` readers, each input gathers its
+readers. Without, a few inputs use a product with a 0/1 matrix, and many use a scatter.
+
+Layout: features first, ``[features, samples]``: a wire reads one contiguous row, and a chain of reads,
+products and one sum is a single pass over memory.
+
+Numerics: sums keep the dtype of their addends. Readers add in their listed order; the product and the
+scatter of GPUs may use another order. Wire ids and reader numbers are clamped. A NaN or infinity
+reaches only the inputs that are read.
 """
 
 import jax
@@ -23,25 +35,29 @@ def clamped(wires: jax.Array, n_inputs: int) -> jax.Array:
 def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
     """Return the inputs that each wire of all gates reads: ``[I, B]``, ``[G, n]`` -> n times ``[G, B]``."""
     wires = clamped(wires, x.shape[0])
+    # Convert after the gather: the conversion fuses with what consumes the row.
     return [read(x, wires[:, place]).astype(dtype) for place in range(wires.shape[1])]
 
 
 def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
-    """The readers of every input, one for each of them at a time: numbers that exist ``[I]``, and whether they do."""
+    """Return the f-th reader of every input, for each ``f``: a clamped wire number ``[I]``, and whether it exists."""
     return [
-        (jnp.clip(readers[:, f], 0, max(n_wires - 1, 0)), readers[:, f] >= 0) for f in range(readers.shape[1])
+        # Lists are padded with -1; these entries read wire 0 and are masked.
+        (jnp.clip(readers[:, f], 0, max(n_wires - 1, 0)), readers[:, f] >= 0)
+        for f in range(readers.shape[1])
     ]
 
 
 def gathered(wires: jax.Array, readers: jax.Array | None) -> bool:
     """Return whether cotangents of inputs are sums over readers."""
+    # Without wires there is no row that a clamped reader could read.
     return readers is not None and readers.shape[1] <= _WRITTEN_OUT and wires.size > 0
 
 
 def to_inputs(
     by_wire: list[jax.Array], wires: jax.Array, readers: jax.Array | None, n_inputs: int
 ) -> jax.Array:
-    """Cotangents of what wires read, n times ``[G, B]``, added up for each input: ``[I, B]``."""
+    """Sum the cotangents of wires, n times ``[G, B]``, for each input: ``[I, B]``."""
     flat = _flat(by_wire, wires)
     if readers is not None and gathered(wires, readers):
         # A row of zeros for readers that do not exist: cheaper than a choice in the sum.
@@ -54,34 +70,42 @@ def to_inputs(
     if n_inputs > _FEW_INPUTS:
         return scattered(by_wire, wires, n_inputs)
     ids = clamped(wires, n_inputs).reshape(wires.size)
+    # A scatter adds row after row; for few inputs the matrix is small and the product is faster.
     reads = jax.nn.one_hot(ids, n_inputs, dtype=flat.dtype, axis=0)
     dx = jnp.dot(reads, flat, precision="highest")
     # A product carries a NaN or an infinity to every input of its sample: then sums are made one by one.
     ones = jnp.ones((1, n_inputs), dx.dtype)
     return jax.lax.cond(
-        jnp.isfinite(jnp.sum(ones @ dx)), lambda: dx, lambda: scattered(by_wire, wires, n_inputs)
+        # One reduction over all sums: NaN and infinities survive it. A finite result that overflows
+        # here only takes the slow path.
+        jnp.isfinite(jnp.sum(ones @ dx)),
+        lambda: dx,
+        lambda: scattered(by_wire, wires, n_inputs),
     )
 
 
 def scattered(by_wire: list[jax.Array], wires: jax.Array, n_inputs: int) -> jax.Array:
-    """Do what `to_inputs` does, one wire after the other."""
+    """Compute `to_inputs` with a scatter."""
     flat = _flat(by_wire, wires)
     dx = zeros_varying(flat, (n_inputs, flat.shape[1]), flat.dtype)
     ids = clamped(wires, n_inputs).reshape(wires.size)
+    # Gradients of integers take this path: products of floats would round them.
     return dx.at[ids].add(flat, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _flat(by_wire: list[jax.Array], wires: jax.Array) -> jax.Array:
+    # Wire number = gate * wires per gate + place, as the numbers in fan-out lists.
     return jnp.stack(by_wire, 1).reshape(wires.size, by_wire[0].shape[1])
 
 
 def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:
-    """``[k, G]``, the sums of k times ``[G, B]``, in one pass; or, with `parts`, from sums of parts of the samples.
+    """Sum k arrays ``[G, B]`` over samples in one pass, ``[k, G]``; with `parts`, via sums of parts of the samples.
 
-    A sum along contiguous samples is one chain of additions, which a CPU cannot do several at a time. Those of parts it can.
+    A sum along contiguous samples is one chain of dependent additions; a CPU runs the chains of parts in parallel.
     """
     n_gates, batch = addends[0].shape
     zero = jnp.zeros((), addends[0].dtype)
+    # A variadic reduction makes all sums in one pass; separate ones would read the operands again.
     sums = jax.lax.reduce(
         tuple(a.reshape(n_gates, parts, batch // parts) if parts > 1 else a for a in addends),
         (zero,) * len(addends),

@@ -1,7 +1,16 @@
 """`lutjax.bilinear_gates` in plain JAX.
 
-``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``; ``dx[wires] += dy (c1 + c3 b), dy (c2 + c3 a)``;
-``dcoefficients = sum over samples of dy, dy a, dy b, dy a b``.
+Formula for gate ``g`` with ``a, b = x[wires[g]]``::
+
+    y = c0 + c1 a + c2 b + c3 a b
+    dx[wires[g]] += dy (c1 + c3 b), dy (c2 + c3 a)
+    dcoefficients = sum over samples of dy, dy a, dy b, dy a b
+
+Work and layout: features first, ``[features, samples]``; see `_wire_gathers`. Large layers with fan-out
+lists compute the cotangent of each input from its readers in one pass, without an array by wire.
+
+Numerics: accumulator dtype; the output is rounded to the dtype of ``x``. Readers add in listed order.
+In fixed point see `_integer_gates`. Wire ids are clamped.
 """
 
 import jax
@@ -24,6 +33,7 @@ def forward(call: BilinearGates, *, device: Device) -> jax.Array:
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     a, b = _wire_gathers.rows(call.x, call.wires, dtype)
     c0, c1, c2, c3 = (c[:, None] for c in call.coefficients.astype(dtype))
+    # Three multiply-adds; the expanded form needs one more product.
     return (c0 + c1 * a + (c2 + c3 * a) * b).astype(call.x.dtype)
 
 
@@ -40,9 +50,12 @@ def backward(
     small = in_sequence(device) and isinstance(dy.size, int) and dy.size <= _SMALL
     if "coefficients" in needs:
         a, b = _wire_gathers.rows(x, wires, dtype)
+        # Four independent chains of additions hide the latency of an addition on CPUs.
         parts = 4 if small and not dy.shape[1] % 4 else 1
         found["coefficients"] = _wire_gathers.sum_over_samples([dy, dy * a, dy * b, dy * a * b], parts)
     if "x" in needs:
+        # Recomputing the slopes per reader costs more reads of x, but saves writing and reading two
+        # cotangents per gate. In a small layer these stay in the cache.
         if readers is not None and _wire_gathers.gathered(wires, readers) and not small:
             dx = _from_readers(x, coefficients, wires, readers, dy)
         else:
@@ -65,8 +78,10 @@ def _from_readers(
     dx = zeros_varying(dy, x.shape, dtype)
     for place, exists in _wire_gathers.places(readers, wires.size):
         gate, second = place // 2, place % 2
+        # Wire number = 2 * gate + place: the other input of the gate is that of the other place.
         other = read(x, read(wires, gate, 1 - second)).astype(dtype)
         slope = jnp.where(second == 1, read(c2, gate), read(c1, gate))
         cotangent = read(dy, gate) * (slope[:, None] + read(c3, gate)[:, None] * other)
+        # A select: entries without a reader read gate 0, whose cotangent may be NaN.
         dx = dx + jnp.where(exists[:, None], cotangent, 0)
     return dx

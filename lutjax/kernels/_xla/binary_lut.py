@@ -1,4 +1,12 @@
-"""`lutjax.binary_lut` in plain JAX: ``y = table[address]``, bit ``l`` of the address ``x_l > 0``; backward `soft_lut` at 1/4 and 3/4, halved."""
+"""`lutjax.binary_lut` in plain JAX.
+
+Formula for gate ``g``: bit ``l`` of the address is ``x[wires[g, l]] > 0``, and ``y[g] = table[g, address]``.
+``dtable[g, address] += dy[g]``. The surrogate gradient of the inputs is half of the gradient of
+`soft_lut` with inputs 3/4 for set bits and 1/4 for unset bits.
+
+Layout: features first, ``[features, samples]``. Numerics: sums use the accumulator dtype; a NaN input is
+an unset bit. In fixed point see `_integer_gates`. Wire ids are clamped.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +22,7 @@ def forward(call: BinaryLut, *, device: Device) -> jax.Array:
     address = jnp.zeros((wires.shape[0], x.shape[1]), jnp.int32)
     for place, read in enumerate(_wire_gathers.rows(x, wires, x.dtype)):
         address = address | jnp.left_shift((read > 0).astype(jnp.int32), place)
+    # Addresses are in range by construction; clip only avoids the NaN fill of the default mode.
     return jnp.take_along_axis(table, address, 1, mode="clip").astype(x.dtype)
 
 
@@ -27,6 +36,7 @@ def backward(
     dy, read = cotangent.astype(dtype), _wire_gathers.rows(x, wires, x.dtype)
     found = {}
     if "table" in needs:
+        # Booleans select slots; 0/1 floats would multiply an infinite cotangent by 0.
         found["table"] = _slot_polynomials.of_table(table.shape[1], [a > 0 for a in read], dy)
     if "x" in needs:
         softened = [jnp.where(a > 0, 0.75, 0.25).astype(dtype) for a in read]

@@ -1,7 +1,16 @@
 """`lutjax.detect` in plain JAX.
 
-``delta[t, r] = x[a[t, r]] - x[b[t, r]]``; ``dx[a] += dmargin`` and ``dx[b] -= dmargin`` at the closest pair. Inputs are gathered one pair of
-all detectors after the other.
+Formula for detector ``t`` and anchor pair ``r``::
+
+    delta[t, r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]
+    bit r of index = delta > 0 and not |delta| < epsilon
+    margin = delta of the pair with the smallest |delta|;  flip = its bit
+    dx[first anchor of that pair] += dmargin;  dx[second anchor] -= dmargin
+
+Work: one pair of all detectors at a time, so only one delta per detector is live. Layout: inputs first,
+``[I, B]``, so that an anchor reads a contiguous row of the batch.
+
+Numerics: accumulator dtype. Ties take the first pair; NaN is closer than any number. Ids are clamped.
 """
 
 import jax
@@ -42,6 +51,7 @@ def backward(
         return {"x": dx}
     detector = jnp.arange(n_detectors, dtype=jnp.int32)[None]
     ids = jnp.clip(call.anchors, 0, call.n_inputs - 1)
+    # The closest pair differs by sample, so the backward pass gathers ids and scatters by element.
     pair = ids.at[detector, closest_pair(call.flip)].get(mode="clip")
     sample = jnp.arange(batch, dtype=jnp.int32)[:, None]
     dx = add(dx, (sample, pair[..., 0]), d_margin)
@@ -49,12 +59,13 @@ def backward(
 
 
 def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, epsilon: float) -> Detection:
-    """The detection of one delta for each anchor pair, all of one shape (section 1 of the semantics)."""
+    """Return the detection from one delta per anchor pair (section 1 of the semantics)."""
     index = flip = jnp.zeros(shape, jnp.int32)
     margin = jnp.full(shape, jnp.inf, dtype)
     for r, delta in enumerate(deltas):
         bit = is_above_zero(delta)
         if epsilon:
+            # Negated, so that a NaN keeps its bit.
             bit &= ~(jnp.abs(delta) < epsilon)
         index |= bit.astype(jnp.int32) << r
         # Strictly closer, so that the first of equals stays; NaN is closer than any number.
@@ -67,5 +78,6 @@ def closest(deltas: list[jax.Array], shape: tuple[int, ...], dtype: jnp.dtype, e
 
 
 def closest_pair(flip: jax.Array) -> jax.Array:
-    """Return the number of the pair of a flip mask; 0 for none."""
+    """Return the pair number of a flip mask; 0 for an empty mask."""
+    # A flip mask has one bit; clz finds its number without a loop.
     return jnp.maximum(31 - jax.lax.clz(flip), 0)

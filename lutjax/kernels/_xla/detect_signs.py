@@ -1,4 +1,9 @@
-"""`lutjax.detect_signs` in plain JAX: bit ``r`` is ``positions[r] > 0``; ``dpositions[closest] = dmargin``."""
+"""`lutjax.detect_signs` in plain JAX.
+
+Formula: ``delta[r] = positions[r]``; index, flip and margin follow as in `detect`. ``dpositions[closest] =
+dmargin`` and 0 elsewhere. Numerics: see `detect`; each position has at most one cotangent, so nothing
+is summed.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -22,4 +27,5 @@ def backward(
 ) -> dict[str, jax.Array]:
     assert call.flip is not None
     bit = jax.lax.broadcasted_iota(jnp.int32, (*cotangent.shape, call.n_bits), 1)
+    # A comparison instead of a scatter: one element per detector is not zero, and XLA fuses it.
     return {"positions": jnp.where(bit == closest_pair(call.flip)[:, None], cotangent[:, None], 0)}

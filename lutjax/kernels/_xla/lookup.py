@@ -1,7 +1,13 @@
 """`lutjax.lookup` in plain JAX.
 
-``y[b, g] = sum over tables t of g of weights[t, index[b, t]]``; ``dweights[t, index[b, t]] += dy[b, g]``; ``dmargin[b, t] =
-slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>``. Ids are detector-major, ``[T, B]``.
+Formula for sample ``b``, group ``g`` and tables ``t`` of the group::
+
+    y[b, g] = sum over t of weights[t, index[b, t]]
+    dweights[t, index[b, t]] += dy[b, g]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
+
+Work, layout and numerics: see `_row_gathers`, and `_row_updates` for in-place updates. Ids are transposed
+to detector-major ``[T, B]``: a step of the loop reads contiguous ids of one table.
 """
 
 from typing import Any
@@ -34,6 +40,7 @@ def backward(
         found["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
     if "detection" in needs:
         main_and_flipped = index, index ^ d.flip.T
+        # The slope multiplies the complete product; rows are subtracted before the product.
         (difference,) = _row_gathers.differences(
             weights, main_and_flipped, cotangent, device, call.accumulate, call.groups
         )
@@ -51,6 +58,7 @@ def hits(call: Lookup, cotangent: jax.Array, *, device: Device) -> _row_updates.
     values = _row_updates.of_groups(cotangent, len(index), call.groups)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
+        # One tile: every sample is one hit of every table, and all count.
         return body(carry, detectors(index), values(detectors), None)
 
     return visit, cotangent.shape[0]

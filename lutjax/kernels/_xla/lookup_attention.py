@@ -1,8 +1,19 @@
-"""`lutjax.lookup_attention` in plain JAX: tile by tile, nothing of the size of all pairs at once.
+"""`lutjax.lookup_attention` in plain JAX.
 
-``row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]``; ``y[j] = sum_{i, t} weights[t, row]``;
-``dweights[t, row] += dy[j]``; the closest of the three margins gets ``slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
-The same by any other module that reads rows as `_row_gathers` does.
+Formula for query ``j``, earlier key ``i`` at distance ``d``, detector ``t``; ``N`` bits of the position::
+
+    row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]
+    y[j] = sum over i, t of weights[t, row]
+    dweights[t, row] += dy[j]
+    dmargin += slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
+
+``margin`` and ``flip`` are those of the closer one of query and key; the margin of the position is
+treated in the same way if it is closer than both.
+
+Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. `rows` is a module or
+object with the loops of `_row_gathers`, or `SlotRows` for sparse rows.
+
+Numerics: sums use `addend_dtype`, tile after tile in fixed order. Ties go to the key. Ids are clamped.
 """
 
 import copy
@@ -63,6 +74,7 @@ def backward_by(
             return totals
 
         of_query, of_key = tile.of_queries(q_margin), tile.of_keys(k_margin)
+        # Strictly: the key wins ties, and a NaN of either margin selects the key.
         query_is_closer = jnp.abs(of_query) < jnp.abs(of_key)
         margin = jnp.where(query_is_closer, of_query, of_key)
         flip = jnp.where(
@@ -81,6 +93,7 @@ def backward_by(
 
         flat_ids = tuple(_row_gathers.flat(i) for i in ids)
         flipped = rows.differences(weights, flat_ids, dy_pair, device, accumulate)
+        # One call for both flips reads the main row once.
         difference, *of_flipped_position = (d.reshape(main.shape) for d in flipped)
         cotangent = _row_gathers.slope(margin) * difference.astype(margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
@@ -92,6 +105,7 @@ def backward_by(
             difference = of_flipped_position[0].astype(of_position.dtype)
             cotangent = jnp.where(position_is_closest, _row_gathers.slope(of_position) * difference, 0)
             cotangent = addends(tile.masked(cotangent), accumulate)
+            # Positions without a detector axis receive the sum over detectors.
             if of_position.shape[0] == 1:  # shared by all detectors
                 cotangent = jnp.sum(cotangent, 0, keepdims=True, dtype=cotangent.dtype)
             totals["position"] = tile.add_to_distances(totals["position"], cotangent)
@@ -130,7 +144,7 @@ def backward(
 
 
 def _rows(call: LookupAttention) -> Any:
-    """Return how rows are read and added."""
+    """Return the row loops for dense or sparse tables."""
     return SlotRows.of(call) if isinstance(call, SparseLookupAttention) else _row_gathers
 
 
@@ -155,7 +169,7 @@ def hits(call: LookupAttention, cotangent: jax.Array, *, device: Device) -> _row
 
 
 class RowIds:
-    """The row that each pair of a tile addresses: the bits of query, key and position side by side."""
+    """Row ids of the pairs of a tile: the concatenated bits of query, key and position."""
 
     def __init__(self, pairs: _pair_tiles.Pairs, call: LookupAttention):
         query, key, position = call.query, call.key, call.position
@@ -163,10 +177,12 @@ class RowIds:
         self.query_shift = self.key_shift + key.bits
         self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
         self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
+        # Positions without bits address nothing and are skipped.
         self._position = position.index.T if self.key_shift and position is not None else None
 
     def of(self, detectors: Callable[[jax.Array], jax.Array]) -> "RowIds":
-        """Return the ids of some detectors."""
+        """Return the row ids of a group of detectors."""
+        # Slices of the padded ids: padding them again per group would copy them.
         group = copy.copy(self)
         group._query, group._key = detectors(self._query), detectors(self._key)
         if self._position is not None and self._position.shape[0] > 1:

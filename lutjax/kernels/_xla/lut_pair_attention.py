@@ -1,7 +1,18 @@
-"""`lutjax.lut_pair_attention` in plain JAX, tile by tile, and by any other module that reads rows as `_row_gathers` does.
+"""`lutjax.lut_pair_attention` in plain JAX.
 
-``z = [keys[i], x[j], positions[d]]``; ``y[j] = sum_{i, t} weights[t, row(z)]``; ``dweights[t, row] += dy[j]``; ``dz`` of the closest
-comparison is ``+-slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>``.
+Formula for query ``j``, earlier key ``i`` at distance ``d``, ``z = [keys[i], x[j], positions[d]]``::
+
+    delta[r] = z[a] - z[b] for comparison r of detector t;  row, flip, margin as in `detect`
+    y[j] = sum over i, t of weights[t, row]
+    dweights[t, row] += dy[j]
+    dz[a], dz[b] += c, -c at the closest comparison,
+        c = slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
+
+Work: tile by tile (`_pair_tiles`); deltas are sums of terms per position (`_comparison_terms`). `rows`
+has the loops of `_row_gathers`, or is a `SlotRows`. Cotangents are summed per term, ``[C, T, B, L]``,
+and distributed to the inputs once, after all tiles.
+
+Numerics: sums use `addend_dtype`, tile after tile in fixed order. Anchors are clamped.
 """
 
 from typing import Any
@@ -60,6 +71,8 @@ def backward_by(
         cotangent = _row_gathers.slope(d.margin) * difference.astype(d.margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
         closest = closest_pair(d.flip)
+        # One comparison at a time: an array with an axis of comparisons and of pairs would be C
+        # times as large as the others.
         for r in range(d.bits):
             of_pair = jnp.where(closest == r, cotangent, 0)
             if need_x:
@@ -83,6 +96,7 @@ def backward_by(
     totals = pairs.for_each_tile(body, totals)
     found = {}
     if need_x:
+        # Only here are anchors scattered to inputs, once per position instead of once per pair.
         found["x"] = terms.to_x(pairs.unpadded_queries(totals["x"]), part=1)
     if need_keys:
         found["keys"] = terms.to_x(pairs.unpadded_keys(totals["keys"]), part=0)
@@ -104,7 +118,7 @@ def backward(
 
 
 def _rows(call: LutPairAttention) -> Any:
-    """Return how rows are read and added."""
+    """Return the row loops for dense or sparse tables."""
     return SlotRows.of(call) if isinstance(call, SparseLutPairAttention) else _row_gathers
 
 
@@ -122,6 +136,7 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
         positions = call.positions
         if positions is not None and positions.shape[1] > 1:
             positions = detectors(positions, 1)
+        # Terms of a group of detectors only; the tables of the call are not sliced.
         group = call.replace(anchors=detectors(call.anchors), positions=positions)
         terms = TiledTerms(pairs, group)
         return lambda tile: _row_gathers.flat(terms.detect(tile).index)
@@ -132,15 +147,16 @@ def hits(call: LutPairAttention, cotangent: jax.Array, *, device: Device) -> _ro
 
 
 class TiledTerms(Terms):
-    """The terms with whole tiles of places."""
+    """Terms padded to whole tiles of positions."""
 
     def __init__(self, pairs: _pair_tiles.Pairs, call: LutPairAttention):
         super().__init__(call)
         self._pairs, self._epsilon = pairs, call.epsilon
+        # Padded once, so that every tile is a slice.
         self.key, self.query = pairs.padded_keys(self.key), pairs.padded_queries(self.query)
 
     def detect(self, tile: _pair_tiles.Tile) -> Detection:
-        """The detection of every pair of a tile, ``[T, samples, pairs]``."""
+        """Return the detection of every pair of a tile, ``[T, samples, pairs]``."""
 
         def delta(r: int) -> jax.Array:
             delta = tile.of_keys(self.key[r]) + tile.of_queries(self.query[r])

@@ -1,8 +1,19 @@
 """`lutjax.margins` in plain JAX.
 
-``u[t, c] = x[a[t, c]] - x[b[t, c]]``; ``dx[a] += du``, ``dx[b] -= du``. Anchors are the same for every sample: inputs first, a comparison reads and
-adds whole rows of the batch. On accelerators ``dx`` is `du` times the incidence matrix of the anchors, ``[T, C, I]``: a product adds what a
-scatter would.
+Formula for table ``t`` of group ``g`` and comparison ``c`` with anchors ``a, b`` (``b`` may be missing)::
+
+    u[n, t, c] = x[n, g, a[t, c]] - x[n, g, b[t, c]]
+    dx[n, g, a] += du;  dx[n, g, b] -= du
+
+Work: one comparison of all tables at a time. On CPUs ``dx`` is a scatter of whole rows. On accelerators
+it is ``du`` times the incidence matrix of the anchors ``[T, C, I]``, because a matrix product is faster
+than a scatter there.
+
+Layout: inputs first, ``[H * I, n]``: anchors are the same for all samples, so a comparison reads and adds
+contiguous rows of the batch.
+
+Numerics: accumulator dtype; the product uses full float32 precision. Its order of sums, and so the last
+bits, differs from the scatter, except in fixed point. Ids are clamped.
 """
 
 from collections.abc import Sequence
@@ -39,7 +50,7 @@ def comparisons(x: jax.Array, anchors: jax.Array, groups: int) -> list[jax.Array
 
 
 def inputs_first(x: jax.Array) -> jax.Array:
-    """``[n, H, I]`` -> ``[H * I, n]``, as they are compared: a comparison reads contiguous numbers of the batch."""
+    """Transpose inputs for comparison, ``[n, H, I]`` -> ``[H * I, n]``, in the accumulator dtype."""
     n, n_inputs_of, n_inputs = x.shape
     return x.reshape(n, n_inputs_of * n_inputs).T.astype(accumulator(x.dtype))
 
@@ -47,6 +58,7 @@ def inputs_first(x: jax.Array) -> jax.Array:
 def ids_of(anchors: jax.Array, groups: int, shape: tuple[int, ...]) -> jax.Array:
     """Return the ids of compared inputs among those of all groups, ``[T, C, 2 or 1]``, for inputs of a shape ``[n, H, I]``."""
     ids, (_, n_inputs_of, n_inputs) = _ends(anchors, shape[2]), shape
+    # All groups compare the same inputs: ids need no offset.
     if n_inputs_of == 1:
         return ids
     group = jnp.arange(anchors.shape[0], dtype=jnp.int32) // max(anchors.shape[0] // groups, 1)
@@ -60,7 +72,7 @@ def margins_at(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
 
 
 def add_margins(dx: jax.Array, ids: jax.Array, du: Sequence[jax.Array]) -> jax.Array:
-    """Return sums ``[H * I, n]`` plus those of margins' cotangents, ``[T, n]``s of addends, at the inputs that were compared."""
+    """Add the addends of margin cotangents, ``[T, n]`` each, to the compared inputs ``[H * I, n]``."""
     for c, of_comparison in enumerate(du):
         dx = add(dx, (ids[:, c, 0],), of_comparison)
         if ids.shape[2] == 2:
@@ -82,11 +94,14 @@ def cotangent_of_inputs(
         return jnp.zeros(shape, jnp.float32 if accumulate is None else jnp.int32)
     each_addend = [addends(d, accumulate) for d in du]
     if in_sequence(device):
+        # A CPU scatters contiguous rows; an incidence product would multiply mostly zeros.
         zeros = zeros_varying(each_addend[0], (n_inputs_of * n_inputs, n), each_addend[0].dtype)
         return by_sample(add_margins(zeros, ids_of(anchors, groups, shape), each_addend), shape)
     every = jnp.stack(each_addend)  # [C, T, n]
     n_comparisons, n_detectors, _ = every.shape
     ids = _ends(anchors, n_inputs)
+    # Entries 1, -1, or 0 for a comparison of an input with itself, in the dtype of addends, so that
+    # the product of fixed-point addends is one of integers.
     incidence = jax.nn.one_hot(ids[..., 0], n_inputs, dtype=every.dtype)
     if ids.shape[2] == 2:
         incidence -= jax.nn.one_hot(ids[..., 1], n_inputs, dtype=every.dtype)
@@ -97,6 +112,7 @@ def cotangent_of_inputs(
         incidence.reshape(groups, each, n_comparisons, n_inputs),
         precision="highest",
     )
+    # Inputs shared by all groups receive the sum over groups.
     return product if n_inputs_of == groups else jnp.sum(product, 1, keepdims=True, dtype=product.dtype)
 
 
@@ -106,6 +122,6 @@ def by_sample(dx: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _ends(anchors: jax.Array, n_inputs: int) -> jax.Array:
-    """The ids that exist of compared inputs, ``[T, C, 2 or 1]``."""
+    """Return clamped ids of compared inputs, ``[T, C, 2 or 1]``."""
     ids = jnp.clip(anchors, 0, max(n_inputs - 1, 0))
     return ids[..., None] if anchors.ndim == 2 else ids

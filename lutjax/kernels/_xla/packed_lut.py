@@ -1,4 +1,12 @@
-"""`lutjax.packed_lut` in plain JAX: each table as a polynomial over bits, exclusive or of ands of words."""
+"""`lutjax.packed_lut` in plain JAX.
+
+Formula: each table is a polynomial over GF(2) in its input bits, for two bits
+``y = m0 ^ a & m1 ^ b & m2 ^ a & b & m3`` with words ``a, b`` of 32 samples and masks ``m`` of all or no bits.
+
+Work: `masks` derives the coefficients from the truth table once; `value` evaluates them in Horner form,
+``2**n - 1`` ands and exclusive ors per word for 32 samples. Layout: features first, ``[features, words]``.
+Exact; wire ids are clamped.
+"""
 
 from collections.abc import Sequence
 
@@ -16,18 +24,20 @@ def forward(call: PackedLut, *, device: Device) -> jax.Array:
 
 
 def masks(truth: jax.Array) -> list[jax.Array]:
-    """Each table's polynomial over bits, ``2**n`` times uint32 ``[G]``: of every term all bits, or none."""
+    """Return the coefficients of each table's polynomial, ``2**n`` times uint32 ``[G]`` with all bits set or none."""
     terms = list(jnp.where(truth.T, jnp.uint32(0xFFFFFFFF), jnp.uint32(0)))
     place = 1
     while place < len(terms):
+        # The Moebius transform, one input per round: exclusive or over all subsets of the set bits.
         terms = [m if not k & place else m ^ terms[k ^ place] for k, m in enumerate(terms)]
         place *= 2
     return terms
 
 
 def value(masks: Sequence[jax.Array], read: Sequence[jax.Array]) -> jax.Array:
-    """The polynomial: exclusive or of ands, ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for two bits."""
+    """Evaluate the polynomial: ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for two bits, regrouped."""
     terms = list(masks)
     for a in read:
+        # The first wire is the lowest bit, so neighbors differ in it; each round halves the list.
         terms = [low ^ (a & high) for low, high in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]

@@ -1,10 +1,23 @@
-"""`lutjax.scored_lut` in plain JAX: margins, the read, and weighted rows.
+"""`lutjax.scored_lut` in plain JAX: margins, read, and weighted rows in one op.
 
-Nothing is saved: the backward pass compares and scores again. The gradient of the read is that of its elementwise function, of
-any read. Margins, ids and coefficients are detector-major, ``[T, B]``.
+Formula for sample ``b``, group ``g``, tables ``t`` of the group::
 
-CPUs do all of it for a block of tables of one group before they go on to the next: margins, scores and sums stay in the cache, and no array of
-the length of all tables and samples exists. Accelerators do one step after the other for all tables.
+    u[t, c] = margins of x[b, g], see `margins`
+    i[t, k], c[t, k] = read.select(u[t], scalars), times keep[b, t]
+    y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]
+
+The gradient of the read is the VJP of its elementwise function, for any read. Nothing is saved: the
+backward pass computes margins and scores again.
+
+Work: CPUs process a block of tables of one group before the next one: margins, scores and sums stay in
+the cache, and no array over all tables and samples exists. Accelerators compute each step for all
+tables. `kernels` is a module with the row loops of `_row_gathers`.
+
+Layout: margins, ids and coefficients are detector-major, ``[T, B]``.
+
+Numerics: see `_row_gathers`. int8 tables multiply integer coefficients in units of ``2**-SHIFT`` and sum
+int32 (or `WideSum`); the scale of the table is applied to the sum. In fixed point, `reproducible` makes
+the floats of the read equal in every program, because they are rounded to integers.
 """
 
 import functools
@@ -59,6 +72,7 @@ def backward_by(
 ) -> dict[str, jax.Array]:
     """Return the cotangents that are needed; `kernels` as in `forward_by`."""
     if call.weights.dtype == jnp.int8:
+        # Quantized tables are inference-only: rounding has no gradient.
         raise TypeError("scored_lut: tables of integers have no gradient; train tables of floats.")
     zeros = None
     if "weights" in needs:
@@ -116,8 +130,10 @@ def _cotangents(
     device: Device,
     kernels: ModuleType,
 ) -> dict[str, Any]:
-    """The cotangents of all that the read depends on, and `total` plus those of rows."""
+    """Return the cotangents of the arguments of the read, and `total` plus the table gradient."""
     u = margins.comparisons(call.x, call.anchors, call.groups)
+    # Scalars per element: their cotangents are then addends, summed in the accumulation mode of the
+    # call.
     scalars = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
     keep = None if call.keep is None else call.keep.T
     coefficients, of_coefficients, index = linearized(call.read, u, scalars, keep, call.accumulate)
@@ -130,6 +146,7 @@ def _cotangents(
             found["weights"] = kernels.add_ways(total, ways, dy, device, call.accumulate, call.groups)
     if of_read:
         each = kernels.products(tables(call), tuple(index), dy, device, call.accumulate, call.groups)
+        # A VJP needs cotangents in the dtypes of its outputs; products use the accumulator.
         du, d_scalars, d_keep = of_coefficients(_like(each, coefficients))
         found["x"] = margins.cotangent_of_inputs(
             du, call.anchors, call.groups, call.x.shape, call.accumulate, device
@@ -152,6 +169,7 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
     Returns the carry, and what `body` returns for each table.
     """
     n, each = call.x.shape[0], call.anchors.shape[0] // call.groups
+    # With a symbolic batch of an export, the smallest block.
     most = _IN_BLOCK // max(n, 1) if isinstance(n, int) else 0
     size = max(min(each, max(most, _FEWEST)), 1)
     whole = each // size * size
@@ -159,6 +177,7 @@ def _over_blocks(call: ScoredLut, body: Any, carry: Any, first: jax.Array, of_ta
     starts = first + jnp.arange(0, whole, size, dtype=jnp.int32)
     carry, found = jax.lax.scan(body, carry, (starts, parts))
     found = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), found)
+    # Shapes in a scan are equal, so tables behind the last whole block are a call of their own.
     if whole < each:
         carry, rest = body(carry, (first + whole, jax.tree.map(lambda a: a[whole:], of_tables)))
         found = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), found, rest)
@@ -190,6 +209,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
         ways = _kept(call, _margins_of_block(by_input, ids), scalars, keep)[: call.read.valued]
         if in_integers:
             ways, wrong = _in_units(ways)
+            # An integer has no NaN: a flag per sample carries it.
             unknown |= wrong.any(0)
         ways = [(rows.clamped(read_tables, i), c) for i, c in ways]
 
@@ -203,6 +223,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     def over_group(_: None, of: Any) -> tuple[None, Any]:
         start: Any = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
         if in_integers and not sums_fit_int32(call):
+            # Sums that may exceed int32 use two int32 halves.
             start = _quantized.WideSum(start, start)
         return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]
 
@@ -213,7 +234,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
 def _cotangents_in_blocks(
     call: ScoredLut, cotangent: jax.Array, total: jax.Array | None, of_read: bool
 ) -> dict[str, Any]:
-    """The cotangents of all that the read depends on, and `total` plus those of rows."""
+    """Return the cotangents of the arguments of the read, and `total` plus the table gradient."""
     by_input, read_tables = margins.inputs_first(call.x), tables(call)
     dtype = call.scalars.dtype
     dx = zeros_varying(by_input, by_input.shape, addend_dtype(dtype, call.accumulate))
@@ -224,6 +245,8 @@ def _cotangents_in_blocks(
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
         coefficients, of_coefficients, index = linearized(call.read, u, each, keep, call.accumulate)
+        # Without the barrier XLA recomputes the scores inside the loop over tables, for each of
+        # their outputs.
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamped(read_tables, i) for i in index]
 
@@ -242,8 +265,11 @@ def _cotangents_in_blocks(
         )
         d_keep = None
         if of_read:
+            # As for margins: gathers inside the expression of a score prevent vectorization.
             products = jax.lax.optimization_barrier(_like(products, coefficients))
             du, d_scalars, d_keep = of_coefficients(products)
+            # The inputs of a group accumulate across blocks in the carry; no array of all margin
+            # cotangents exists.
             dx = margins.add_margins(dx, ids, [addends(d, call.accumulate) for d in du])
             sums = [s + _sum_of_addends(call, d) for s, d in zip(sums, d_scalars, strict=True)]
         return (total, dx, sums), d_keep
@@ -263,7 +289,7 @@ def _cotangents_in_blocks(
 
 # ------------------------------------------------------------------------------------- reads
 def _kept(call: ScoredLut, u: list[jax.Array], scalars: list[jax.Array], keep: jax.Array | None) -> list[Way]:
-    """Row ids and coefficients of every way, times the factors of tables."""
+    """Return row ids and coefficients of every way, multiplied by `keep`."""
     select = functools.partial(_ways, call.read)
     return (select if call.accumulate is None else reproducible(select))(u, scalars, keep)
 
@@ -296,18 +322,22 @@ def linearized(
         return [c for _, c in ways], [i for i, _ in ways]
 
     if accumulate is None:
+        # Row ids are auxiliary: they are integers without a gradient.
         values, pull, index = jax.vjp(coefficients, u, scalars, keep, has_aux=True)
         return values, pull, index
 
     def pulled(u: Any, scalars: Any, keep: Any, cotangents: Any) -> Any:
         return jax.vjp(coefficients, u, scalars, keep, has_aux=True)[1](cotangents)
 
+    # Forward and backward are wrapped apart, because `reproducible` takes a function of arrays and
+    # cannot return the VJP closure.
     values, index = reproducible(coefficients)(u, scalars, keep)
     return values, functools.partial(reproducible(pulled), u, scalars, keep), index
 
 
 def n_ways(call: ScoredLut) -> int:
     """Return the number of ways of the read."""
+    # Only shapes are evaluated: a read may return any number of ways.
     one = jax.ShapeDtypeStruct((), call.scalars.dtype)
     u, scalars = [one] * call.anchors.shape[1], [one] * len(call.scalars)
     return len(jax.eval_shape(functools.partial(_ways, call.read), u, scalars, None))
@@ -324,7 +354,7 @@ def named(read: Read, scalars: list[jax.Array]) -> dict[str, jax.Array]:
 
 
 def _like(products: Sequence[jax.Array], coefficients: Sequence[jax.Array]) -> list[jax.Array]:
-    """Cotangents in the dtype of what they belong to."""
+    """Return products in the dtypes of their coefficients."""
     return [p.astype(c.dtype) for p, c in zip(products, coefficients, strict=True)]
 
 
@@ -356,6 +386,7 @@ def in_floats(
     """Return the output of sums of integers ``[n, G, O]``; NaN where ``unknown [n, G]``."""
     assert call.exponents is not None
     scaled = total.astype(dtype) * _quantized.power(call.exponents - _quantized.SHIFT, dtype)[None]
+    # The scale is a power of two, so this product is exact.
     y = jnp.where(unknown[..., None], jnp.nan, scaled)
     return jnp.sum(y, 1, keepdims=True, dtype=dtype) if call.sum_groups else y
 

@@ -1,4 +1,13 @@
-"""`lutjax.soft_lut` in plain JAX: ``y = sum_k table[k] prod_l (x_l if bit l of k else 1 - x_l)``."""
+"""`lutjax.soft_lut` in plain JAX.
+
+Formula for gate ``g`` with inputs ``x_l = x[wires[g, l]]``::
+
+    y[g] = sum over slots k of table[g, k] * product over l of (x_l if bit l of k else 1 - x_l)
+    dx[wires[g, l]] += dy[g] * dy/dx_l;  dtable[g, k] = sum over samples of dy[g] * product
+
+Work and layout: features first, see `_slot_polynomials` and `_wire_gathers`. Numerics: accumulator dtype;
+in fixed point see `_integer_gates`. Wire ids are clamped.
+"""
 
 import jax
 
@@ -28,6 +37,7 @@ def backward(
     if "table" in needs:
         found["table"] = _slot_polynomials.of_table(table.shape[1], read, dy)
     if "x" in needs:
+        # The slopes are recomputed: saving them would store n arrays of the size of the output.
         by_wire = [dy * slope for slope in _slot_polynomials.slopes(table.astype(dtype), read)]
         found["x"] = _wire_gathers.to_inputs(by_wire, wires, call.readers, x.shape[0])
     return found

@@ -1,9 +1,17 @@
-"""`lutjax.sparse_lookup` in plain JAX: one detector after the other, so that no ``[B, T, K]`` array exists.
+"""`lutjax.sparse_lookup` in plain JAX.
 
-``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; ``dweights[t, row, k] += dy[b, targets[t, row, k]]``;
-``dmargin[b, t] = slope(margin) * (sum_k weights[t, row, k] dy[b, targets[t, row, k]] - the same of the flipped row)``.
+Formula with ``row = index[b, t]`` and slots ``k``::
 
-Lists of edges are those of `_edge_lists`. Where products with one-hot matrices are faster than gathers (see `_row_gathers`), as a look-up of the whole table.
+    y[b, targets[t, row, k]] += weights[t, row, k]
+    dweights[t, row, k] += dy[b, targets[t, row, k]]
+    dmargin[b, t] = slope(margin) * (sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
+                                     - the same for the flipped row)
+
+Work: one table after the other, so that no array ``[B, T, K]`` exists (`_slot_rows`). Edge lists use
+`_edge_lists`. Where one-hot products are faster than gathers (TPUs, see `_row_gathers`), small tables are
+expanded to all outputs and read by `lookup`.
+
+Numerics: sums use `addend_dtype`. Row ids and targets are clamped; target -1 is an unused slot.
 """
 
 import math
@@ -51,6 +59,7 @@ def backward(
     def one(d_weights: jax.Array | None, of: tuple[jax.Array, ...]) -> tuple[Any, Any]:
         t, row, other = of
         if d_weights is not None:
+            # Both cotangents in one scan: each gathers the cotangents of the same row.
             d_weights = add(d_weights, (t, row), addends(slots.of_slots(dy, t, row), accumulate))
         difference = slots.change(weights, t, row, other, dy, accumulate) if "detection" in needs else None
         return d_weights, difference
@@ -74,7 +83,7 @@ def update(
 
 
 def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_updates.Hits:
-    """Return the hits of a call, see `lutjax.kernels._xla.lookup.hits`."""
+    """Return the hits of a call and their maximum per detector."""
     index = clamped(call.weights, call.detection.index.T)
 
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
@@ -87,12 +96,14 @@ _WHOLE = 2**24  # numbers of the largest table that is made whole
 
 
 def _as_whole_table(call: SparseLookup, device: Device) -> bool:
+    # The expanded table must fit memory: 2**24 float32 are 64 MiB.
     small = math.prod(call.weights.shape[:2]) * call.n_outputs <= _WHOLE
     return small and by_one_hot(call.weights, call.accumulate, device)
 
 
 def whole_table(call: SparseLookup) -> Lookup:
     """Return the look-up of a table ``[T, R, O]`` that adds as much to each output, zero where no edge is."""
+    # Several slots of a row may share a target: sum, do not assign.
     edge = jnp.where(_is_target(call), addends(call.weights, None)[..., None], 0)
     return Lookup(jnp.sum(edge, 2), call.detection, accumulate=call.accumulate)
 
@@ -106,6 +117,6 @@ def edges_of(call: SparseLookup, cotangents: dict[str, jax.Array]) -> dict[str, 
 
 
 def _is_target(call: SparseLookup) -> jax.Array:
-    """``[T or 1, R or 1, K, O]``; compared, not scattered: the compiler stores neither this nor the products."""
+    """Return whether a slot reaches each output, ``[T or 1, R or 1, K, O]``; XLA fuses it and stores nothing."""
     targets = jnp.clip(call.targets, -1, call.n_outputs - 1)[..., None]
     return targets == jax.lax.broadcasted_iota(jnp.int32, (*targets.shape[:-1], call.n_outputs), 3)

@@ -1,7 +1,15 @@
 """`lutjax.weighted_lookup` in plain JAX.
 
-``y[b, g] = sum over tables t of g and ways k of c[b, t, k] weights[t, i[b, t, k]]``; ``dc[b, t, k] = <dy[b, g], weights[t, i]>``;
-``dweights[t, i] += c[b, t, k] dy[b, g]``. Ids and coefficients are detector-major, ``[T, B]`` of each way.
+Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``::
+
+    y[b, g] = sum over t, k of c[b, t, k] * weights[t, i[b, t, k]]
+    dc[b, t, k] = <dy[b, g], weights[t, i[b, t, k]]>
+    dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
+
+Only the first `valued` ways contribute to ``y`` and ``dweights``; all of them get ``dc``.
+
+Work, layout and numerics: see `_row_gathers`. Ids and coefficients are detector-major, ``[T, B]`` per way.
+A coefficient of 0 contributes nothing, even from an infinite row.
 """
 
 from collections.abc import Sequence
@@ -26,6 +34,7 @@ Way = tuple[jax.Array, jax.Array]
 def forward(call: WeightedLookup, *, device: Device) -> jax.Array:
     weights, groups = call.weights, call.groups
     shape = call.index.shape[0], groups, weights.shape[2]
+    # The loops of `_row_gathers` need at least one way.
     if call.valued == 0:
         return zeros_varying(call.coefficients, shape, weights.dtype)
     y = _row_gathers.sum_ways(weights, _ways(call)[: call.valued], device, call.accumulate, groups)
@@ -52,6 +61,7 @@ def update(
 ) -> tuple[jax.Array, RowState]:
     scale = _row_updates.scale_of_additions(call, step)
     if scale is not None:
+        # The rate scales the cotangent once, not every addend.
         dy = scale * side_by_side(cotangent)
         ways = _ways(call)[: call.valued]
         return add_ways(call.weights, ways, dy, device, None, call.groups), step.state
@@ -66,13 +76,14 @@ def hits(call: WeightedLookup, cotangent: jax.Array, *, device: Device) -> _row_
 def hits_of_ways(
     weights: jax.Array, ways: Sequence[Way], dy: jax.Array, device: Device
 ) -> _row_updates.Hits:  # dy [n, G, O]
-    """Return the hits of reads in several ways; a coefficient of 0 is none.
+    """Return the hits of reads with several ways; a coefficient of 0 is not a hit.
 
-    Where additions are kernels, those of all ways are one tile: the launch of a kernel takes as long as many additions.
+    Where a scatter is a kernel launch, all ways form one tile: a launch takes as long as many additions.
     """
     dtype = accumulator(weights.dtype)
     by_group = dy.astype(dtype).transpose(1, 0, 2)
     group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
+    # One scatter for all ways on GPUs; a CPU keeps the ways apart, because concatenation copies.
     together = _row_gathers.launches(device) and len(ways) > 1
     tiles = [tuple(jnp.concatenate(of_ways, 1) for of_ways in zip(*ways, strict=True))] if together else ways
 
@@ -81,6 +92,7 @@ def hits_of_ways(
         for index, coefficient in tiles:
             c = detectors(coefficient).astype(dtype)
             of_reads = jnp.tile(values, (1, len(ways) // len(tiles), 1))
+            # A coefficient of 0 is no hit: rules with momentum must not move its row.
             carry = body(carry, detectors(index), _row_gathers.times(c, of_reads), c != 0)
         return carry
 
