@@ -1,4 +1,8 @@
-"""Calling Pallas kernels from JAX: under `shard_map` too, and under names that a profile shows."""
+"""Calls of Pallas kernels from JAX.
+
+`call` wraps `pallas_call`: it prefixes kernel names, which profiles show, and makes kernels usable inside of
+`shard_map`, where arrays carry the mesh axes over which they vary.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,8 +24,8 @@ def call(
 
     Args:
       kernel: a function of references, as `pallas_call` takes it.
-      inputs: the arrays it reads.
-      outputs: shapes and dtypes of what it writes.
+      inputs: input arrays.
+      outputs: shapes and dtypes of the outputs.
       name: shown in a profile.
       options: of `pallas_call`: the grid, its blocks, scratch memory, `compiler_params` of the device.
 
@@ -40,7 +44,9 @@ def on_varying(
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Call ``launch(*outputs)`` on the inputs: all vary over the same axes of a mesh, as kernels want it."""
+    """Call ``launch(*outputs)`` on inputs that are cast to vary over the same mesh axes, as kernels require."""
+    # A kernel cannot mix varying and replicated inputs: all of them, and the outputs, get the
+    # union.
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
     run = launch(*(_compat.shape_varying(s, axes) for s in outputs))
     return tuple(run(*(_compat.cast_varying(a, axes) for a in inputs)))

@@ -1,4 +1,7 @@
-"""Generations of TPUs that kernels are made for, and their sizes that decide blocks. Imports no Pallas."""
+"""TPU generations with kernels, and the sizes that decide their blocks.
+
+Imports no Pallas: rules ask for these sizes at every call, also where no TPU is installed.
+"""
 
 import dataclasses
 import re
@@ -11,8 +14,8 @@ class TPU:
     """Generation of TPUs.
 
     Attributes:
-      name: as it is called. kinds: pattern of what devices of it call themselves.
-      topology: the smallest one that can be compiled for.
+      name: short name. kinds: pattern of the `device_kind` of its devices.
+      topology: smallest topology for ahead-of-time compilation.
       vmem: bytes of vector memory of one TensorCore.
       bandwidth: bytes a second between HBM and one device.
       flops: multiplications and additions a second of bfloat16 matrices on one device.
@@ -31,6 +34,7 @@ class TPU:
     @property
     def clock(self) -> float:
         """Return the cycles a second."""
+        # Four matrix units, each with mxu**2 multiplications and additions per cycle.
         return self.flops / (4 * 2 * self.mxu**2)
 
 
@@ -69,6 +73,7 @@ TPUS = (
         256,
     ),
 )
+# Kernels interpreted on a CPU use the blocks of a v5e, so that tests run the code of a real chip.
 _INTERPRETED = TPUS[1]
 
 

@@ -245,8 +245,6 @@ def _cotangents_in_blocks(
         u = _margins_of_block(by_input, ids)
         each = [jnp.broadcast_to(s, u[0].shape) for s in call.scalars]
         coefficients, of_coefficients, index = linearized(call.read, u, each, keep, call.accumulate)
-        # Without the barrier XLA recomputes the scores inside the loop over tables, for each of
-        # their outputs.
         coefficients = jax.lax.optimization_barrier(coefficients)
         index = [rows.clamped(read_tables, i) for i in index]
 
@@ -265,7 +263,6 @@ def _cotangents_in_blocks(
         )
         d_keep = None
         if of_read:
-            # As for margins: gathers inside the expression of a score prevent vectorization.
             products = jax.lax.optimization_barrier(_like(products, coefficients))
             du, d_scalars, d_keep = of_coefficients(products)
             # The inputs of a group accumulate across blocks in the carry; no array of all margin

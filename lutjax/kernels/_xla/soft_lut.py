@@ -3,7 +3,8 @@
 Formula for gate ``g`` with inputs ``x_l = x[wires[g, l]]``::
 
     y[g] = sum over slots k of table[g, k] * product over l of (x_l if bit l of k else 1 - x_l)
-    dx[wires[g, l]] += dy[g] * dy/dx_l;  dtable[g, k] = sum over samples of dy[g] * product
+    dx[wires[g, l]] += dy[g] * (d y[g] / d x_l)
+    dtable[g, k] = sum over samples of dy[g] * product
 
 Work and layout: features first, see `_slot_polynomials` and `_wire_gathers`. Numerics: accumulator dtype;
 in fixed point see `_integer_gates`. Wire ids are clamped.

@@ -83,7 +83,7 @@ def hits_of_ways(
     dtype = accumulator(weights.dtype)
     by_group = dy.astype(dtype).transpose(1, 0, 2)
     group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
-    # One scatter for all ways on GPUs; a CPU keeps the ways apart, because concatenation copies.
+    # One scatter for all ways on GPUs; elsewhere ways stay apart, without a copy.
     together = _row_gathers.launches(device) and len(ways) > 1
     tiles = [tuple(jnp.concatenate(of_ways, 1) for of_ways in zip(*ways, strict=True))] if together else ways
 

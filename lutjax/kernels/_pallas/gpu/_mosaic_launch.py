@@ -1,4 +1,15 @@
-"""Launching Mosaic GPU kernels: programs of warpgroups that share memory, one of which only asks for copies into it."""
+"""Launches of Mosaic GPU kernels, and pipelines of copies into shared memory.
+
+Work division: a program has `WARPGROUPS` warpgroups of 128 threads that compute, and one that only issues
+asynchronous copies (TMA) of the blocks of later steps. They share the memory of one multiprocessor.
+
+Memory: `pipeline` keeps the blocks of up to `stages` steps in shared memory; step ``k`` computes while the
+blocks of the next steps arrive. Barriers between the warpgroups are those of
+`emit_pipeline_warp_specialized`.
+
+Semantics: with `by_lanes` the kernel gives layouts of register arrays itself (lane semantics), which inline
+MLIR needs; otherwise the compiler infers them (warpgroup semantics).
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +37,21 @@ def launch(
     by_lanes: bool = False,
     warpgroups: int = WARPGROUPS + 1,
 ) -> tuple[jax.Array, ...]:
-    """Run a kernel. That of most is one `pipeline`.
+    """Run a kernel; most kernels consist of one `pipeline`.
 
     Args:
       kernel: a function of references to all inputs and outputs.
-      outputs: shapes and dtypes of what it writes. name: what a profile shows.
-      grid: programs along each axis; neighbors along the last run at the same time. The kernel asks
-        for its place by `jax.lax.axis_index`, and for its warpgroup by the name ``"warpgroup"``.
-      warpgroups: of a program; as many as a `pipeline` takes, if nothing is said.
-      by_lanes: whether arrays of the kernel have the layouts that they are given; otherwise the compiler chooses.
+      outputs: shapes and dtypes of the outputs. name: shown in a profile.
+      grid: programs along each axis; neighbors along the last one run at the same time. Kernels
+        read their place with `jax.lax.axis_index`, and their warpgroup by the name ``"warpgroup"``.
+      warpgroups: warpgroups of a program; by default the number that a `pipeline` requires.
+      by_lanes: the kernel gives the layouts of arrays; otherwise the compiler infers them.
     """
 
     def run(*shapes: jax.ShapeDtypeStruct) -> Callable[..., Any]:
         semantics = plgpu.LoweringSemantics
         parameters = plgpu.CompilerParams(
+            # Inline MLIR addresses the registers of a thread, so it requires known layouts.
             lowering_semantics=semantics.Lane if by_lanes else semantics.Warpgroup
         )
         return plgpu.kernel(
@@ -67,13 +79,15 @@ def pipeline(
     """Run ``step((number,), *blocks, carry) -> carry`` in every warpgroup that computes, on blocks in shared memory.
 
     Args:
-      around: a function that gets one that runs all steps on a carry and returns the last carry.
-      inputs: references. blocks: what of each a step reads. stages: so many steps' blocks are there at the same time.
+      around: function of a function that runs all steps on a carry and returns the last carry.
+      inputs: references. blocks: block of each input that a step reads. stages: number of steps whose
+        blocks are resident at the same time.
     """
     plgpu.emit_pipeline_warp_specialized(
         step,
         grid=(steps,),
         in_specs=list(blocks),
+        # More stages than steps would reserve shared memory that no copy fills.
         max_concurrent_steps=min(stages, steps),
         memory_registers=_REGISTERS_TO_COPY,
         num_compute_wgs=WARPGROUPS,
@@ -93,6 +107,7 @@ def load(reference: Any, layout: Any) -> jax.Array:
 
 def padded(a: jax.Array, *sizes: int, value: int = 0) -> jax.Array:
     """Return `a` with its last axes made as long as `sizes`."""
+    # Kernels have no bounds checks: arrays are padded to whole blocks outside of them.
     lengths = a.shape[a.ndim - len(sizes) :]
     by = [(0, 0)] * (a.ndim - len(sizes)) + [(0, size - n) for size, n in zip(sizes, lengths, strict=True)]
     return jnp.pad(a, by, constant_values=value) if any(after for _, after in by) else a

@@ -1,4 +1,14 @@
-"""MLIR of the kernels whose threads read and add where addresses say: Pallas has no gather of a vector, and no addition to shared memory."""
+"""MLIR building blocks of Mosaic GPU kernels with data-dependent addresses.
+
+Pallas has no gather of a vector and no addition to shared memory, so kernels inline MLIR through
+`plgpu.inline_mgpu`. Here every value is the register of one thread.
+
+Layouts: `one_each` gives thread ``t`` elements ``t, t + 128, ...``, so that neighboring threads touch
+neighboring addresses (coalesced). `layout_of_all` gives each thread up to four contiguous elements.
+
+Numerics: integer additions in shared memory are exact in any order. Float additions are atomic, but their
+order, and thus the last bits of a sum, varies between runs.
+"""
 
 from typing import Any
 
@@ -16,18 +26,20 @@ _THREADS = _mosaic_launch.THREADS
 
 # ------------------------------------------------------------------------------------- arrays
 def one_each(together: int) -> Any:
-    """Return the layout of an array of which each thread has one number, then further ones: neighbors have neighbors."""
+    """Return the layout in which neighboring threads hold neighboring elements, `together` per thread."""
     return plgpu.Layout.WG_STRIDED((together * _THREADS,), 1)
 
 
 def numbers(first: Any, together: int) -> jax.Array:
-    """Return the numbers from `first` on, in the layout `one_each`."""
+    """Return consecutive numbers from `first`, in the layout `one_each`."""
     return first + plgpu.broadcasted_iota(jnp.int32, (together * _THREADS,), 0, layout=one_each(together))
 
 
 def layout_of_all(size: int) -> Any:
-    """Return the layout in which an array in shared memory is cleared and read: at most four contiguous numbers in a register."""
+    """Return the layout for clearing and reading an array in shared memory: up to four contiguous elements."""
     each = size // _THREADS
+    # Four 32-bit elements are one 128-bit access; the size must be a multiple of threads times
+    # width.
     return plgpu.Layout.WG_STRIDED((size,), next(n for n in (4, 2, 1) if each % n == 0))
 
 
@@ -54,16 +66,18 @@ def element(register: Any, place: int) -> Any:
 
 
 def only(register: Any) -> Any:
-    """Return the one number that a register holds."""
+    """Return the only element of a register."""
     return element(register, 0)
 
 
 def sums_over_lanes(values: list[Any]) -> Any:
-    """Return the sums over neighboring lanes, as many as values, a power of two: lane l of these gets that of value l.
+    """Sum each of ``2**n`` values over ``2**n`` neighboring lanes; lane ``l`` of them gets the sum of value ``l``.
 
-    In each exchange a lane gives half of the values it has sums of and gets the other lane's sums of the other half.
+    In each exchange a lane sends half of its partial sums and receives the other lane's sums of the other half.
     """
     lane = thread()
+    # Values and lanes halve together: n - 1 shuffles in all, where one butterfly per value would
+    # take n log n.
     while len(values) > 1:
         distance = len(values) // 2
         bit = arith.andi(lane, integer(distance))
@@ -81,27 +95,32 @@ def sums_over_lanes(values: list[Any]) -> Any:
 
 # ------------------------------------------------------------------------------------- memory
 def place(number: Any) -> Any:
-    """Return an int32, which is not negative, as an index."""
+    """Convert a non-negative int32 to an index."""
+    # Unsigned: numbers are not negative, and a zero extension is one instruction.
     return arith.index_castui(ir.IndexType.get(), number)
 
 
 def at(array: Any, *numbers: Any) -> Any:
-    """Return the number at a place of an array."""
+    """Load one element of an array."""
     return memref.load(array, [place(number) for number in numbers])
 
 
 def address(array: Any) -> Any:
     """Return the address of an array in shared memory, int32."""
+    # Addresses in the shared window have 32 bits; 64-bit arithmetic would cost two registers each.
     return llvm.ptrtoint(int32(), mosaic.utils.memref_ptr(array))
 
 
 def add_in_shared_memory(base: Any, cell: Any, value: Any) -> None:
-    """Add a number of 32 bits at a cell from the address `base` on; nothing if the cell is negative."""
+    """Add a 32-bit value to a cell of the array at address `base`; do nothing if the cell is negative."""
     instruction, constraint = ("f32", "f") if value.type == ir.F32Type.get() else ("u32", "r")
+    # `red` returns no value, unlike `atom`, so a thread does not wait for it. The predicate
+    # replaces a branch: masked elements have negative cells and add nothing.
     llvm.inline_asm(
         ir.Type.parse("!llvm.void"),
         [arith.addi(base, arith.muli(cell, integer(4))), cell, value],
         f"{{ .reg .pred p; setp.ge.s32 p, $1, 0; @p red.shared.add.{instruction} [$0], $2; }}",
         f"r,r,{constraint}",
+        # Without a result the compiler would otherwise delete the instruction.
         has_side_effects=True,
     )

@@ -1,9 +1,20 @@
-"""Adding to rows of small tables on GPUs: one-hot rows times cotangents, on tensor cores.
+"""Table gradients of lookups with small tables: one-hot matrices times cotangents on tensor cores.
 
-A one-hot matrix is made in registers, where tensor cores take their first operand from. They multiply bfloat16, and sum
-in float32: a float32 cotangent is the sum of three bfloat16 terms, so products are exact. (tf32 would drop 13 bits.)
-Tensor cores cut their sums off where other units round, so errors add up: a program sums over so many samples at most,
-and what it has is then added as usual.
+Formula: ``sums[t, r] = sum over b of [index[t, b] == r] * dy[b]`` for ``index [T, n]``, ``dy [n, O]``.
+
+Work: grid (blocks of 128 outputs, blocks of 4 tables, parts of the samples). A warpgroup accumulates two
+tables of 64 rows; a step is 64 samples. Tables of more rows are split into chunks of 64 rows. The parts
+are added by XLA.
+
+Layout: the one-hot matrix is made in registers, from which wgmma takes its first operand. Cotangents lie
+in shared memory as tiles of 8 x 64 bfloat16 with a 128-byte swizzle, as wgmma reads its second operand.
+Accumulators stay in registers for all steps.
+
+Numerics: tensor cores multiply bfloat16 and accumulate float32. A float32 cotangent is the exact sum of
+three bfloat16 terms, so products are exact (tf32 would drop 13 bits). Tensor cores truncate sums where
+other units round, so errors add up: a part has at most `_LONGEST` samples, and parts are added with
+rounding. No atomics: results are equal in every run. Ids are clamped. An infinite cotangent makes NaN of
+all rows, because 0 times infinity is NaN.
 """
 
 from typing import Any
@@ -25,28 +36,31 @@ _TABLES = _EACH * _mosaic_launch.WARPGROUPS
 _STAGES = 4
 _PROGRAMS = 132  # that run at the same time on an H100 or H200
 _LONGEST = 2**13  # samples that a program sums over
-# As tensor cores want them in shared memory.
+# Layout of the second operand of wgmma in shared memory.
 _TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
-    """Return the sums of the cotangents of every row's readers, in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
+    """Return the table gradient in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
 
-    An infinite cotangent makes NaN of every row, where a sum of the readers' alone would make it of the rows that are read.
+    An infinite cotangent makes NaN of every row, where a sum over readers affects only the accessed rows.
     """
     n_detectors, n_samples = index.shape
     n_outputs = dy.shape[1]
     # Split each table into chunks of 64 rows; ids outside a chunk add nothing to it.
     pieces = -(-n_rows // _ROWS)
     first = _ROWS * jnp.arange(pieces, dtype=index.dtype)
+    # Ids relative to the chunk: ids of other chunks are outside of [0, 64) and match no row.
     index = jnp.clip(index, 0, n_rows - 1)[:, None] - first[None, :, None]
     n_tables = -(-n_detectors * pieces // _TABLES) * _TABLES
     all_outputs = -(-n_outputs // _OUTPUTS) * _OUTPUTS
     tiles = n_tables // _TABLES * (all_outputs // _OUTPUTS)
     n_steps = -(-n_samples // _SAMPLES)
+    # Enough parts to occupy all multiprocessors, and for the limit of samples per sum.
     parts = min(max(_PROGRAMS // tiles, -(-n_samples // _LONGEST)), n_steps)
     n_steps = -(-n_steps // parts)
     index = index.reshape(n_detectors * pieces, n_samples)
+    # -1 matches no row: padding adds nothing.
     index = _mosaic_launch.padded(index, n_tables, parts * n_steps * _SAMPLES, value=-1)
     dy = _mosaic_launch.padded(dy, parts * n_steps * _SAMPLES, all_outputs)
     (sums,) = _mosaic_launch.launch(
@@ -70,11 +84,15 @@ def _kernel(index: Any, *references: Any, n_steps: int) -> None:
     def step(_: Any, index: Any, *blocks: Any) -> Any:
         *terms, totals = blocks
         for i, total in enumerate(totals):
+            # Ids vary along the contracted axis, rows along the other: the matrix is transposed in
+            # place, without a copy.
             ids = lax.broadcast_in_dim(index[warpgroup * _EACH + i], (_ROWS, _SAMPLES), (1,))
             row = plgpu.broadcasted_iota(jnp.int32, (_ROWS, _SAMPLES), 0)
             one_hot = jnp.where(ids == row, 1.0, 0.0).astype(jnp.bfloat16)
+            # One accumulator for all terms: their sum is the float32 product.
             for term in terms:
                 plgpu.wgmma(total, one_hot, term)
+        # The pipeline frees the blocks after the step, so their products must be complete.
         plgpu.wgmma_wait(0)
         return totals
 
@@ -85,6 +103,7 @@ def _kernel(index: Any, *references: Any, n_steps: int) -> None:
                 table = tables * _TABLES + warpgroup * _EACH + i
                 sums[part, table, :, pl.ds(outputs * _OUTPUTS, _OUTPUTS)] = total[...]
 
+        # Accumulators are allocated around the pipeline, not per step.
         pl.run_scoped(with_totals, *[plgpu.ACC((_ROWS, _OUTPUTS), jnp.float32)] * _EACH)
 
     ids = plgpu.BlockSpec(

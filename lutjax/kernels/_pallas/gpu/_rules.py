@@ -1,4 +1,4 @@
-"""Rules that several Mosaic GPU kernels share."""
+"""Support rules shared by Mosaic GPU kernels."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,16 @@ import jax
 from lutjax.dispatch.registry import Deferral, Request
 from lutjax.kernels import _triton
 
+# Ids are packed four to a word, so a table has at most 2**8 rows; 128 rows of 128 float32 outputs
+# fill a stage of 64 KiB (see `_shared_tables`).
 MAX_ROWS = 128  # of a table in shared memory
+# Kernels compute places in int32.
 _ELEMENTS = 2**31  # larger arrays have not been tried
 
 
 def unsupported_dtypes(request: Request) -> str | None:
     """Return why no kernel takes the dtypes of a call; None if one does."""
+    # All leaves, also gradients and optimizer state: one unsupported dtype fails the whole kernel.
     for leaf in jax.tree.leaves((request.call, request.cotangent, request.step)):
         if leaf.dtype.name not in ("float32", "bfloat16", "float16", "int32"):
             return f"has no kernel for {leaf.dtype}"

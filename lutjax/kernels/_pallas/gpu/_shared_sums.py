@@ -1,7 +1,17 @@
-"""Sums of integers of the cotangents of every row's readers, on GPUs: columns of a table lie in shared memory, to which threads add.
+"""Integer table gradients of lookups: sums in shared memory.
 
-The hardware adds an integer to shared memory in one instruction, where it adds four times as many floating-point numbers to memory as
-integers. A program owns eight columns of a table and a part of the samples; a thread reads numbers of one column.
+Formula: ``sums[t, r] = sum over b of [index[t, b] == r] * addends[b]`` in int32.
+
+Work: grid (tables, blocks of 8 outputs, parts of the samples). A program of one warpgroup owns eight columns
+of a table and a part of the samples; a step adds `_SAMPLES` samples, `_TOGETHER` elements per thread. XLA adds
+the parts.
+
+Layout: the columns lie in shared memory as ``[rows, 8]``. Eight neighboring threads read the eight outputs of
+one sample: 32 bytes, the size of a memory sector.
+
+Numerics: integers, so the order of the atomic additions does not matter, and results are equal in every
+run. Ids exist (the caller clamps them). The
+hardware adds integers to shared memory in one instruction.
 """
 
 from typing import Any
@@ -28,11 +38,13 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
     n_outputs = addends.shape[1]
     n_blocks = -(-n_outputs // _COLUMNS)
     n_steps = -(-n_samples // _SAMPLES)
+    # Few tables and outputs leave multiprocessors idle unless samples are split.
     parts = min(max(_PROGRAMS // (n_detectors * n_blocks), 1), n_steps)
     n_steps = -(-n_steps // parts)
     # Samples beyond the last add 0 to the first row.
     index = _mosaic_launch.padded(index, parts * n_steps * _SAMPLES)
     addends = _mosaic_launch.padded(addends, index.shape[1], n_blocks * _COLUMNS)
+    # Whole elements for every thread when the columns are cleared and written.
     size = -(-n_rows * _COLUMNS // _THREADS) * _THREADS
 
     def kernel(index: Any, addends: Any, sums: Any) -> None:
@@ -40,6 +52,8 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
 
         def with_table(table: Any) -> None:
             layout = mlir.layout_of_all(size)
+            # Shared memory starts undefined. The commit below makes the zeros visible to all
+            # threads before any of them adds.
             table[...] = plgpu.layout_cast(jnp.zeros((size,), jnp.int32), layout)
             plgpu.commit_smem()
 
@@ -50,6 +64,7 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
                 _add(*here, block * _COLUMNS + mlir.numbers(0, _TOGETHER) % _COLUMNS)
 
             plgpu.commit_smem()
+            # The commit above orders the additions of all threads before this read.
             sums[part, t, block] = _mosaic_launch.load(table, layout)
 
         pl.run_scoped(with_table, plgpu.SMEM((size,), jnp.int32), collective_axes="warpgroup")
@@ -64,13 +79,14 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
         by_lanes=True,
         warpgroups=1,
     )
+    # int32 also under x64, where jnp.sum would widen.
     tables = jnp.sum(sums[..., : n_rows * _COLUMNS], 0, dtype=jnp.int32)
     tables = tables.reshape(n_detectors, n_blocks, n_rows, _COLUMNS)
     return jnp.moveaxis(tables, 1, 2).reshape(n_detectors, n_rows, n_blocks * _COLUMNS)[..., :n_outputs]
 
 
 def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
-    """Add numbers of a step's samples to their rows; `columns` says for each number of a thread which output it is of."""
+    """Add the elements of a step to their rows; `columns` contains the output of each element of a thread."""
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 3, mlir.one_each(_TOGETHER)))
     def add(_: Any, index: Any, addends: Any, table: Any, columns: Any) -> None:
@@ -80,6 +96,7 @@ def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
             sample = arith.divui(mlir.thread(), mlir.integer(_COLUMNS))
             sample = arith.addi(sample, mlir.integer(place * (_THREADS // _COLUMNS)))
             read.append((column, mlir.at(index, sample), mlir.at(addends, sample, column)))
+        # All loads are issued before the first addition, so that their latencies overlap.
         for column, row, value in read:
             own = arith.remui(column, mlir.integer(_COLUMNS))
             cell = arith.addi(arith.muli(row, mlir.integer(_COLUMNS)), own)

@@ -1,10 +1,17 @@
 """`lutjax.lookup` in Mosaic GPU, for tables of few rows.
 
-``y[b] = sum_t weights[t, index[b, t]]`` and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>`` read rows from shared
-memory (`_shared_tables`): a program owns a block of samples and of outputs, and visits the detectors one after the other.
-``dweights[t, r] = sum_b [index[b, t] == r] dy[b]`` is a product of tensor cores (`_one_hot`): a program owns four tables, a block
-of outputs and a part of the samples. In fixed point, tables of more rows fit too: integers are added in shared memory (`_shared_sums`), and
-Triton kernels do the rest. An update adds that array, small as the tables are: ``weights - rate * factor * dweights``.
+Formula for sample ``b`` and tables ``t``::
+
+    y[b] = sum over t of weights[t, index[b, t]]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b], weights[t, index] - weights[t, index ^ flip]>
+    dweights[t, r] = sum over b of [index[b, t] == r] * dy[b]
+
+Work: reads keep tables in shared memory (`_shared_tables`): a program owns a block of samples and of outputs,
+and visits the tables one after the other. Table gradients are tensor-core products (`_one_hot`). In fixed
+point, integers are added in shared memory (`_shared_sums`), for larger tables too, and Triton kernels do the
+other parts. An update subtracts ``rate * factor * dweights`` from the whole table, which is small.
+
+Numerics: float32 sums in a fixed order, without atomics, so results are equal in every run. Ids are clamped.
 """
 
 import jax
@@ -62,6 +69,7 @@ def _unsupported(request: Request) -> str | None:
     if step is not None and not (isinstance(step.rule, SGD) and step.rule.additive):
         return f"moves rows by SGD without weight decay only, not by {step.rule}"
     n_detectors, n_rows, n_outputs = call.weights.shape
+    # A program of the integer kernel holds 8 columns, not a block of outputs: more rows fit.
     most = MAX_ROWS if call.accumulate is None else _MOST_ROWS_OF_INTEGERS
     if n_rows > most:
         return f"keeps tables in shared memory: at most {most} rows, here {n_rows}"
@@ -86,6 +94,7 @@ def _deferral(request: Request) -> Deferral | None:
             ("numbers in the outputs", call.detection.shape[0] * n_outputs, _FEWEST_NUMBERS[direction]),
         )
     )
+    # At 128 rows the one-hot product has two chunks per table, so twice the work.
     if few is None and n_rows > _MOST_ROWS:
         return Deferral(f"was measured faster than Triton up to {_MOST_ROWS} rows, here {n_rows}")
     return few
@@ -132,6 +141,7 @@ def backward(
         found["weights"] = _sums(call, cotangent)
     if "detection" in needs:
         difference = _shared_tables.differences(call.weights, index, index ^ d.flip.T, cotangent)
+        # The slope multiplies the complete product, in XLA.
         found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
     return found
 
@@ -142,6 +152,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     weights = call.weights
     # Rows that no sample read have sums of zero, and stay as they are.
     sums = result(_sums(call, cotangent), jnp.float32, call.accumulate)
+    # One pass over the table: rows without readers subtract zero.
     moved = weights.astype(jnp.float32) - _steps.rate_and_factor(step) * sums
     return moved.astype(weights.dtype), step.state
 
