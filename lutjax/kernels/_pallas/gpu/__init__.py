@@ -55,6 +55,7 @@ def supports(request: Request) -> str | None:
     capability = compute_capability(device)
     if capability is None:
         return f"needs an NVIDIA GPU whose compute capability is known, not {device.kind}"
+    # Warp-specialized pipelines need the asynchronous copies of Hopper.
     if capability < 90:
         return f"needs compute capability 9.0 or newer, {device.kind} has {capability / 10}"
     return None

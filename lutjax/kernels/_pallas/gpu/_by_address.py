@@ -1,7 +1,19 @@
-"""Tables that bits address on GPUs: a thread reads and adds where the addresses of its samples say.
+"""Lookup tables addressed by bits: data-dependent reads and additions of threads.
 
-Pallas has no gather of a vector, so what threads read, and what they add to, is written in MLIR. Addresses come four samples to a
-word, which a thread unpacks; it has the cotangents of the same four.
+Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l], s] > 0``::
+
+    look_up:           y[g, s] = table[g, address]
+    sum_over_readers:  dx[i, s] = sum over wires (g, l) that read i of dy[g, s] * slopes[g, l, address]
+    sum_by_address:    dtable[g, k] = sum over s of dy[g, s] * [address == k]
+
+Work: programs of one warpgroup own 512 samples of one gate or input, four contiguous samples per thread.
+For `sum_by_address` a program owns one gate and a part of the samples; XLA adds the parts.
+
+Layout: features first, ``[features, samples]``. Four addresses of 8 bits are packed in a word, so that a
+thread loads one word for its four samples, and 16 bytes of cotangents.
+
+Numerics: float32 sums. Readers add in listed order. `sum_by_address` has one sum per slot and thread, in
+shared memory, so nothing is added concurrently and results are equal in every run. NaN is an unset bit.
 """
 
 from typing import Any
@@ -29,10 +41,12 @@ _PROGRAMS = 132 * 8  # enough for an H100 or H200
 def pack_addresses(x: jax.Array, wires: jax.Array) -> jax.Array:
     """Return the slots that samples address, int32 ``[G, samples / 4]``, for whole blocks of samples.
 
-    Bits are packed first, 32 samples to a word: few enough bytes that what gates read comes from caches.
+    Bits are packed first, 32 samples to a word.
     """
     n_samples = -(-x.shape[1] // _BLOCK) * _BLOCK
     bits = _mosaic_launch.padded((x > 0).astype(jnp.int32), n_samples).reshape(len(x), n_samples // 32, 32)
+    # 32 samples to a word: the bits of all inputs then fit the caches, from which every wire reads
+    # them.
     words = jnp.sum(bits << jnp.arange(32, dtype=jnp.int32)[None, None], -1, dtype=jnp.int32)
     shift = _FOUR * jnp.arange(32 // _FOUR, dtype=jnp.int32)[None, None]
     addresses = jnp.zeros((len(wires), n_samples // 32, 32 // _FOUR), jnp.int32)
@@ -48,6 +62,8 @@ def look_up(addresses: jax.Array, table: jax.Array, n_samples: int) -> jax.Array
 
     def kernel(addresses: Any, table: Any, y: Any) -> None:
         gate = lax.axis_index("rows")
+        # The table of a gate is read from memory: it is small and cached, and each thread reads at
+        # its own addresses.
         y[gate, _block()] = _chosen(table.at[gate], addresses[gate, _words()])
 
     y = _of_blocks(kernel, addresses, table.astype(jnp.float32), rows=len(table), name="binary_lut")
@@ -64,7 +80,9 @@ def sum_over_readers(
     """
     n_samples, n_wires = dy.shape[1], len(slopes)
     rounds = max(-(-readers.shape[1] // _TOGETHER), 1)
+    # Equal rounds: no round reads mostly padding.
     together = -(-readers.shape[1] // rounds)
+    # -1 is no reader: its addend is masked below.
     readers = _mosaic_launch.padded(readers, rounds * together, value=-1)
     dy = _mosaic_launch.padded(dy, _FOUR * addresses.shape[1])
 
@@ -75,11 +93,15 @@ def sum_over_readers(
             read = []
             for u in range(together):
                 number = readers[feature, first * together + u]
+                # Absent readers read wire 0: loads need a valid address.
                 wire = jnp.clip(number, 0, n_wires - 1)
                 gate = lax.div(wire, jnp.int32(n_places))
                 read.append((number, wire, _load(dy, gate, _block(), _FOUR), addresses[gate, _words()]))
+            # Loads of all readers of a round are issued before the first use, so that their
+            # latencies overlap.
             for number, wire, g, address in read:
                 received = g * _chosen(slopes.at[wire], address)
+                # A select, not a factor: the cotangent of wire 0 may be NaN.
                 total += jnp.where(number >= 0, received, 0.0)
             return total
 
@@ -93,13 +115,13 @@ def sum_over_readers(
 def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Array:
     """Sum dy over the samples that address each slot, float32 ``[G, n_slots]``.
 
-    Every thread has a sum of its own for each slot, a column in shared memory: nothing is added at the same time, in no order
-    but one.
+    Every thread has its own sum for each slot, a column in shared memory.
     """
     n_gates = len(dy)
     n_blocks = addresses.shape[1] // _THREADS
     parts = min(max(_PROGRAMS // n_gates, 1), n_blocks)
     n_blocks = -(-n_blocks // parts)
+    # Padding samples address slot 0 with a cotangent of 0.
     addresses = _mosaic_launch.padded(addresses, parts * n_blocks * _THREADS)
     dy = _mosaic_launch.padded(dy, parts * n_blocks * _BLOCK)
     # A thread sums a slot over as many columns as there are slots, or a few slots over all.
@@ -121,6 +143,8 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
             for i in range(rounds):
                 sums[part, gate, i] = _sum_columns(columns, i * each, each)
 
+        # Slot-major: thread t always touches bank t % 32, whatever slot it addresses, so there are
+        # no bank conflicts.
         columns = plgpu.SMEM((n_slots, _THREADS), jnp.float32)
         pl.run_scoped(with_columns, columns, collective_axes="warpgroup")
 
@@ -141,7 +165,7 @@ def sum_by_address(addresses: jax.Array, dy: jax.Array, n_slots: int) -> jax.Arr
 
 
 def _of_blocks(kernel: Any, addresses: jax.Array, *inputs: jax.Array, rows: int, name: str) -> jax.Array:
-    """Run a kernel that writes a block of samples of a row: ``[rows, samples]``."""
+    """Run a kernel whose programs each write one block of samples of a row: ``[rows, samples]``."""
     n_blocks = addresses.shape[1] // _THREADS
     (y,) = _mosaic_launch.launch(
         kernel,
@@ -168,17 +192,17 @@ def _words() -> Any:
 
 
 def _layout(each: int) -> Any:
-    """Return the layout of an array of which a thread has so many contiguous numbers."""
+    """Return the layout with `each` contiguous elements per thread."""
     return plgpu.Layout.WG_STRIDED((each * _THREADS,), each)
 
 
 def _load(a: Any, row: Any, samples: Any, each: int) -> jax.Array:
-    """Load samples of a row, so many of them contiguous in a thread, in float32."""
+    """Load samples of a row as float32, `each` contiguous ones per thread."""
     return plgpu.layout_cast(a[row, samples], _layout(each)).astype(jnp.float32)
 
 
 def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
-    """Return the numbers at addresses of a row of a table in memory."""
+    """Gather the elements at `addresses` from a row of a table in global memory."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), _layout(1)),
@@ -195,6 +219,7 @@ def _chosen(row: Any, addresses: jax.Array) -> jax.Array:
 def _clear(columns: Any) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
     def clear(_: Any, columns: Any) -> None:
+        # A thread clears only its own column, which it alone adds to: no barrier is needed.
         for slot in range(columns.type.shape[0]):
             memref.store(mlir.zero(), columns, [_index(slot), _thread()])
 
@@ -208,6 +233,8 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
     def add(_: Any, columns: Any, addresses: Any, values: Any) -> None:
         thread, (register,) = _thread(), values.registers.flat
         for i, slot in enumerate(_unpacked(addresses)):
+            # Not atomic: the column belongs to this thread. Samples of one thread may address one
+            # slot, so they are added one after the other.
             total = arith.addf(memref.load(columns, [slot, thread]), mlir.element(register, i))
             memref.store(total, columns, [slot, thread])
 
@@ -215,14 +242,14 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
 
 
 def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
-    """Return the sums of slots from `first` on: thread t has that of slot ``first + t % each``, over `each` columns from
-    ``t // each * each`` on."""
+    """Sum columns: thread ``t`` sums slot ``first + t % each`` over `each` columns from ``t // each * each`` on."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(),),
         return_type=plgpu.ShapeDtypeStruct((_THREADS,), jnp.float32, layout=_layout(1)),
     )
     def sum_columns(_: Any, columns: Any) -> Any:
+        # From here on threads read columns of other threads.
         mosaic.utils.warpgroup_barrier()
         thread, total = _thread(), mlir.zero()
         slot = arith.remui(thread, _index(each))
@@ -240,6 +267,7 @@ def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
 def _unpacked(addresses: Any) -> list[Any]:
     """Return the four addresses in the word of a thread."""
     (register,) = addresses.registers.flat
+    # Logical shifts: the highest address of a word may set the sign bit.
     word, bits = mlir.only(register), 32 // _FOUR
     slots = [
         arith.andi(arith.shrui(word, mlir.integer(bits * i)), mlir.integer(2**bits - 1)) for i in range(_FOUR)
@@ -248,7 +276,7 @@ def _unpacked(addresses: Any) -> list[Any]:
 
 
 def _array(values: list[Any]) -> Any:
-    """Return the array of which a thread has these numbers."""
+    """Return the array whose elements in this thread are `values`."""
     register = vector.from_elements(ir.VectorType.get((len(values),), ir.F32Type.get()), values)
     return mosaic.FragmentedArray(
         _registers=np.array([register], dtype=object),

@@ -1,7 +1,18 @@
-"""Counts of the rows that the pairs of a query read, on GPUs: a table in shared memory, to which threads add ones.
+"""Counts of the rows that each query of attention reads: histograms in shared memory.
 
-A warpgroup has one query at a time, and a thread one pair: it adds where the bits of its key and distance say, by one instruction
-of the hardware.
+Formula for detector ``t``, query ``j`` and row ``r`` among the rows of the query's id::
+
+    counts[t, j, r] = number of earlier keys i that count with (key id of i | position id of distance) == r
+
+A key counts if ``low <= i < high`` (causality and window) and its segment is the query's.
+
+Work: grid (detectors, samples, blocks of 4 queries). A program is one warpgroup that handles one query at
+a time; each thread handles one pair, and adds 1 at the row id of its pair. A step visits up to 512 keys.
+
+Layout: the histogram of one query lies in shared memory; keys are read coalesced. Positions are stored
+backwards, by ``n_queries + key - query``, so that adjacent keys read adjacent positions.
+
+Numerics: integers, so the order of atomic additions is irrelevant. Ids are clamped.
 """
 
 from typing import Any
@@ -27,15 +38,18 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
     n_samples, n_queries = pairs.queries
     n_keys = pairs.key.shape[2]
     n_cells = 1 << pairs.query_shift
+    # Every thread clears and writes at least one element.
     n_counts = max(n_cells, _mosaic_launch.THREADS)
     step = min(_KEYS, _mosaic_launch.THREADS * -(-n_keys // _mosaic_launch.THREADS))
 
     start = jnp.zeros((), jnp.int32) if pairs.start is None else pairs.start.astype(jnp.int32)
     place = jnp.arange(n_queries, dtype=jnp.int32) + start
     low = jnp.zeros_like(place) if pairs.window is None else place - pairs.window
+    # First and last key of each query, computed once by XLA.
     bounds = jnp.clip(jnp.stack([low, place]), 0, n_keys)
 
     def padded(a: jax.Array) -> jax.Array:
+        # A step begins at any key, so its last one reads up to a step behind the keys.
         return _mosaic_launch.padded(a, a.shape[-1] + step)
 
     key = padded(
@@ -58,6 +72,8 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
         *others, counts = references
         position = others.pop(0) if has_distances else None
         t, b = lax.axis_index("detectors"), lax.axis_index("samples")
+        # Late queries have the most keys: they start first, so that the last programs to finish are
+        # short.
         block = n_blocks - 1 - lax.axis_index("queries")
         of_table = 0 if position is None or position.shape[0] == 1 else t
 
@@ -65,9 +81,11 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
             low, high = bounds[0, j], bounds[1, j]
             own = others[0][b, j] if others else None
             layout = _ONE((n_counts,), n_counts // _mosaic_launch.THREADS)
+            # Shared memory keeps the counts of the previous query.
             table[...] = plgpu.layout_cast(jnp.zeros((n_counts,), jnp.int32), layout)
             plgpu.commit_smem()
 
+            # Only keys within the bounds are visited.
             @pl.loop(0, (high - low + step - 1) // step)
             def _(number: jax.Array) -> None:
                 begin = low + number * step
@@ -79,21 +97,26 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
                 counted = i < high
                 if others:
                     counted &= _read(others[1].at[b, here], step) == own
+                # Negative cells add nothing: a mask without a branch.
                 _add_ones(table, jnp.where(counted, cell, -1))
 
             plgpu.commit_smem()
+            # The commit above completes the additions of all threads, the one below the reads
+            # before the table is cleared again.
             counts[t, b * n_queries + j] = _mosaic_launch.load(table, layout).astype(counts.dtype)
             plgpu.commit_smem()
 
         def with_table(table: Any) -> None:
             first = block * _QUERIES
 
+            # The last block may have fewer queries.
             @pl.loop(0, jnp.minimum(_QUERIES, n_queries - first))
             def _(number: jax.Array) -> None:
                 one(table, first + number)
 
         pl.run_scoped(with_table, plgpu.SMEM((n_counts,), jnp.int32), collective_axes="warpgroup")
 
+    # Several queries per program spread the cost of a launch and of the scratch table.
     n_blocks = -(-n_queries // _QUERIES)
     (counts,) = _mosaic_launch.launch(
         kernel,
@@ -111,18 +134,19 @@ COUNTER = Counter(_count, keys_last=False)
 
 
 def _clipped(bits: jax.Array, low: int, high: int) -> jax.Array:
-    """Clamp the ids that are the bits from `low` to `high` of a row."""
+    """Clamp the id in bits `low` to `high` of a row."""
+    # Bits of a clamped id stay in their field: an id out of range cannot change the others.
     return jnp.clip(bits >> low, 0, (1 << (high - low)) - 1) << low
 
 
 # ------------------------------------------------------------------------------------- in kernels
 def _read(reference: Any, size: int) -> jax.Array:
-    """Read an element for each thread, then further ones: neighbors read neighbors."""
+    """Read elements such that neighboring threads read neighboring elements."""
     return _mosaic_launch.load(reference, _ONE((size,), 1))
 
 
 def _add_ones(table: Any, cells: jax.Array) -> None:
-    """Add 1 to numbers of a table in shared memory: at each cell that is not negative, as often as it is there."""
+    """Add 1 to a table in shared memory at each non-negative cell, with multiplicity."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
     def add(_: Any, table: Any, cells: Any) -> None:

@@ -1,8 +1,21 @@
-"""Rows whose slots reach some of the outputs, on GPUs: the outputs of a sample, or their cotangents, lie in shared memory.
+"""Sparse lookups with long rows: the outputs of a sample, or their cotangents, lie in shared memory.
 
-A warpgroup has one sample. To sum, a thread reads a slot and its target, and adds there: the hardware adds to shared memory in one
-instruction. For margins a warp has a detector at a time, and lanes read slots side by side, of both rows, and the cotangents
-that they reach.
+Formula for sample ``b``, detectors ``t``, slots ``k`` with ``row = index[b, t]``::
+
+    sum_slots:    y[b, targets[t, row, k]] += weights[t, row, k]
+    differences:  d[b, t] = sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
+                            - the same for the other row
+
+Work: one program of one warpgroup per sample. To sum, a thread takes a slot of a detector, reads weight and
+target, and adds to shared memory. For differences a warp takes a detector, its 32 lanes read adjacent
+slots of both rows, and a butterfly sums the lanes.
+
+Layout: tables and targets stay in global memory, read coalesced because adjacent lanes read adjacent slots.
+Scattered accesses only hit shared memory.
+
+Numerics: float32 or int32. Float additions to shared memory are atomic in varying order, so the last bits
+of ``y`` may differ between runs; integers and differences do not vary. The caller clamps ids; target -1
+is an unused slot. Where both rows reach the same output, values are subtracted before the product.
 """
 
 import dataclasses
@@ -41,6 +54,8 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
 
         def with_sums(sums: Any) -> None:
             layout = mlir.layout_of_all(sums.shape[0])
+            # Zeros must be visible to all threads before the first addition: hence the commit
+            # below.
             sums[...] = plgpu.layout_cast(jnp.zeros(sums.shape, sums.dtype), layout)
             plgpu.commit_smem()
 
@@ -49,6 +64,7 @@ def sum_slots(weights: jax.Array, index: jax.Array, targets: jax.Array, n_output
                 _add(index.at[sample], weights, targets, sums, step * together * _THREADS, together, slots)
 
             plgpu.commit_smem()
+            # The commit above completes the additions of all threads.
             y[sample] = _mosaic_launch.load(sums, layout)
 
         sums = plgpu.SMEM((_whole(n_outputs),), weights.dtype)
@@ -86,6 +102,8 @@ def differences(
 
         def with_cotangents(cotangents: Any) -> None:
             layout = mlir.layout_of_all(cotangents.shape[0])
+            # One coalesced copy; the scattered reads of targets then hit shared memory. The commit
+            # makes it visible to all warps.
             cotangents[...] = _mosaic_launch.load(dy.at[sample], layout)
             plgpu.commit_smem()
 
@@ -114,13 +132,13 @@ def differences(
 
 
 def _whole(n_outputs: int) -> int:
-    """Return the number of outputs in whole numbers of each thread."""
+    """Return the number of outputs, rounded up to a multiple of the threads."""
     return -(-n_outputs // _THREADS) * _THREADS
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slots:
-    """Slots of tables, in the order of their numbers, and the lists of their targets."""
+    """Sizes of tables and of their target lists."""
 
     n_detectors: int
     n_rows: int
@@ -134,7 +152,7 @@ class _Slots:
         return cls(n_detectors, n_rows, n_slots, targets.shape[0] > 1, targets.shape[1] > 1)
 
     def places(self, detector: Any, row: Any, slot: Any) -> tuple[Any, Any]:
-        """Return the places of a slot of a row in the tables, and in the lists of targets."""
+        """Return the offsets of a slot of a row in the tables, and in the lists of targets."""
 
         def place(number: Any) -> Any:
             return arith.addi(arith.muli(number, mlir.integer(self.n_slots)), slot)
@@ -142,6 +160,7 @@ class _Slots:
         number = arith.addi(arith.muli(detector, mlir.integer(self.n_rows)), row)
         if self.list_per_row:
             return place(number), place(number if self.list_per_table else row)
+        # Targets shared by all rows of a table, or by all tables, have one list.
         return place(number), place(detector) if self.list_per_table else slot
 
 
@@ -149,7 +168,7 @@ class _Slots:
 def _add(
     index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
 ) -> None:
-    """Add slots of the rows of a sample to what they reach, so many of each thread from the number `first` on."""
+    """Add slots of a sample to their targets, `together` per thread, from slot number `first` on."""
     entries = slots.n_detectors * slots.n_slots
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, mlir.one_each(together)))
@@ -158,11 +177,14 @@ def _add(
         read = []
         for register in numbers.registers.flat:
             number = mlir.only(register)
+            # The last step has threads without a slot: they read the last one and add nothing.
             exists = arith.cmpi(arith.CmpIPredicate.slt, number, mlir.integer(entries))
             number = arith.minsi(number, mlir.integer(entries - 1))
             detector = arith.divui(number, mlir.integer(slots.n_slots))
             slot = arith.remui(number, mlir.integer(slots.n_slots))
             read.append((exists, detector, slot, mlir.at(index, detector)))
+        # Three rounds: all row ids, then all weights and targets, then the additions. Loads of a
+        # round do not depend on each other, so their latencies overlap.
         values = []
         for exists, detector, slot, row in read:
             place, of_list = slots.places(detector, row, slot)
@@ -186,7 +208,7 @@ def _subtract(
     together: int,
     slots: _Slots,
 ) -> None:
-    """Write the differences of detectors of a sample, so many of each warp from the number `first` on."""
+    """Write the differences of a sample, `together` detectors per warp, from detector `first` on."""
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
     def subtract(
@@ -199,17 +221,21 @@ def _subtract(
             detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
             lane = arith.remui(number, mlir.integer(_LANES))
             warps.append((detector, lane, mlir.at(index, detector), mlir.at(other, detector)))
+        # Several detectors per warp at a time, for the same reason.
         totals = [mlir.zero()] * len(warps)
         for start in range(0, slots.n_slots, _LANES):
             read = []
             for detector, lane, row, other_row in warps:
                 slot = arith.addi(lane, mlir.integer(start))
+                # Rows need not be multiples of 32 slots: other lanes read the last slot and are
+                # masked.
                 exists = arith.cmpi(arith.CmpIPredicate.slt, slot, mlir.integer(slots.n_slots))
                 slot = arith.minsi(slot, mlir.integer(slots.n_slots - 1))
                 of_rows = [slots.places(detector, r, slot) for r in (row, other_row)]
                 read.append([(mlir.at(weights, p), mlir.at(targets, q), exists) for p, q in of_rows])
             totals = [arith.addf(total, _change(dy, *pair)) for total, pair in zip(totals, read, strict=True)]
         for (detector, *_), total in zip(warps, totals, strict=True):
+            # Butterfly: after five exchanges every lane has the sum.
             distance = _LANES // 2
             while distance:
                 total = arith.addf(total, mosaic.utils.shfl_bfly(total, distance))
@@ -226,6 +252,7 @@ def _change(dy: Any, main: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) ->
     def with_cotangent(value: Any, target: Any, exists: Any) -> tuple[Any, Any]:
         used = arith.andi(exists, arith.cmpi(arith.CmpIPredicate.sge, target, mlir.integer(0)))
         none = mlir.zero()
+        # Loads need a valid address; the selects drop unused slots, whose weight may be NaN.
         cotangent = mlir.at(dy, arith.maxsi(target, mlir.integer(0)))
         return arith.select(used, value, none), arith.select(used, cotangent, none)
 

@@ -1,9 +1,22 @@
-"""Weighted rows of small tables on GPUs: tables lie in shared memory one after the other, and eight lanes read a row of a sample.
+"""Weighted reads of small tables for `lutjax.scored_lut`: eight lanes read a row of a sample from shared memory.
 
-A program has some hundred samples of one group, whose sums, or whose cotangents, stay in registers while it visits the tables of the
-group; those of the next ones are copied meanwhile. Eight lanes have a sample. They read 32 outputs of a row in one instruction, and
-16 further outputs of both rows in another: four lanes those of one row, four those of the other. Rows are placed such that these
-lie in different banks: the two differ in one bit of their number, so the number of bits that are set is even in one and odd in the other.
+Formula for sample ``n``, group ``g``, tables ``t`` of the group and ways ``k`` (one or two)::
+
+    sum_rows:  y[n, g] = sum over t, k of factors[k, t, n] * weights[t, row[k, t, n]]
+    products:  p[k, t, n] = <dy[n, g], weights[t, row[k, t, n]]>
+
+Work: grid (groups, blocks of `SAMPLES` samples). A program keeps the sums, or the cotangents, of its samples
+in registers while it visits the tables of the group; the next tables are copied meanwhile. Eight lanes
+handle one sample, a warp four samples at a time and 16 times that in all.
+
+Layout: eight lanes read 32 outputs of a row (128 bytes) in one instruction. A remainder of 16 outputs is
+*narrow*: four lanes read 16 outputs of the first way's row and four those of the second. Narrow rows
+are permuted so that the two rows, which differ in one bit of their number, lie in different halves of
+the banks: of two such numbers one has an even and one an odd number of set bits.
+
+Numerics: float32 with contracted multiply-adds, tables in ascending order, no atomics: results are equal in
+every run. Row starts are clamped by the kernel that packs them. `sum_rows` flags samples with sums that
+are not finite, which the caller recomputes.
 """
 
 import dataclasses
@@ -36,7 +49,7 @@ _MOST_SHARED = 225 * 2**10  # bytes of shared memory for blocks of arrays; barri
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """Outputs of tables, padded to whole reads: `wide` times 32, and `narrow` times 16."""
+    """Outputs padded to whole reads: `wide` blocks of 32, and `narrow` blocks of 16."""
 
     wide: int
     narrow: int
@@ -62,7 +75,7 @@ def sum_rows(
     """Sum rows of the tables of each group, times factors: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``, float32.
 
     Returns:
-      The sums, and int32 ``[G, n / s, 32]``, where `s` is `SAMPLES_OF_WARP`: not 0 if some of these samples' sums are no finite numbers.
+      The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``: not 0 if a sum of these samples is not finite.
 
     Args:
       rows: starts of two rows as `lutjax.kernels._triton._owned_columns.places` packs them.
@@ -157,16 +170,16 @@ class _Call:
 
     @property
     def numbers(self) -> int:
-        """Sums, or cotangents, that the threads of a warpgroup have."""
+        """Number of sums, or cotangents, in the registers of a warpgroup."""
         return _TOGETHER * self.columns.pieces * _NUMBERS * _mosaic_launch.THREADS
 
     @property
     def layout(self) -> Any:
-        """Layout of those: four numbers in a register of a thread, of its samples in turn."""
+        """Layout of `numbers`: vectors of four elements per thread, sample after sample."""
         return plgpu.Layout.WG_STRIDED((self.numbers,), _NUMBERS)
 
     def tables(self, weights: jax.Array) -> list[jax.Array]:
-        """Return the wide columns, and the narrow ones with rows of an even number of bits and odd ones in different banks."""
+        """Return the wide columns, and the narrow ones with rows of even and odd parity in different banks."""
         weights = _mosaic_launch.padded(weights.astype(jnp.float32), self.columns.outputs)
         found = [weights] if self.columns.wide else []
         if self.columns.narrow:
@@ -174,6 +187,8 @@ class _Call:
             odd = np.bitwise_count(number) % 2
             place = (number & ~1) | odd
             assert self.n_rows % 2 == 0
+            # Row r goes to place (r & ~1) | parity(r): a permutation within each pair of neighbors,
+            # so 64-byte rows of odd parity occupy the upper half of 128 bytes.
             found.append(weights[:, np.argsort(place), self.columns.wide * WIDE :])
         return found
 
@@ -205,6 +220,8 @@ class _Call:
         return lax.axis_index("groups") * self.n_each + t
 
     def pipeline(self, step: Any, around: Any, inputs: list[Any], blocks: list[plgpu.BlockSpec]) -> None:
+        # As many stages as fit shared memory; two overlap copies and reads, more hide their
+        # latency.
         stage = 4 * (self.n_rows * self.columns.outputs + (1 + self.ways) * SAMPLES)
         _mosaic_launch.pipeline(
             step, around, *inputs, blocks=blocks, steps=self.n_each, stages=min(_MOST_SHARED // stage, 4)
@@ -225,13 +242,14 @@ class _Call:
 
 # ------------------------------------------------------------------------------------- in kernels
 class _Lane:
-    """Place of a thread: its lane of the eight, and the first of its samples in the program; all int32."""
+    """Position of a thread: its lane of the eight, and its first sample in the program; all int32."""
 
     def __init__(self, call: _Call):
         thread = mlir.thread()
         warp = arith.shrui(thread, mlir.integer(5))
         self.number = arith.andi(thread, mlir.integer(_OF_SAMPLE - 1))
         of_warp = arith.andi(arith.shrui(thread, mlir.integer(3)), mlir.integer(_OF_WARP - 1))
+        # A warp owns 64 contiguous samples; its groups of eight lanes own every fourth of them.
         self.first = arith.addi(arith.muli(warp, mlir.integer(_OF_WARP * _TOGETHER)), of_warp)
         self.of_four = arith.andi(self.number, mlir.integer(3))
         # The first four lanes have the first way.
@@ -251,11 +269,12 @@ def _times(number: Any, by: int) -> Any:
 
 
 def _read(kind: Any, address: Any, alignment: int) -> Any:
-    """Return what lies at an address of shared memory."""
+    """Load from an address of shared memory."""
     return llvm.load(kind, llvm.inttoptr(llvm.PointerType.get(3), address), alignment=alignment)
 
 
 def _multiplied(a: Any, b: Any) -> Any:
+    # `contract` lets the compiler form one multiply-add of a product and a sum.
     return arith.mulf(a, b, fastmath=arith.FastMathFlags.contract)
 
 
@@ -276,9 +295,10 @@ class _Rows:
         self._narrow = _plus(tables[-1], of_lane) if call.columns.narrow else None
 
     def of(self, i: int) -> tuple[list[list[Any]], Any]:
-        """Return what the lane reads of its i-th sample: of each wide block numbers of the ways' rows, and those of the narrow block of one row."""
+        """Return the elements of the i-th sample: the rows of all ways per wide block, and one row of the narrow block."""
         columns, ways = self._call.columns, self._call.ways
         word = _read(mlir.int32(), _plus(self._words, 4 * _OF_WARP * i), 4)
+        # Two starts of 16 bits in one word: one load serves both ways.
         starts = [arith.andi(word, mlir.integer(65535)), arith.shrui(word, mlir.integer(16))][:ways]
         wide = [
             [
@@ -289,7 +309,10 @@ class _Rows:
         ]
         if not columns.narrow:
             return wide, None
+        # Each half of the lanes reads its way: both rows in one instruction without bank conflicts.
         start = arith.select(self._lane.is_first, starts[0], starts[-1])  # 128 times the row
+        # The parity of the start is that of the row number, as 128 is a power of two. It selects
+        # the upper 64 bytes of the pair, (start >> 1) & ~127 the pair.
         odd = arith.shli(arith.andi(llvm.intr_ctpop(start), mlir.integer(1)), mlir.integer(6))
         even = arith.andi(arith.shrui(start, mlir.integer(1)), mlir.integer(~127))
         return wide, _read(_four(), _plus(self._narrow, arith.ori(even, odd)), 16)
@@ -308,7 +331,7 @@ def _like(call: _Call) -> Any:
 
 
 def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array:
-    """Return sums plus the rows of a table, of every sample of each thread."""
+    """Add the rows of a table to the sums of every sample."""
     words, factors, *tables = references
     arg_types = (plgpu.RefType(), plgpu.RefType(), [plgpu.RefType()] * len(tables), call.layout)
 
@@ -324,6 +347,7 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
                 _read(ir.F32Type.get(), _plus(factors, 4 * (SAMPLES * way + _OF_WARP * i)), 4)
                 for way in range(call.ways)
             ]
+            # Registers are sample-major: wide pieces, then the narrow piece.
             at = i * call.columns.pieces
             for b, of_rows in enumerate(wide):
                 for factor, row in zip(of_ways, of_rows, strict=True):
@@ -339,12 +363,13 @@ def _plus_rows(call: _Call, references: list[Any], sums: jax.Array) -> jax.Array
 
 
 def _pointer(array: Any, *places: tuple[Any, int]) -> Any:
-    """Return a pointer to a number of an array in memory, so many numbers behind its first for each place."""
+    """Return a pointer to an element in global memory, offset by the sum of ``place * stride``."""
     offset: Any = None
     for place, stride in places:
         number = _times(place, stride)
         offset = number if offset is None else arith.addi(offset, number)
     base = mosaic.utils.memref_ptr(array)
+    # Addresses in global memory have 64 bits; offsets in elements fit 32 bits (see `too_many`).
     i64 = ir.IntegerType.get_signless(64)
     wide = arith.muli(arith.extui(i64, offset), mosaic.c(4, i64))
     return llvm.inttoptr(
@@ -358,7 +383,7 @@ def _strides(array: Any) -> list[int]:
 
 
 def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
-    """Write the sums of the samples of each thread to outputs ``[samples, O]``, and flags of threads with a sum that is no finite number."""
+    """Write the sums of each thread to outputs ``[samples, O]``, and flag threads with a sum that is not finite."""
 
     @plgpu.inline_mgpu(arg_types=(call.layout, plgpu.RefType(), plgpu.RefType()))
     def write(_: Any, sums: Any, y: Any, strange: Any) -> None:
@@ -369,6 +394,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
         totals = list(sums.registers.flat)
         # 0 times what is no finite number is none.
         zero = vector.broadcast(_four(), mlir.zero())
+        # Products with 0 add up to 0, or to NaN if any sum is infinite or NaN: one test for all.
         none = zero
         for total in totals:
             none = _added(none, arith.mulf(total, zero))
@@ -382,6 +408,8 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
                 _store(totals[at + b], to, _OF_WARP * i * stride + WIDE * b)
             if columns.narrow:
                 narrow = totals[at + columns.wide]
+                # Lanes 4 to 7 hold the other way of the same outputs: exchange across a distance of
+                # 4 and add.
                 if call.ways > 1:
                     numbers = [mlir.element(narrow, k) for k in range(_NUMBERS)]
                     numbers = [arith.addf(n, mosaic.utils.shfl_bfly(n, 4)) for n in numbers]
@@ -393,7 +421,7 @@ def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
 
 
 def _store(value: Any, pointer: Any, offset: int) -> None:
-    """Write four numbers so many numbers behind a pointer."""
+    """Store four elements at an offset in elements."""
     llvm.store(value, _moved(pointer, offset), alignment=16)
 
 
@@ -409,7 +437,7 @@ def _moved(pointer: Any, offset: int) -> Any:
 
 
 def _cotangents(call: _Call, dy: Any) -> jax.Array:
-    """Return cotangents ``[samples, O]`` of the samples of each thread; of the narrow block, lanes of both ways have the same."""
+    """Load the cotangents ``[samples, O]`` of each thread; lanes of both ways share the narrow block."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_like(call))
     def read(_: Any, dy: Any) -> Any:
@@ -444,6 +472,8 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
         way = arith.shrui(lane.number, mlir.integer(2))
         sample = arith.addi(lane.first, _times(lane.of_four, _OF_WARP))
         to = _pointer(found, (way if call.ways > 1 else mlir.integer(0), of_way), (sample, 1))
+        # Four samples at a time: their four partial sums are reduced over four lanes in three
+        # exchanges, and every lane stores one result.
         for first in range(0, _TOGETHER, 4):
             sums = []
             for i in range(first, first + 4):
@@ -456,7 +486,7 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
 
 
 def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]) -> Any:
-    """Return the products of both rows of a sample, as sums of two lanes of eight: the first four have the first row's, the others the second's."""
+    """Return partial products of a sample: the first four lanes hold the first way's, the others the second's."""
     of_ways: list[Any] = [None] * call.ways
     for of_rows, d in zip(wide, dy, strict=False):
         for way, row in enumerate(of_rows):
@@ -467,6 +497,7 @@ def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, d
         return of_narrow
     totals = [_sum_of_four(numbers) for numbers in of_ways]
     # The other four lanes get what they have of these four lanes' way.
+    # One exchange instead of two: each half sends the partial sum of the other half's way.
     own, other = (
         (arith.select(lane.is_first, totals[0], totals[1]), arith.select(lane.is_first, totals[1], totals[0]))
         if call.ways > 1

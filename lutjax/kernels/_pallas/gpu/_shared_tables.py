@@ -1,8 +1,19 @@
-"""Reading rows of small tables on GPUs: a detector's table lies in shared memory, and a warpgroup reads whole rows.
+"""Row sums and margin products of lookups with small tables: tables lie in shared memory.
 
-A program has 128 samples of 128 or 256 outputs, and visits the detectors one after the other while the tables of the
-next ones are copied. What is summed over detectors stays in registers. Four ids come in one word: reading
-an id costs as much as a quarter of a row.
+Formula for tables ``weights [T, R, O]``, ids ``index [T, n]``::
+
+    sum_rows:     y[b] = sum over t of weights[t, index[t, b]]
+    differences:  d[b, t] = <dy[b], weights[t, index[t, b]] - weights[t, other[t, b]]>
+
+Work: grid (blocks of 128 or 256 outputs, blocks of 128 samples). A program visits the tables one after the
+other while the next ones are copied; each of its two warpgroups handles 64 samples and reads whole rows.
+
+Layout: one table block ``[R, width]`` per pipeline stage in shared memory; a row is contiguous, so a
+warpgroup reads it without bank conflicts. Sums (or cotangents) of 64 samples stay in registers. Four ids
+of 8 bits are packed in a word, because reading an id costs as much as a quarter of a row.
+
+Numerics: float32, tables in ascending order, no atomics: results are equal in every run. Rows are
+subtracted before the product. Ids are clamped.
 """
 
 from typing import Any
@@ -31,7 +42,7 @@ assert MAX_ROWS <= 2**_BITS
 
 
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Sum over detectors the rows that they address, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    """Sum the addressed rows over detectors, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_samples, n_outputs = index.shape[1], weights.shape[2]
     width, weights, (words,) = _padded(weights, index)
     n_detectors, n_rows, _ = weights.shape
@@ -40,12 +51,14 @@ def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
         first, outputs = _place(width)
 
         def step(_: Any, words: Any, table: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            # All reads precede the additions: the loads of 64 rows overlap.
             rows = [table[0, row].astype(jnp.float32) for row in _ids(words, 0, _SAMPLES)]
             return tuple(total + row for total, row in zip(sums, rows, strict=True))
 
         def around(run: Any) -> None:
             layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
             zero = plgpu.layout_cast(jnp.zeros((width,), jnp.float32), layout)
+            # The sums are the carry of the pipeline: 64 arrays of one or two registers per thread.
             for i, total in enumerate(run((zero,) * _SAMPLES)):
                 y[first + i, outputs] = total
 
@@ -85,6 +98,7 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
         first, outputs = _place(width)
 
         def step(number: Any, words: Any, others: Any, table: Any, dy: Any) -> Any:
+            # 32 samples at a time, as many as the exchange below sums over 32 lanes.
             for group in range(_SAMPLES // _LANES):
                 at = group * _LANES
                 pairs = zip(_ids(words, at, _LANES), _ids(others, at, _LANES), strict=True)
@@ -123,20 +137,25 @@ def differences(weights: jax.Array, index: jax.Array, other: jax.Array, dy: jax.
         grid={"outputs": n_blocks, "samples": n_words * _PACKED // _OF_PROGRAM},
         by_lanes=True,
     )
+    # Kernels write one part per warp and block of outputs; XLA adds them in a fixed order, so no
+    # atomics are needed.
     sums = jnp.sum(sums.reshape(n_blocks, n_groups, n_detectors, n_warps, _LANES), (0, 3))
     return jnp.swapaxes(sums, 1, 2).reshape(n_groups * _LANES, n_detectors)[:n_samples]
 
 
 def _padded(weights: jax.Array, *index: jax.Array) -> tuple[int, jax.Array, list[jax.Array]]:
-    """Return the outputs of a program, tables padded to whole blocks of them, and packed ids of whole programs."""
+    """Return the block size of outputs, padded tables, and packed padded ids."""
     _, n_rows, n_outputs = weights.shape
     two = 2 * _mosaic_launch.THREADS
     fits = n_rows * two * weights.dtype.itemsize <= _STAGE_BYTES
+    # 256 outputs read two elements per instruction, unless a table then exceeds a stage or half of
+    # the block would be padding.
     width = two if fits and -n_outputs % two < _mosaic_launch.THREADS else _mosaic_launch.THREADS
     weights = _mosaic_launch.padded(weights, -(-n_outputs // width) * width)
     n = -(-index[0].shape[1] // _OF_PROGRAM) * _OF_PROGRAM
     words = []
     for ids in index:
+        # Padding samples read row 0, and their results are cut off.
         by_word = _mosaic_launch.padded(jnp.clip(ids, 0, n_rows - 1), n).reshape(
             len(ids), n // _PACKED, _PACKED
         )
@@ -159,26 +178,26 @@ def _table_block(n_rows: int, width: int) -> plgpu.BlockSpec:
 
 
 def _place(width: int) -> tuple[Any, Any]:
-    """The first sample of this warpgroup, and its outputs."""
+    """Return the first sample of this warpgroup, and the slice of its outputs."""
     group = lax.axis_index("samples") * _mosaic_launch.WARPGROUPS + lax.axis_index("warpgroup")
     return group * _SAMPLES, pl.ds(lax.axis_index("outputs") * width, width)
 
 
 def _ids(words: Any, first: int, count: int) -> list[jax.Array]:
-    """Ids of samples of this warpgroup, from words of the program."""
+    """Unpack ids of samples of this warpgroup from the words of the program."""
     start = lax.axis_index("warpgroup") * (_SAMPLES // _PACKED) + first // _PACKED
     ids = []
     for i in range(count // _PACKED):
+        # All threads read the same word: a broadcast from shared memory.
         word = words[0, start + i]
         ids += [lax.shift_right_logical(word, _BITS * j) & (2**_BITS - 1) for j in range(_PACKED)]
     return ids
 
 
 def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
-    """Sums of 32 arrays over the elements that a warp holds: lane l of warp w gets that of array l, ``[128]``.
+    """Sum 32 arrays over the elements of each warp: lane ``l`` of warp ``w`` gets the sum of array ``l``, ``[128]``.
 
-    In five exchanges a lane gives half of the arrays it has sums of and gets the other lane's sums of the other half: 31
-    exchanges in all, where one sum after the other would need 160.
+    Five rounds halve the number of arrays: 31 exchanges in all, where 32 separate sums would need 160.
     """
     width = arrays[0].shape[0]
     layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)
@@ -202,7 +221,8 @@ def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
 
 
 def _sum_of_thread(array: Any) -> Any:
-    """Sum of the elements of an array that a thread holds."""
+    """Return the sum of the elements of an array in one thread."""
+    # Elements of a thread first, without communication; then the exchange over lanes.
     elements = [
         mlir.element(r, i) for r in array.registers.flat for i in range(ir.VectorType(r.type).shape[0])
     ]

@@ -1,13 +1,13 @@
 """`lutjax.binary_lut` in Mosaic GPU.
 
-For gate g and sample s, with ``address`` of the bits ``x[wires[g]] > 0``::
+Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l], s] > 0``::
 
     y[g, s] = table[g, address[g, s]]
-    dtable[g, k] = sum_s dy[g, s] [address[g, s] == k]
-    dx[i, s] = sum of dy[g, s] slope[g, l, address[g, s]] over the wires (g, l) that read i
+    dtable[g, k] = sum over s of dy[g, s] * [address[g, s] == k]
+    dx[i, s] = sum over wires (g, l) that read i of dy[g, s] * slope[g, l, address[g, s]]
 
-Programs own 512 samples of one gate, or of one input and all its readers; a thread owns four of them. Of `dtable` a program owns a
-part of the samples of one gate.
+Work, layout and numerics: see `_by_address`. Programs own 512 samples of one gate, or of one input with all
+its readers; for ``dtable``, a part of the samples of one gate.
 """
 
 import jax
@@ -34,6 +34,7 @@ _BLOCK = 512  # samples of a program
 # Forward, 16384 gates and 4096 samples of 6 bits: 159 in Triton, 243 here.
 _FEWEST_BITS = 5
 _FEWEST_INPUTS = 2**22  # inputs times samples
+# Lists are padded to the longest fan-out, and padding costs as much as a reader.
 _MOST_UNUSED = 1.5  # entries of the lists of readers for each wire
 
 
@@ -102,6 +103,8 @@ def backward(
     if "table" in needs:
         found["table"] = _by_address.sum_by_address(addresses, cotangent, table.shape[1])
     if "x" in needs and readers is not None and readers.shape[1]:
+        # The surrogate gradient depends only on the address: tabulated once per gate, it is one
+        # read per reader instead of a polynomial.
         slopes = _slot_polynomials.slopes_at_addresses(table.astype(accumulator(x.dtype, table.dtype)))
         found["x"] = _by_address.sum_over_readers(addresses, slopes, readers, cotangent, wires.shape[1])
     elif "x" in needs:

@@ -1,9 +1,16 @@
-"""`lutjax.lookup_attention` in Mosaic GPU, for long texts: reads of rows are counted in shared memory.
+"""`lutjax.lookup_attention` in Mosaic GPU, for long sequences: histograms of row reads in shared memory.
 
-``y[j] = sum_t counts[t, j] @ S[t, query id of j]``, with the table seen as ``S[t, query id, (key id, position id), output]`` and
-``counts[t, j, (k, e)]`` the number of earlier keys with id k at a distance with id e; so ``dS[t, q]`` is the sum of
-``counts[t, j] * dy[j]`` over the queries with id q, and an update adds that. A program counts for four queries of one detector
-(`_counts`). The products with counts, and the cotangents of margins, are made by Triton kernels.
+Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
+
+    counts[t, j, (k, e)] = number of earlier keys of query j with id k at a distance with id e
+    y[j] = sum over t of counts[t, j] @ S[t, query id of j]
+    dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
+
+Work: one program counts for four queries of one detector (`_counts`). Triton kernels multiply the counts,
+and compute margin cotangents (`lutjax.kernels._triton._histograms`). An update adds ``dS`` to the table.
+
+Numerics: counts are exact int16, so a query has at most 2**15 - 1 keys. Products
+accumulate in float32, or in integers in fixed point. Ids are clamped.
 """
 
 import math
@@ -46,6 +53,7 @@ def _unsupported(request: Request) -> str | None:
     ):
         if number > most:
             return f"counts the reads of at most {most} {name}, here {number}"
+    # The counts of a detector are written to global memory for the Triton products.
     numbers = math.prod(call.query.shape[:2]) * counts
     if numbers > _MOST_ALL_COUNTS:
         return f"keeps at most {_MOST_ALL_COUNTS} counts of a detector in memory, here {numbers}"
@@ -60,6 +68,8 @@ def _deferral(request: Request) -> Deferral | None:
     n_samples, n_queries, _ = call.query.shape
     n_keys = call.key.shape[1]
     counts, ids = _counted(call)
+    # A histogram costs as much for one pair as for many: it pays for long sequences and for query
+    # ids that several queries share.
     few = fewer_than_measured(
         (
             (

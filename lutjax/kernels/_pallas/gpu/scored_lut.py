@@ -1,7 +1,14 @@
-"""`lutjax.scored_lut` in Mosaic GPU: rows are read from tables in shared memory (`_shared_reads`).
+"""`lutjax.scored_lut` in Mosaic GPU: weighted rows are read from tables in shared memory (`_shared_reads`).
 
-Margins, scores and the cotangents of inputs are computed by Triton kernels, and so are gradients of tables, updates, and what does not
-fit: sums and tables of integers, reads that users write, and larger tables.
+Formula: ``y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]``, with row ids ``i`` and coefficients
+``c`` of the read, see `lutjax.kernels._xla.scored_lut`.
+
+Work: Triton kernels compute margins, scores and input cotangents, table gradients and updates, and all calls
+that do not fit: fixed point, quantized tables, user-written reads, larger tables. Samples are processed
+in parts that bound the scratch memory for row ids, factors and products.
+
+Numerics: see `_shared_reads`. Sums that are not finite are recomputed by a kernel that ignores rows with a
+coefficient of 0.
 """
 
 import jax
@@ -37,6 +44,7 @@ def _rows_by_triton(call: ScoredLut) -> str | None:
     """Return why Triton's kernels read the rows of a call; None if they are read from shared memory."""
     if call.accumulate is not None or call.exponents is not None:
         return "sums floats only, of tables of floats"
+    # Exact types: a subclass may override `select`.
     if type(call.read) not in (reads.Hard, reads.Blend, reads.SoftSign, reads.Confidence):
         return f"has no kernel for {type(call.read).__name__}"
     n_rows, n_outputs = call.weights.shape[1:]
@@ -87,6 +95,8 @@ def _outputs(call: ScoredLut, device: Device) -> jax.Array:
 
     n, call = len(call.x), _padded(call)
     rows, factors = in_triton.rows_and_factors(call, device)
+    # A coefficient of 0 times an infinite row is NaN in the fast kernel; flagged samples are
+    # computed again.
     y, strange = _shared_reads.sum_rows(call.weights, rows, factors, call.groups)
     return in_triton.mended(call, y, strange, _shared_reads.SAMPLES_OF_WARP, device)[:n]
 
@@ -97,6 +107,7 @@ def _pulled_back(
     from lutjax.kernels._pallas.gpu import _mosaic_launch, _shared_reads
 
     n, call = len(call.x), _padded(call)
+    # Padding samples have cotangents of zero, so they add nothing to tables.
     dy = _mosaic_launch.padded(cotangent, len(call.x), *cotangent.shape[1:])
     rows, factors = in_triton.rows_and_factors(call, device)
     found = {}
@@ -127,6 +138,7 @@ def _padded(call: ScoredLut) -> ScoredLut:
 
 def _parts(call: ScoredLut) -> int:
     """Return the parts of the samples to compute one after the other, as memory holds what they read."""
+    # Per sample and table: one word of packed rows, and a factor and a product for each way.
     of_sample = (1 + 2 * in_triton.all_ways(call)) * len(call.weights)
     if call.x.shape[1] < call.groups:
         of_sample += call.groups * call.x.shape[2]  # cotangents of inputs by groups

@@ -1,6 +1,12 @@
-"""`lutjax.sparse_lookup` in Mosaic GPU, for long rows: outputs and cotangents of a sample lie in shared memory (`_shared_outputs`).
+"""`lutjax.sparse_lookup` in Mosaic GPU, for long rows (`_shared_outputs`).
 
-Gradients of tables, updates, and margins in fixed point are those of the Triton kernels.
+Formula: ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; margin cotangents as in
+`lutjax.kernels._xla.sparse_lookup`.
+
+Work: outputs and cotangents of a sample lie in shared memory, so scattered accesses do not reach the L2
+cache. Table gradients, updates, and margins in fixed point are left to the Triton kernels.
+
+Numerics: see `_shared_outputs`. Row ids and targets are clamped.
 """
 
 import jax
@@ -15,6 +21,7 @@ from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.values._fixed_point import addends, result
 from lutjax.values._row_rules import RowState
 
+# 32 KiB, so that several programs share a multiprocessor.
 _MOST_OUTPUTS = 2**13  # of a sample, in shared memory
 
 _FEWEST_SLOTS = 32
@@ -30,6 +37,7 @@ def _unsupported(request: Request) -> str | None:
         return (
             f"keeps the outputs of a sample in shared memory: at most {_MOST_OUTPUTS}, here {call.n_outputs}"
         )
+    # Outputs are padded to the threads of a program.
     n_outputs = -(-call.n_outputs // 128) * 128
     return too_many(max(call.weights.size, len(call.detection.index) * n_outputs))
 
@@ -59,6 +67,7 @@ def forward(call: SparseLookup, *, device: Device) -> jax.Array:
 
     if _empty(call):
         return in_triton.forward(call, device=device)
+    # Rounded once per entry: in fixed point the kernel then adds int32.
     weights = addends(call.weights, call.accumulate)
     y = _shared_outputs.sum_slots(
         weights, _existing(call, call.detection.index), _targets(call), call.n_outputs
@@ -89,7 +98,7 @@ def update(
 
 
 def _existing(call: SparseLookup, rows: jax.Array) -> jax.Array:
-    """Return rows ``[B, T]``; ids that do not exist count as the nearest that does."""
+    """Return clamped row ids, ``[B, T]``."""
     return jnp.clip(rows, 0, call.weights.shape[1] - 1)
 
 
