@@ -21,7 +21,7 @@ from lutjax.ops.sparse_lookup import SparseLookup
 from lutjax.values._fixed_point import addends, result
 from lutjax.values._row_rules import RowState
 
-# 32 KiB, so that several programs share a multiprocessor.
+# 32 KiB of 4-byte outputs.
 _MOST_OUTPUTS = 2**13  # of a sample, in shared memory
 
 _FEWEST_SLOTS = 32

@@ -11,6 +11,7 @@ ABSENT = {
 
 def supports(request: Request) -> str | None:
     """Return why no TensorCore kernel runs on a device, or is chosen by default there; None if some are."""
+    # Block sizes depend on the vector memory of a generation, so unknown ones are refused.
     if _tpus.generation(request.device) is None:
         return f"needs a TPU v4, v5e, v5p, v6e or v7x, not {request.device.kind}"
     return record_deferral(request, "pallas/tpu")

@@ -1,7 +1,10 @@
 """Samples in lanes: ``[batch, features]`` as ``[features, groups, 128]``.
 
-A feature of all samples of a block is then a few full registers, whose address is a leading index: it may be read and
-written by a number that is known only when the kernel runs.
+Layout: a feature of all samples of a block is a few full registers of 8 x 128 samples. Its address is a leading
+index, so a kernel may read and write it by an id that is known only at run time; in a layout with features in
+lanes or sublanes that would be a gather within registers.
+
+The last group is padded with zeros. Values are only moved, so nothing is rounded.
 """
 
 import jax
@@ -21,6 +24,7 @@ def groups(batch: int) -> int:
 
 def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
     """Return the groups of a block: all of them or a multiple of 8, as many as fit the budget if any does."""
+    # The second to last axis of a block must be a multiple of 8 sublanes, or the whole axis.
     for size in _GROUPS:
         if size * bytes_per_group <= budget:
             break
@@ -29,6 +33,7 @@ def block_of(batch: int, bytes_per_group: int, budget: int) -> int:
 
 def of_detect(batch: int, n_inputs: int, device: Device) -> int | None:
     """Return the groups of a block of `lutjax.detect`; None if the inputs of the smallest fill more than half the memory."""
+    # Two buffers: the inputs of the next block arrive during this one.
     bytes_per_group, budget = 2 * n_inputs * LANES * 4, vmem_budget(device) // 2
     size = block_of(batch, bytes_per_group, budget)
     return size if size * bytes_per_group <= budget else None
@@ -38,6 +43,7 @@ def unsupported(request: Request) -> str | None:
     """Return why a call of `lutjax.detect` cannot run; None if it can."""
     assert isinstance(request.call, Detect)
     n_inputs = request.call.n_inputs
+    # The smallest block that a large batch may have: 8 groups.
     if of_detect(8 * LANES, n_inputs, request.device) is None:
         return f"x has {n_inputs} inputs: a block of samples with all of them does not fit the memory of the chip"
     return None

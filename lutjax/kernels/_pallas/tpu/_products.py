@@ -1,10 +1,22 @@
-"""Rows read and added as products with matrices of coefficients, made on chip and multiplied on the matrix unit.
+"""Weighted rows on the matrix unit: products with coefficient matrices that are made on chip.
 
-A read is a row id and a coefficient for each table and sample. The coefficients of some tables, each at its row, are a matrix
-``[rows, samples]``: a comparison of ids with the numbers of all rows, into which several ways to read are added. Its product with the
-tables is the sum of the rows, its product with cotangents the gradient of the tables. The cotangent of a coefficient is picked from the
-products of the tables with cotangents. Where a factor is float32 it is multiplied in terms of bfloat16, in every digit.
-Sizes are padded to whole blocks: what lies outside an array may be NaN, and would poison every sum.
+Formula for tables ``t`` of a block, samples ``b``, ways ``k`` with row ids ``i`` and coefficients ``c``::
+
+    C[(t, r), b] = sum over k of c[k, t, b] * [i[k, t, b] == r]
+    sum_rows:  y[b] = sum over t, r of C[(t, r), b] * weights[t, r]
+    add_rows:  total[t, r] += sum over b of C[(t, r), b] * values[b]
+    pulled:    p[k, t, b] = (weights @ dy)[(t, i[k, t, b]), b]
+
+Work: the grid runs over blocks of rows, samples and outputs. The last axis is the one that an output block
+accumulates over, so it stays in vector memory for consecutive steps and is cleared at the first one.
+
+Layout: rows in sublanes, samples in lanes; ``C`` is a comparison of ids with a row iota, so nothing is
+gathered. See `_row_blocks` for padding.
+
+Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and accumulate in
+float32; products below the digits of float32 are omitted. `pulled` multiplies by all rows and selects, so
+its error is relative to the products, not to the difference of two rows. An infinity or NaN in a block
+reaches all sums of its column. The order of sums is fixed. Ids are clamped; -1 reads nothing.
 """
 
 import abc
@@ -34,10 +46,10 @@ Output = tuple[jax.ShapeDtypeStruct, pl.BlockSpec]
 
 
 class Reads(abc.ABC):
-    """The reads of a call in a kernel.
+    """Reads of a call, as a kernel computes them.
 
     Attributes:
-      inputs: arrays that a kernel is given for them.
+      inputs: arrays that a kernel requires.
     """
 
     inputs: tuple[jax.Array, ...]
@@ -56,7 +68,7 @@ class Reads(abc.ABC):
 
     @abc.abstractmethod
     def cotangents(self, order: Order) -> list[Output]:
-        """Return what `pull` writes."""
+        """Return the shapes and blocks of the outputs of `pull`."""
 
     @abc.abstractmethod
     def pull(
@@ -67,7 +79,7 @@ class Reads(abc.ABC):
         block: Any,
         samples: Any,
     ) -> None:
-        """Write the cotangents that belong to the products of the rows of all ways with the cotangent of the sums."""
+        """Write the cotangents of the read, given ``<dy, row>`` of all ways."""
 
 
 class GivenReads(Reads):
@@ -87,6 +99,7 @@ class GivenReads(Reads):
         valued: int | None = None,
     ):
         self._blocks, self._n_ways, self._valued = blocks, len(index), valued
+        # Clamp before padding: -1 marks padding, not an id.
         inputs = [blocks.of_elements(jnp.clip(index, 0, n_rows - 1), -1)]
         if coefficients is not None:
             inputs.append(blocks.of_elements(coefficients.astype(jnp.float32)))
@@ -127,6 +140,7 @@ def of_elements(blocks: RowBlocks, order: Order, n: int) -> pl.BlockSpec:
 
     def at(*at: Any) -> tuple[Any, ...]:
         row_block, samples, _ = order(*at)
+        # Parts of one table share the ids of the table.
         return 0, row_block // blocks.parts, 0, samples
 
     return pl.BlockSpec((n, 1, blocks.lines, blocks.samples), at)
@@ -178,12 +192,16 @@ def sum_rows(
         *given, table_ref, y_ref = refs
         samples, block = pl.program_id(0), pl.program_id(2)
 
+        # The sum of a group, or of all of them, begins: blocks of rows are the innermost axis of
+        # the grid.
         @pl.when(block % (blocks.n_rows // n_groups) == 0)
         def _() -> None:
             y_ref[...] = jnp.zeros_like(y_ref)
 
         ways = reads.ways(given, block, samples)
         for tables in products_of(blocks):
+            # The loop is written out: the coefficient matrix of one product is made while another
+            # one runs on the matrix unit.
             factors = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
             y_ref[0, 0] += multiply(matrix(blocks, ways, tables, block), factors, 0, 0)
 
@@ -227,6 +245,8 @@ def add_rows(
 
         @pl.when(samples == 0)
         def _() -> None:
+            # Samples are the innermost axis: the block of tables stays in vector memory until all
+            # samples are added.
             total_ref[...] = started[0][...] if started else jnp.zeros_like(total_ref)
 
         ways, factors = reads.ways(given, block, samples), [values_ref[i, 0] for i in range(n_terms)]
@@ -250,6 +270,7 @@ def add_rows(
             *(of_total for _ in started),
         ],
         out_specs=[of_total],
+        # In place: each block is read before it is written, by the same grid step sequence.
         input_output_aliases={len(reads.inputs) + 1: 0} if started else {},
         compiler_params=params(device),
     )
@@ -278,6 +299,8 @@ def pulled(
         samples, block, output = (pl.program_id(axis) for axis in range(3))
         part = block % blocks.parts
 
+        # Products accumulate over blocks of outputs and over parts of a table; a read hits one of
+        # the parts.
         @pl.when((output == 0) & (part == 0))
         def _() -> None:
             picked[...] = jnp.zeros_like(picked)
@@ -289,6 +312,7 @@ def pulled(
             for k, ids in enumerate(index):
                 picked[k, tables] += _picked(blocks, products, ids[tables], part)
 
+        # The scalar function of the read runs once, on complete products.
         @pl.when((output == blocks.n_of_outputs - 1) & (part == blocks.parts - 1))
         def _() -> None:
             reads.pull(given, found, [picked[k] for k in range(n_ways)], block, samples)
@@ -307,6 +331,8 @@ def pulled(
             of_samples(blocks, order, n_terms, n_groups),
         ],
         out_specs=[spec for _, spec in outputs],
+        # Scratch memory, because the cotangents of a read are not linear block by block: they need
+        # the complete products.
         scratch_shapes=[pltpu.VMEM((n_ways, blocks.lines, blocks.samples), jnp.float32)],
         compiler_params=params(device),
     )
@@ -322,6 +348,8 @@ def moved(weights: jax.Array, gradient: jax.Array, step: Step, touched: Callable
         gradient = gradient * step.factor
     new, _ = step.rule.step(weights.astype(gradient.dtype), gradient, {}, step.rate)
     new = new.astype(weights.dtype)
+    # Counting reads is a second kernel, so it runs only for rules that move rows without a
+    # gradient.
     return jnp.where(touched() > 0, new, weights) if step.rule.moves_without_gradient else new
 
 
@@ -339,13 +367,15 @@ def rows_of(blocks: RowBlocks, tables: slice) -> slice:
 def matrix(
     blocks: RowBlocks, ways: Sequence[Way], tables: slice, block: Any, n_terms: int = 3
 ) -> list[jax.Array]:
-    """Return the coefficients of some tables at their rows, ``[rows, samples]``, in terms."""
+    """Return the coefficient matrix of some tables, ``[rows, samples]``, in bfloat16 terms."""
     every = []
     for ids, coefficients in ways:
         hits = _hits(blocks, ids[tables], block % blocks.parts)
         if coefficients is None:
             every.append(hits.astype(jnp.float32))
         else:
+            # A select, so that a NaN coefficient of one row does not spread to other rows of its
+            # sample.
             every.append(jnp.where(hits, _over_rows(blocks, coefficients[tables]), 0))
     total = functools.reduce(operator.add, every)
     total = total.reshape(blocks.together * blocks.rows, blocks.samples)
@@ -355,7 +385,7 @@ def matrix(
 
 
 def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
-    """Return the elements of ``[rows, samples]`` at row ids ``[tables, samples]``, 0 where there is none."""
+    """Select elements of ``[rows, samples]`` at row ids ``[tables, samples]``; 0 for ids outside of the part."""
     hits = _hits(blocks, ids, part)
     return jnp.sum(jnp.where(hits, products.reshape(hits.shape), 0), 1)
 
@@ -364,6 +394,7 @@ def _hits(blocks: RowBlocks, ids: jax.Array, part: Any) -> jax.Array:
     """Compare ids with the numbers of rows: ``[tables, samples]`` -> bool ``[tables, rows, samples]``."""
     shape = (blocks.together, blocks.rows, blocks.samples)
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    # Ids relative to the part; those of other parts match no row.
     return row == _over_rows(blocks, ids - part * blocks.rows if blocks.parts > 1 else ids)
 
 
@@ -377,6 +408,8 @@ def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
     """Return terms of bfloat16 whose sum is a float32 array, as `lutjax.kernels._xla._row_gathers.terms`, but cut, not rounded."""
     found = []
     for _ in range(n_terms):
+        # A mask is one vector instruction; the remainder is exact, so three terms of 8 digits hold
+        # float32.
         upper = jax.lax.bitcast_convert_type(a, jnp.int32) & jnp.int32(-(2**16))
         term = jax.lax.bitcast_convert_type(upper, jnp.float32)
         found.append(term.astype(jnp.bfloat16))
@@ -385,8 +418,10 @@ def split(a: jax.Array, n_terms: int) -> list[jax.Array]:
 
 
 def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b: int) -> jax.Array:
-    """Return the product of two matrices in terms, without what lies below the digits of float32."""
+    """Multiply two matrices given in terms, without products below the digits of float32."""
     most = max(len(a), len(b))
+    # Term i carries digits below 8 i bits: pairs with i + j >= 3 lie below the last digit of
+    # float32.
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < most]
     pairs.sort(key=sum, reverse=True)  # the smallest products first
     return functools.reduce(operator.add, [_dot(a[i], b[j], axis_a, axis_b) for i, j in pairs])
@@ -394,4 +429,5 @@ def multiply(a: Sequence[jax.Array], b: Sequence[jax.Array], axis_a: int, axis_b
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     contracted = (((axis_a,), (axis_b,)), ((), ()))
+    # The matrix unit multiplies bfloat16 and accumulates float32.
     return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)

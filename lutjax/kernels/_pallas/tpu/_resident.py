@@ -1,9 +1,17 @@
-"""Rows read from and added to tables that stay in vector memory, one by one at ids in scalar memory.
+"""Row reads and additions in tables that stay in vector memory, for tables of many rows.
 
-For tables of many rows, whose one-hot matrices cost more than the reads. A row is ``[outputs / 128, 128]`` of float32: an
-index of the axis in front is an address, wherever it points. XLA keeps eight rows together; the copies between its memory
-and this one change that, column of 128 outputs by column. The reads of one sample, one of each detector, are written
-out: they overlap, and as they never meet in a row, so do additions.
+Formula: ``y[b] = sum over t of weights[t, index[b, t]]``, ``total[t, index[b, t]] += values[b]``, and ``<dy[b], row - other row>``.
+One-hot matrices of so many rows cost more than single reads.
+
+Work: grid (blocks of outputs, blocks of samples). All rows of all tables, and one block of outputs, are copied to
+vector memory at the first block of samples. Then samples are visited one by one; the reads of one sample, one per
+table, are written out and overlap. They lie in different tables, so additions never meet in a row.
+
+Layout: a resident row is ``[outputs / 128, 128]``: an index of the leading axis is an address, wherever it points. XLA
+tiles eight rows together; the copies change that, one column of 128 outputs at a time. Ids are in scalar memory.
+
+Numerics: float32. Tables are added as a tree within 16, samples in ascending order, so results are equal in every
+run. Rows are subtracted before the product. Ids are clamped.
 """
 
 import functools
@@ -27,13 +35,14 @@ _WRITTEN_OUT = 128  # of a loop that only reads
 
 
 class _Layout:
-    """Layout of a call: all rows of all tables and some outputs are resident while blocks of samples pass."""
+    """Layout of a call, whose table block is resident while blocks of samples pass."""
 
     def __init__(self, shape: tuple[int, ...], batch: int, device: Device):
         n_detectors, _, n_outputs = shape
         self.shape, self.device = shape, device
         self.outputs = resident_outputs(shape, device) or LANES
         self.n_outputs = up(n_outputs, self.outputs)
+        # Two limits: ids in scalar memory, and outputs of the samples in vector memory.
         most = min(_READS // n_detectors, _NUMBERS // self.outputs)
         self.samples = min(max(most // 8 * 8, 8), up(batch, 8))
         self.n_samples = up(batch, self.samples)
@@ -43,6 +52,7 @@ class _Layout:
     def ids(self, index: jax.Array) -> jax.Array:
         """``[B, T]`` -> the row of each read among those of all tables, a line of each block of samples."""
         n_detectors, n_rows, _ = self.shape
+        # Row numbers over all tables: one index instead of two in the inner loop.
         first = n_rows * jnp.arange(n_detectors, dtype=jnp.int32)
         rows = padded(jnp.clip(index, 0, n_rows - 1) + first[None], (self.n_samples, n_detectors))
         return padded(rows.reshape(self.grid[1], -1), (self.grid[1], self.reads)).reshape(-1)
@@ -71,7 +81,7 @@ class _Layout:
 
     @property
     def table_spec(self) -> pl.BlockSpec:
-        """Block of the whole table where it is: `copy` copies from there."""
+        """Return the table in its own memory; `copy` transfers it explicitly."""
         return pl.BlockSpec(memory_space=pl.ANY)
 
     @property
@@ -85,6 +95,8 @@ class _Layout:
     @property
     def options(self) -> dict[str, Any]:
         vmem = _tpus.limits(self.device).vmem
+        # The table has one buffer: it is copied by hand, so the automatic pipeline does not double
+        # it.
         limit = min(resident_bytes(self.shape, self.outputs) + 6 * 2**20, vmem * 15 // 16)
         rows = self.shape[0] * self.shape[1]
         return {
@@ -102,6 +114,7 @@ class _Layout:
         for line in range(self._lines):
             column = (pl.program_id(0) * self._lines + line) * LANES
             ends = table_ref.at[:, pl.ds(column, LANES)], resident_ref.at[:, line]
+            # All columns are started before the first wait, so that their transfers overlap.
             copies.append(pltpu.make_async_copy(*(ends[::-1] if back else ends), semaphores.at[line]))
         for copy in copies:
             copy.start()
@@ -113,6 +126,7 @@ class _Layout:
         n_detectors = self.shape[0]
 
         def one(sample: Any, _: None) -> None:
+            # Groups of reads bound the number of live registers.
             for first in range(0, n_detectors, _TOGETHER):
                 body(sample, range(first, min(first + _TOGETHER, n_detectors)))
 
@@ -145,6 +159,7 @@ def _sum_rows(
         rows = [resident_ref[ids_ref[first + t]] for t in detectors]
         while len(rows) > 1:  # a tree: sums wait for each other less
             rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)] + rows[len(rows) & ~1 :]
+        # The first group of tables sets the sum: no separate clearing pass.
         y_ref[0, sample] = rows[0] if detectors.start == 0 else y_ref[0, sample] + rows[0]
 
     layout.for_each_read(add, unroll=max(min(_WRITTEN_OUT // layout.shape[0], 8), 1))
@@ -165,6 +180,8 @@ def add_rows(
         name="lookup_add",
         in_specs=[layout.ids_spec, layout.samples_spec, *(layout.table_spec for _ in started)],
         out_specs=[layout.table_spec],
+        # In place: the table is read at the first step of a block of outputs, and written at the
+        # last.
         input_output_aliases={2: 0} if started else {},
         **layout.options,
     )
@@ -185,11 +202,14 @@ def _add_rows(layout: _Layout, ids_ref: Any, values_ref: Any, *refs: Any) -> Non
         first = sample * layout.shape[0]
         rows = [ids_ref[first + t] for t in detectors]
         value = values_ref[0, sample]
+        # All rows are read before the first is written: otherwise each store would wait for
+        # possible aliases. Rows of different tables are distinct.
         sums = [resident_ref[row] + value for row in rows]
         for row, new in zip(rows, sums, strict=True):
             resident_ref[row] = new
 
     layout.for_each_read(add)
+    # Written back once per block of outputs, after all samples.
     last = pl.program_id(1) == pl.num_programs(1) - 1
     pl.when(last)(lambda: layout.copy(total_ref, resident_ref, semaphores, back=True))
 
@@ -235,6 +255,8 @@ def _differences(
             for t in detectors
         ]
         for t, product in zip(detectors, products, strict=True):
+            # Lanes are not summed here: that is slow per read, and XLA does it for all reads at
+            # once.
             sums_ref[0, first + t] = jnp.sum(product, 0)
 
     layout.for_each_read(multiply)

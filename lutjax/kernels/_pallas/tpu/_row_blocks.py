@@ -1,4 +1,13 @@
-"""Blocks of tables, samples and outputs in which rows are read and added as products. Imports no Pallas."""
+"""Blocks of tables, rows, samples and outputs for one-hot and coefficient matrix products. Imports no Pallas.
+
+Layout: tables of a group are cut into blocks of several whole tables, or large tables into blocks of up to `_ROWS`
+rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines, samples]``, with samples in lanes.
+All arrays are padded to whole blocks with zeros, ids with -1: elements outside of an array may be NaN in a kernel,
+and would poison every sum.
+
+Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the size of a matrix unit, and
+is halved until two buffers of all blocks fit the vector memory.
+"""
 
 import dataclasses
 import math
@@ -23,10 +32,10 @@ class RowBlocks:
     """Blocks of a call: some tables of a group with all their rows, or, of larger tables, some rows of one table.
 
     Attributes:
-      groups: of tables. each: tables of a group.
-      together: tables of one product. tables: of a block. lines: of an array ``[lines, samples]`` with an element for each of them.
-      rows: of a table in a block. parts: blocks that the rows of a table are cut into.
-      samples, outputs: of a block. batch, n_outputs: of the call.
+      groups: groups of tables. each: tables of a group.
+      together: tables of one product. tables: tables of a block. lines: `tables` in whole registers if needed.
+      rows: rows of a table in a block. parts: blocks per table.
+      samples, outputs: size of a block. batch, n_outputs: size of the call.
     """
 
     groups: int
@@ -60,8 +69,12 @@ class RowBlocks:
         """
         n_detectors, n_rows, n_outputs = shape
         each, rows = n_detectors // groups, min(n_rows, _ROWS)
+        # Small tables share a product, so that its contracted axis fills the matrix unit.
         together = _evenly(each, max(min(_ROWS // rows, together), 1))
+        # Elements computed in a kernel are [tables, samples]: eight tables fill the sublanes of a
+        # register.
         tables = up(_evenly(each, max(SUBLANES, together)), together) if in_registers else together
+        # Blocks of many rows get fewer outputs: the bytes of a table block stay bounded.
         outputs = max(min(_OUTPUTS, _ROWS * _OUTPUTS // (tables * rows)), LANES)
         return cls(
             groups,
@@ -78,9 +91,11 @@ class RowBlocks:
         )
 
     def bytes(self, n_ways: int) -> int:
-        """Return the bytes that a kernel needs for blocks, two of each, and for a product."""
+        """Return the bytes of double-buffered blocks and of one product."""
+        # Three bfloat16 terms have 6 bytes per element; two buffers of each block.
         of_table = 2 * 6 * self.tables * self.rows * self.outputs
         of_sums = 2 * 6 * self.samples * self.outputs
+        # The coefficient matrix in float32, its terms, and temporaries of comparisons.
         of_product = 18 * self.together * self.rows * self.samples
         return of_table + of_sums + of_product + 20 * n_ways * self.lines * self.samples
 
@@ -112,6 +127,7 @@ class RowBlocks:
     def of_tables(self, a: jax.Array) -> jax.Array:
         """``[..., T, R, O]`` -> ``[..., blocks of rows, rows of a block, O]``, zeros beyond."""
         *front, _, n_rows, n_outputs = a.shape
+        # Blocks do not straddle groups: each group is padded on its own.
         tables = self.of_group * self.tables
         a = a.reshape(*front, self.groups, self.each, n_rows, n_outputs)
         wanted = (*front, self.groups, tables, self.parts * self.rows, self.n_of_outputs * self.outputs)
@@ -125,6 +141,7 @@ class RowBlocks:
     def of_elements(self, a: jax.Array, fill: int = 0) -> jax.Array:
         """``[..., B, T]`` -> ``[..., blocks of tables, lines, B]``."""
         *front, _, n_detectors = a.shape
+        # With fill -1, padding samples read no row.
         a = padded(a, (*front, self.n_samples * self.samples, n_detectors), fill)
         return jnp.moveaxis(self.of_detectors(jnp.moveaxis(a, -1, 0), fill), (0, 1), (-3, -2))
 
@@ -155,6 +172,7 @@ class RowBlocks:
 def of_weighted(call: WeightedLookup, device: Device) -> RowBlocks | None:
     """Return the blocks of a call, of arrays or their shapes; None if the smallest do not fit the memory of the chip."""
     batch, _, n_ways = call.index.shape
+    # Fewer samples per block need less memory, but read the tables more often.
     for samples in (_SAMPLES, _SAMPLES // 2, LANES):
         blocks = RowBlocks.of(call.weights.shape, batch, call.groups, samples=samples)
         if blocks.bytes(n_ways) <= vmem_budget(device):
@@ -210,7 +228,7 @@ def up(n: int, multiple: int) -> int:
 
 
 def _evenly(n: int, most: int) -> int:
-    """Return the size of blocks that hold n things, as few and as equal blocks of at most so many as there can be."""
+    """Return the block size for the fewest blocks of at most `most` elements, as equal as possible."""
     return -(-n // -(-n // most))
 
 
@@ -218,5 +236,6 @@ def padded(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
     """Return an array with `fill` beyond its ends."""
     if a.shape == shape:
         return a
+    # lax.pad of a scalar in the dtype of the array, also for integers and bfloat16.
     pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]
     return jax.lax.pad(a, jnp.asarray(fill, a.dtype), pads)

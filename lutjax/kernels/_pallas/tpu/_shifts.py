@@ -1,7 +1,13 @@
-"""The pairs of attention as shifts: queries in lanes, and in each step the keys that lie so many places before them.
+"""Layout of pair attention on TensorCores: queries in lanes, keys shifted against them.
 
-Samples lie one after the other in the lanes, queries and keys at the same stride: a query's key at some shift is so
-many lanes before it, for all queries of a block at once, and at one distance. A step rotates the keys by one lane.
+Layout: samples are adjacent in the lanes, queries and keys of a sample with the same stride. At shift ``n`` the key
+of every query lies ``n`` lanes before it, for all queries of a block at once and at one distance. A step of
+the kernel rotates the keys by one lane, so no gather is needed.
+
+Work: a block has up to `TARGET` lanes of whole samples. The loop runs over the shifts at which a query meets a
+key; pairs across two samples, outside of the sequence or of the window are masked by the key number of a lane.
+
+Numerics: only ids and layouts, all exact. Imports no Pallas.
 """
 
 import dataclasses
@@ -52,6 +58,8 @@ class Shifts:
         widths = [(0, self.n_blocks * self.samples - a.shape[-2]), (0, self.stride - a.shape[-1])]
         a = jnp.pad(a, [*front, *widths], constant_values=fill)
         a = a.reshape(*a.shape[:-2], self.n_blocks, self.samples * self.stride)
+        # Lanes behind the last whole sample of a block stay empty: a sample does not straddle
+        # blocks.
         widths = [(0, 0), (0, self.lanes - a.shape[-1])]
         a = jnp.pad(a, [*front, *widths], constant_values=fill)
         return a.reshape(*a.shape[:-2], self.n_lanes)
@@ -66,10 +74,13 @@ class Shifts:
 def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
     """Return the layout of `n_samples` samples of a call, of arrays or their shapes, in `budget` bytes of memory."""
     n_queries, n_keys = call.x.shape[1], call.keys.shape[1]
+    # One stride for both, so that the same rotation serves all samples.
     stride = max(n_queries, n_keys)
     target = min(most_lanes(call.weights, stride, budget), TARGET)
     samples = max(min(target // max(stride, 1), n_samples), 1)
     lanes = -(-samples * stride // LANES) * LANES
+    # Without a start query j meets keys 0 to j - 1. With any start a query may also meet keys at
+    # its own place and behind it, hence negative shifts.
     most = n_queries - 1 if call.start is None else n_queries + n_keys - 1
     if call.window is not None:
         most = min(most, call.window)
@@ -79,11 +90,13 @@ def plan(call: LutPairAttention, budget: int, n_samples: int) -> Shifts:
 def most_lanes(weights: Any, stride: int, budget: int) -> int:
     """Return the lanes of a block that fit in so many bytes, with the table of a detector, its gradient and all sums."""
     _, n_rows, n_outputs = weights.shape
+    # One comparison per bit of a row id, in whole sublanes.
     n_pairs = 8 * -(-(n_rows.bit_length() - 1) // 8)
     # Everything that travels is there twice; the products of exact terms need copies of what they multiply.
     of_tables = 6 * n_rows * -(-n_outputs // LANES) * LANES
     of_distances = 4 * n_pairs * (2 * stride + LANES)
     of_lane = 4 * n_rows + 5 * (n_outputs + 8) + 24 * n_pairs + 64
+    # Float32 elements: a quarter of the bytes.
     return max((budget // 4 - of_tables - of_distances) // of_lane, 0) // LANES * LANES
 
 
@@ -144,11 +157,15 @@ def shifts_of(shifts: Shifts, start: jax.Array | None, window: int | None) -> Ra
     n_queries, n_keys = shifts.n_queries, shifts.n_keys
     first, last, start_place = jnp.int32(1), jnp.int32(n_queries - 1), jnp.int32(0)
     if start is not None:
+        # Sums of places must not overflow int32.
         start_place = jnp.clip(start, -_FAR, _FAR).astype(jnp.int32)
+        # The distance is start + shift - 1, and must not be negative; no key lies farther behind
+        # than n_keys - 1.
         first = jnp.maximum(1 - start_place, 1 - n_keys)
     if window is not None:
         last = jnp.minimum(last, min(window, _FAR) - start_place)
     place = jnp.broadcast_to(jnp.arange(n_queries, dtype=jnp.int32), (shifts.n_samples, n_queries))
+    # Empty lanes get a key number that stays negative at every shift, so they never count.
     keys = shifts.in_lanes(place, fill=-2 * shifts.stride - shifts.most) - first
     distances = start_place + first - 1 + jnp.arange(shifts.most, dtype=jnp.int32)
     return Range(first, jnp.maximum(last - first + 1, 0), distances, keys[None])

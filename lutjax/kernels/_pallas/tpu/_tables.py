@@ -1,4 +1,8 @@
-"""Choice between the two ways in which TensorCores read tables: from vector memory, or by one-hot matrices. Imports no Pallas."""
+"""Choice between the two ways in which TensorCores read tables. Imports no Pallas.
+
+Tables of at least `MANY_ROWS` rows are read row by row from vector memory (`_resident`) if it can hold them; other
+tables are multiplied by one-hot matrices (`_products`), whose cost grows with the number of rows.
+"""
 
 import math
 
@@ -18,6 +22,8 @@ def resident_outputs(shape: tuple[int, ...], device: Device) -> int | None:
     for blocks in range(1, lines + 1):
         outputs = lines // blocks * LANES
         most = _tpus.limits(device).vmem // 2
+        # As few blocks of outputs as possible: each block visits all samples again. Blocks must
+        # have equal size.
         if lines % blocks == 0 and resident_bytes(shape, outputs) <= most:
             return outputs
     return None
@@ -31,6 +37,7 @@ def resident_bytes(shape: tuple[int, ...], outputs: int) -> int:
 
 def resident(shape: tuple[int, ...], device: Device, groups: int = 1) -> bool:
     """Return whether tables are read from vector memory row by row."""
+    # The resident kernel has one sum per sample, so it does not support groups.
     return groups == 1 and shape[1] >= MANY_ROWS and resident_outputs(shape, device) is not None
 
 
@@ -61,6 +68,7 @@ def slower(request: Request) -> str | None:
     shape, step, groups = _whole_shape(request), request.step, getattr(request.call, "groups", 1)
     if resident(shape, request.device, groups):
         return None
+    # Plain JAX multiplies up to this number of rows, so beyond it gathers are the alternative.
     if shape[1] > MANY_ROWS // 2:
         if groups > 1:
             return f"gathers are faster: one-hot matrices of {shape[1]} rows are slow, and groups are multiplied with them only"
