@@ -15,7 +15,7 @@ are permuted so that the two rows, which differ in one bit of their number, lie 
 the banks: of two such numbers one has an even and one an odd number of set bits.
 
 Numerics: float32 with contracted multiply-adds, tables in ascending order, no atomics: results are equal in
-every run. Row starts are clamped by the kernel that packs them. `sum_rows` flags samples with sums that
+every run. Rows are not clamped here: built-in reads address existing rows. `sum_rows` flags samples with sums that
 are not finite, which the caller recomputes.
 """
 

@@ -1,4 +1,9 @@
-"""Blocks of gates and samples that a TensorCore works on at a time. Imports no Pallas: the registry asks at every call."""
+"""Blocks of gates and samples of TensorCore gate kernels. Imports no Pallas: rules run at every call.
+
+A step has all inputs for a block of samples in vector memory, because a wire may read any of them, and a block of
+gates. Blocks shrink, first the gates and then the samples, until two buffers of all blocks and the estimated
+register spills fit the memory.
+"""
 
 import dataclasses
 
@@ -53,11 +58,16 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
     samples = min(_power_of_2(n_samples, LANES), _MOST_SAMPLES)
     n_gates = max(n_gates, 1)
     while samples >= LANES:
+        # Powers of two divide evenly when they are halved, and stay multiples of a tile.
         gates = min(_power_of_2(n_gates, TILE), _MOST_GATES)
         while gates > TILE and gates * (of_sample * samples + of_gate) > _OF_GATES * free:
             gates //= 2
+        # Inputs are 32-bit in vector memory, in whole sublanes.
         whole = 4 * -(-n_inputs // 8) * 8 * samples
+        # Backward, the cotangents of all inputs are an output with two buffers.
         rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
+        # Without a second buffer the inputs of the next samples are fetched between the steps;
+        # still better than fewer samples per register row.
         for buffers in (2, 1):
             if buffers * whole + rest <= free:
                 steps = -(-n_gates // gates)
@@ -106,6 +116,7 @@ def slower(request: Request) -> str | None:
     """Return why plain JAX comes first; None if this one does."""
     x, _, wires = _shapes(request)
     n_gates, places = wires.shape
+    # Plain JAX is slower backward at any size, and for tables addressed by bits.
     if request.direction == "backward" or isinstance(request.call, BinaryLut) or places > _FEW_WIRES:
         return None
     filled = 4 * (x.size + n_gates * (places + 1) * (x.size // max(x.shape[0], 1)))

@@ -1,14 +1,18 @@
-"""Kernels of gates, given their formula on tiles: reading wires, computing, and giving cotangents back to what was read.
+"""TensorCore kernels of gates, given the formula of a gate on tiles.
 
-``y[g, s] = value(parameter[g], x[wires[g], s])``, and of the backward pass both cotangents. A grid step owns a block of gates and
-of samples.
+Formula for gate ``g``, sample ``s``: ``y[g, s] = value(parameter[g], x[wires[g], s])``; backward, the cotangents of
+``parameter`` (summed over samples) and of ``x`` (summed over the wires that read an input).
 
-Arrays are features first, ``[features, samples]``. A block of samples of all inputs is in vector memory. What the wires of
-a block of gates read is first copied beside each other, row by row; everything else is then computed on tiles of 16 gates
-and 128 samples. A number of each gate is spread over such a tile once, and sums over samples stay as wide until the end:
-what moves between lanes takes long, and is done for many gates at a time. The cotangents of what was read take its place,
-and are added row by row to those of the inputs, which are in vector memory too: one core adds in the order of the wires, so
-the sum is the same at every run. A list of readers would not help, and is not read.
+Work: grid (blocks of samples, blocks of gates). A step copies the rows that its wires read next to each other, then
+computes on tiles of 16 gates x 128 samples, then adds the cotangents of wires to those of the inputs.
+
+Layout: features first, ``[features, samples]``, samples in lanes: a wire reads one row, with an id in scalar memory.
+All inputs of a block of samples are in vector memory, and so are their cotangents. Parameters are spread over
+128 lanes once per block, and sums over samples stay 128 lanes wide until the end, because moving data between
+lanes is slow.
+
+Numerics: float32 (or 32-bit integers). One core adds cotangents in the order of the wires, so results are equal in
+every run; fan-out lists are not used. Wire ids are clamped.
 """
 
 import dataclasses
@@ -45,7 +49,8 @@ class GateKernels:
     Attributes:
       plain: module of the op in plain JAX, for calls without inputs or gates.
       parameter: name of the array of the numbers of gates, ``[G, K]``; ``[K, G]`` with `slots_first`.
-      value: output of gates, on tiles. of_parameter, of_inputs: cotangents of `parameter` and of inputs, on tiles.
+      value: output of gates, on tiles.
+      of_parameter, of_inputs: cotangents of `parameter` and of inputs, on tiles.
     """
 
     plain: ModuleType
@@ -84,7 +89,7 @@ class GateKernels:
         return found if sums is None else {**found, self.parameter: self._gates_first(sums)}
 
     def _gates_first(self, a: jax.Array) -> jax.Array:
-        """Return the numbers of gates, or their cotangents, with gates first; applied again it is undone."""
+        """Transpose parameters, or their cotangents, if gates are not the first axis; its own inverse."""
         return a.T if self.slots_first else a
 
 
@@ -161,12 +166,16 @@ def differentiate(
                 read = _tiles(read_ref, k, lanes)
                 g = dy_ref[_gates(k), lanes].astype(jnp.float32)
                 if of_parameter:
+                    # The last block reads beyond the samples, where x and dy may hold NaN: mask
+                    # before the sum.
                     first = sample_block * how.samples + lanes.start
                     inside = [_if_inside(a, first, n_samples, how.samples) for a in (g, *read)]
                     addends = of_parameter(numbers, inside[1:], inside[0])
                     sums = [s + a for s, a in zip(sums, addends, strict=True)]
                 if of_inputs:
                     for place, d in enumerate(of_inputs(numbers, read, g)):
+                        # The cotangent of a wire replaces the value it read, which this tile no
+                        # longer needs.
                         read_ref[place, pl.ds(2 * k, 2), :, lanes] = d.reshape(2, SUBLANES, LANES)
             if of_parameter:
                 for slot, s in enumerate(sums):
@@ -176,6 +185,8 @@ def differentiate(
         if sums_ref is not None:
             _sum_lanes(wide_ref, sums_ref)
         if dx_ref is not None:
+            # Gates are the inner axis: the sum of a block of samples stays in vector memory over
+            # all gates.
             pl.when(gate_block == 0)(lambda: _clear(dx_ref))
             # Padding gates may hold NaN.
             left = how.gates if n_gates % how.gates == 0 else n_gates - gate_block * how.gates
@@ -183,10 +194,12 @@ def differentiate(
 
     outputs = []
     if of_inputs:
+        # All blocks of gates add to one block of inputs.
         dx = jax.ShapeDtypeStruct((n_inputs, n_samples), jnp.float32)
         outputs.append((dx, pl.BlockSpec((n_inputs, how.samples), lambda b, g: (0, b))))
     if of_parameter:
         steps = pl.cdiv(n_samples, how.samples)
+        # One part per block of samples, added by XLA: blocks of samples may run on different cores.
         sums = jax.ShapeDtypeStruct((steps, n_gates, n_slots), jnp.float32)
         outputs.append((sums, pl.BlockSpec((1, how.gates, n_slots), lambda b, g: (b, g, 0))))
     of_block = how.gates // _together(wires.shape[1])
@@ -222,6 +235,7 @@ def _launch(
     wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
     return _call.call(
         kernel,
+        # Ids in scalar memory: they are addresses, read one by one.
         _ids(how, wires, n_inputs).reshape(steps, 1, how.gates * places),
         x.astype(wide),
         parameter.astype(wide),
@@ -239,11 +253,15 @@ def _launch(
         ],
         out_specs=[block for _, block in outputs],
         scratch_shapes=[
+            # A leading axis for groups of eight gates: rows are stored at any sublane, and tiles
+            # are read as whole registers.
             pltpu.VMEM((places, how.gates // SUBLANES, SUBLANES, how.samples), wide),
             *[pltpu.VMEM((n_slots, how.gates, LANES), wide)] * n_spread,
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=how.limit
+            # Blocks of samples are independent; blocks of gates add to the same cotangents.
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=how.limit,
         ),
     )
 
@@ -254,11 +272,14 @@ def _ids(how: Blocks, wires: jax.Array, n_inputs: int) -> jax.Array:
 
 
 def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
-    """Return 1 for each group of gates that exist and whose wires all read different rows, else 0."""
+    """Return 1 for each group of existing gates whose wires all read different rows, else 0."""
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
+    # Compare each pair of wires of a group once. XLA computes this outside of the kernel, where a
+    # branch per group remains.
     equal = (rows[:, :, None] == rows[:, None, :]) & np.tri(n, k=-1, dtype=bool)[None]
+    # Padding gates read input 0 and would add to it.
     last = (jnp.arange(len(rows), dtype=jnp.int32) + 1) * together
     return ((last <= n_gates) & ~equal.any((1, 2))).astype(jnp.int32)
 
@@ -272,6 +293,7 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
     """Copy the rows that wires read, to ``[places, gates / 8, 8, samples]``."""
     places, n = read_ref.shape[:2]
 
+    # Eight gates per iteration: they fill the sublanes of one register row.
     def copy(k: jax.Array, _: None) -> None:
         for u in range(SUBLANES):
             for place in range(places):
@@ -282,13 +304,15 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
 
 
 def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
-    """Add what each wire receives to the row that it read, of so many gates if the block has more."""
+    """Add the cotangent of each wire to the row it read, for the first `n_gates` gates of the block."""
     places, n = read_ref.shape[:2]
     together = _together(places)
 
     def add_all(k: jax.Array, _: None) -> None:
         for group in range(SUBLANES // together):
             gates = range(group * together, (group + 1) * together)
+            # Where all rows of a group differ, their reads precede all writes and overlap;
+            # otherwise wires that share a row add one after the other.
             apart = apart_ref[0, 0, k * (SUBLANES // together) + group] == 1
 
             @pl.when(apart)
@@ -319,7 +343,8 @@ def _together(places: int) -> int:
 
 
 def _clear(ref: Any) -> None:
-    """Set to zeros in a loop: a large array would be as many instructions. Of the last two axes the first is long."""
+    """Clear an array in a loop over its second to last axis; a single store would be unrolled."""
+    # Eight rows per store; the number of inputs need not be a multiple of 8.
     n, rest = divmod(ref.shape[-2], SUBLANES)
     lead = (slice(None),) * (len(ref.shape) - 2)
 
@@ -337,6 +362,8 @@ def _clear(ref: Any) -> None:
 def _over_tiles(how: Blocks, of_tiles: Callable[[jax.Array, list[Any]], None]) -> None:
     """Call a function for every tile of gates, and some tiles of their samples at a time."""
     n = how.samples // LANES
+    # Independent tiles hide the latency of each other; gates with many slots fill the registers by
+    # themselves.
     together = min(n, max(_WRITTEN_OUT * 4 // how.slots, 1), _WRITTEN_OUT)
 
     def of_gates(k: jax.Array, _: None) -> None:
@@ -355,6 +382,7 @@ def _spread(parameter_ref: Any, spread_ref: Any) -> None:
     def spread(k: jax.Array, _: None) -> None:
         numbers = parameter_ref[_gates(k), :]
         for slot in range(spread_ref.shape[0]):
+            # A broadcast over lanes per gate and block, not per tile of samples.
             spread_ref[slot, _gates(k), :] = jnp.broadcast_to(numbers[:, slot : slot + 1], (TILE, LANES))
 
     jax.lax.fori_loop(0, spread_ref.shape[1] // TILE, spread, None)
@@ -366,6 +394,8 @@ def _sum_lanes(wide_ref: Any, sums_ref: Any) -> None:
 
     def add(k: jax.Array, _: None) -> None:
         lane = jax.lax.broadcasted_iota(jnp.int32, (TILE, n_slots), 1)
+        # Sums of different slots are placed in different lanes by selects: single lanes cannot be
+        # stored.
         sums = jnp.zeros((TILE, n_slots), jnp.float32)
         for slot in range(n_slots):
             total = jnp.sum(wide_ref[slot, _gates(k), :], 1, keepdims=True)
@@ -376,6 +406,7 @@ def _sum_lanes(wide_ref: Any, sums_ref: Any) -> None:
 
 
 def _gates(k: jax.Array) -> Any:
+    # The promise of alignment spares the compiler unaligned accesses.
     return pl.ds(pl.multiple_of(k * TILE, TILE), TILE)
 
 
@@ -390,7 +421,7 @@ def _tiles(read_ref: Any, k: jax.Array, lanes: Any) -> list[jax.Array]:
 
 
 def _if_inside(a: jax.Array, first: jax.Array, n_samples: int, block: int) -> jax.Array:
-    """Return 0 for samples that do not exist, of which there are some if blocks do not divide them."""
+    """Replace samples beyond the batch, if the last block has some, by 0."""
     if n_samples % block == 0:
         return a
     return jnp.where(first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 1) < n_samples, a, 0)

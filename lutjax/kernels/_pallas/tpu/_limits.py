@@ -20,5 +20,5 @@ def params(device: Device, **options: Any) -> Any:
     # Rules import this module where Pallas is not installed, or not needed.
     from jax.experimental.pallas import tpu as pltpu
 
-    # The default limit of the compiler is far below the size of the memory.
+    # The default limit of the compiler is below the memory of most chips.
     return pltpu.CompilerParams(vmem_limit_bytes=_tpus.limits(device).vmem * 15 // 16, **options)

@@ -1,4 +1,8 @@
-"""`lutjax.bilinear_gates` on TensorCores: ``y = c0 + c1 a + c2 b + c3 a b``, tile by tile, see `_gate_kernels`."""
+"""`lutjax.bilinear_gates` on TensorCores.
+
+Formula for gate ``g`` with ``a, b = x[wires[g]]``: ``y = c0 + c1 a + c2 b + c3 a b``; cotangents as in
+`lutjax.kernels._xla.bilinear_gates`. Work, layout and numerics: see `_gate_kernels`.
+"""
 
 from collections.abc import Sequence
 
@@ -28,5 +32,6 @@ def _slopes(c: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array) -> 
     return [g * (c[1] + c[3] * b), g * (c[2] + c[3] * a)]
 
 
+# Coefficients are ``[4, G]`` in the op; the kernels take gates first.
 _kernels = GateKernels(plain, "coefficients", _value, _sums, _slopes, slots_first=True)
 forward, backward = _kernels.forward, _kernels.backward

@@ -1,6 +1,7 @@
-"""`lutjax.binary_lut` on TensorCores: ``y = table[address]``, bit l of the address ``x_l > 0``, tile by tile, see `_gate_kernels`.
+"""`lutjax.binary_lut` on TensorCores.
 
-The cotangents of inputs are half of those of `lutjax.soft_lut` at bits of 1/4 and 3/4.
+Formula for gate ``g``: ``y = table[g, address]``, bit ``l`` of the address ``x[wires[g, l]] > 0``. The cotangents of
+inputs are half of those of `lutjax.soft_lut` at bits of 1/4 and 3/4. Work, layout and numerics: see `_gate_kernels`.
 """
 
 from collections.abc import Sequence
@@ -26,10 +27,12 @@ def _chosen(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
     if not bits:
         return slots[0]
     half = len(slots) // 2
+    # A tree of selects: lanes cannot gather from a table by address.
     return jnp.where(bits[-1], _chosen(slots[half:], bits[:-1]), _chosen(slots[:half], bits[:-1]))
 
 
 def _of_slots(slots: Sequence[jax.Array], read: Sequence[jax.Array], g: jax.Array) -> Sequence[jax.Array]:
+    # At bits of 0 and 1 the share of the addressed slot is 1, and of all other slots 0.
     return soft_lut.of_slots(slots, [(a > 0).astype(g.dtype) for a in read], g)
 
 

@@ -1,8 +1,15 @@
-"""`lutjax.detect` on TensorCores: rows of the inputs, one for each input, read and added to by scalar ids.
+"""`lutjax.detect` on TensorCores.
 
-``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` of each detector t gives index, flip and margin; the cotangent of the margin
-is added to one end of the closest pair and subtracted from the other. A grid step owns a block of samples, with all inputs in vector
-memory, and a block of detectors, which it visits one after the other.
+Formula for detector ``t``: ``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` gives index, flip and margin as in
+`lutjax.kernels._xla.detect`; the cotangent of the margin is added to one end of the closest pair and subtracted
+from the other.
+
+Work: grid (blocks of samples, blocks of up to 128 detectors). A step has all inputs of its samples in vector memory
+and visits its detectors one after the other.
+
+Layout: samples in lanes (`_lanes`), one row of registers per input, addressed by ids in scalar memory.
+
+Numerics: float32. Detectors add in ascending order, so gradients are equal in every run. Ids are clamped.
 """
 
 from typing import Any
@@ -36,6 +43,7 @@ def forward(call: Detect, *, device: Device) -> Detection:
     def kernel(anchors_ref: Any, x_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
         def detector(t: Any, _: None) -> None:
             def end(r: int, side: int) -> jax.Array:
+                # A leading index is an address: any id at run time.
                 return x_ref[anchors_ref[0, 0, (t * n_pairs + r) * 2 + side]]
 
             deltas = [end(r, 0) - end(r, 1) for r in range(n_pairs)]
@@ -72,11 +80,14 @@ def backward(
     def kernel(anchors_ref: Any, flip_ref: Any, d_margin_ref: Any, dx_ref: Any) -> None:
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
+            # Blocks of detectors are the inner axis and add to the same inputs.
             dx_ref[...] = jnp.zeros_like(dx_ref)
 
         def detector(t: Any, _: None) -> None:
             flip, value = flip_ref[t], d_margin_ref[t]
             for r in range(n_pairs):
+                # The closest pair differs by sample, so each pair adds a masked row: there is no
+                # scatter by lane.
                 of_pair = jnp.where(flip == np.int32(1 << r), value, 0)
                 for side, addend in ((0, of_pair), (1, -of_pair)):
                     at = anchors_ref[0, 0, (t * n_pairs + r) * 2 + side]
@@ -100,11 +111,11 @@ def backward(
 
 
 class _Blocks:
-    """Blocks of samples of a call, and for each of them blocks of detectors.
+    """Grid and blocks of a call: blocks of samples, each with blocks of detectors.
 
     Attributes:
-      grid: blocks of samples and of detectors. anchors: ids that exist, a row for each block of detectors.
-      of_inputs, of_detectors, of_anchors: what a grid step has of an array.
+      grid: blocks of samples and of detectors. anchors: clamped ids, a row per block of detectors.
+      of_inputs, of_detectors, of_anchors: block specs.
     """
 
     def __init__(self, call: Detect, batch: int, device: Device):
@@ -116,11 +127,13 @@ class _Blocks:
         n_blocks = pl.cdiv(self._n_detectors, size)
         self.grid = (pl.cdiv(_lanes.groups(batch), groups), n_blocks)
         ids = jnp.clip(call.anchors, 0, call.n_inputs - 1)
+        # Padding detectors are never visited, see `detectors_here`.
         ids = jnp.pad(ids, ((0, n_blocks * size - len(ids)), (0, 0), (0, 0)))
         self.anchors = ids.reshape(n_blocks, 1, size * n_pairs * 2)
         self.of_inputs = pl.BlockSpec((call.n_inputs, groups, LANES), lambda b, t: (0, b, 0))
         self.of_detectors = pl.BlockSpec((size, groups, LANES), lambda b, t: (t, b, 0))
         of_block = (1, 1, size * n_pairs * 2)
+        # Scalar memory is small: it holds the anchors of one block of detectors.
         self.of_anchors = pl.BlockSpec(of_block, lambda b, t: (t, 0, 0), memory_space=pltpu.SMEM)
 
     def detectors_here(self) -> jax.Array:

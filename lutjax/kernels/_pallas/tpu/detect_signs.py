@@ -1,7 +1,8 @@
-"""`lutjax.detect_signs` on TensorCores: values in lanes, one register after the other compared.
+"""`lutjax.detect_signs` on TensorCores.
 
-Index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is that of the closest value. A grid step owns a
-block of samples.
+Formula: index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is that of the closest
+value. Work: a step owns a block of samples. Layout: samples in lanes, values in leading rows, so that comparisons
+are elementwise on full registers. Numerics: float32; nothing is summed.
 """
 
 from typing import Any
@@ -46,6 +47,7 @@ def forward(call: DetectSigns, *, device: Device) -> Detection:
         in_specs=[of_values],
         out_specs=[of_detections] * 3,
     )
+    # Lanes of the padding hold detections of zeros.
     index, flip, margin = (a.ravel()[:batch] for a in outputs)
     return Detection(index, flip, margin, n_bits)
 
@@ -61,6 +63,7 @@ def backward(
     def kernel(flip_ref: Any, d_margin_ref: Any, values_ref: Any) -> None:
         closest = detect.closest_pair(flip_ref[...])
         for r in range(n_bits):
+            # Every value is written, so that the output needs no clearing.
             values_ref[r] = jnp.where(closest == r, d_margin_ref[...], 0)
 
     grid, of_values, of_detections = _blocks(batch, n_bits)

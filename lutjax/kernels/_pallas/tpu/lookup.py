@@ -1,9 +1,17 @@
 """`lutjax.lookup` on TensorCores.
 
-``y[b] = sum_t weights[t, index[b, t]]`` over the tables of a group and ``dmargin[b, t] = slope(margin) <dy[b], row - flipped row>``;
-``dweights[t, r]`` is the sum of ``dy[b]`` over the samples with ``index[b, t] == r``. Tables of many rows stay in vector memory while blocks of samples pass
-(`_resident`); of others blocks of rows, samples and outputs are multiplied with one-hot matrices, which are reads in one way without
-coefficients (`_products`). An update adds ``-rate * factor * dy`` to the rows, or moves the table by its gradient where rows move once.
+Formula for sample ``b``, group ``g`` and tables ``t`` of the group::
+
+    y[b, g] = sum over t of weights[t, index[b, t]]
+    dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
+    dweights[t, r] = sum over samples with index[b, t] == r of dy[b, g]
+
+Work and layout: large tables stay in vector memory while blocks of samples pass (`_resident`); other tables are
+multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to the rows, or updates the
+table from its gradient where a row moves once by the sum.
+
+Numerics: float32, fixed order of sums. With one-hot products the margin cotangent is a difference of two products, so
+it loses digits of large rows, and a NaN reaches all rows of a block; resident rows are subtracted first.
 """
 
 import jax
@@ -51,6 +59,7 @@ def backward(
             difference = _resident.differences(weights, d.index, other, cotangent, device)
         else:
             blocks = RowBlocks.of(weights.shape, len(d.index), call.groups)
+            # Two ways of one read: both rows are selected from the same products.
             reads = _reads(blocks, weights.shape, d.index, other)
             (each,) = _products.pulled(reads, weights, 2, _of_groups(call, cotangent), blocks, device)
             difference = blocks.to_elements(each[0] - each[1])
@@ -62,6 +71,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     if _empty(call):
         return plain.update(call, cotangent, step, device=device)
     weights, index = call.weights, call.detection.index
+    # Narrower tables would round every addition.
     if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _added(weights, call, values, device), step.state
@@ -71,6 +81,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
 
 def read_counts(weights: jax.Array, index: jax.Array, device: Device) -> jax.Array:
     """Return how often each row is read, ``[T, R, 1]``."""
+    # Ones are exact in bfloat16, so counting is a product with a single term.
     shape, ones = (*weights.shape[:2], 1), jnp.ones((len(index), 1, 1), jnp.bfloat16)
     blocks = RowBlocks.of(shape, len(index))
     return _products.add_rows(None, shape, _reads(blocks, shape, index), ones, blocks, device)

@@ -1,5 +1,7 @@
-"""`lutjax.packed_lut` on TensorCores: of each gate the polynomial ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` of the words that its wires read,
-tile by tile, see `_gate_kernels`; the masks m are all ones or all zeros.
+"""`lutjax.packed_lut` on TensorCores.
+
+Formula for gate ``g``: a polynomial of the words that its wires read, ``m0 ^ a & (m1 ^ b & m3) ^ b & m2`` for two
+wires, with masks ``m`` of all ones or all zeros. Work and layout: see `_gate_kernels`. Exact.
 """
 
 import jax
@@ -18,6 +20,7 @@ def forward(call: PackedLut, *, device: Device) -> jax.Array:
     if 0 in (call.words.size, call.wires.size):
         return plain.forward(call, device=device)
     arrays = call.words, jnp.stack(plain.masks(call.truth), 1)
+    # Kernels have 32-bit signed integers; ands and exclusive ors do not depend on the sign.
     x, masks = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in arrays)
     y = _gate_kernels.apply(plain.value, x, masks, call.wires, dtype=x.dtype, name=call.op, device=device)
     return jax.lax.bitcast_convert_type(y, call.words.dtype)

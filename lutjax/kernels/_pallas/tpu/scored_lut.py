@@ -1,10 +1,17 @@
-"""`lutjax.scored_lut` on TensorCores: margins, the read and weighted rows in one kernel for each result.
+"""`lutjax.scored_lut` on TensorCores: margins, the read and weighted rows in one kernel per result.
 
-Margins, ids and coefficients are arrays ``[tables, samples]`` in registers. The compared inputs are products of a block of inputs
-``[inputs, samples]`` with one-hot matrices, in every digit, so margins are those of plain JAX; the read is its own elementwise function, and
-its gradient that of `jax.vjp` inside the kernel. Rows are those of `_products`: y is summed over tables, the gradient of the tables over
-samples, and the cotangents of margins are multiplied with the incidence matrix of the anchors. Every kernel makes margins and scores again:
-nothing is saved. Tables of integers are multiplied with coefficients as integers: products of bfloat16, summed in int32.
+Formula: as in `lutjax.kernels._xla.scored_lut`. Margins ``u`` are products of the inputs with one-hot matrices of the
+anchors; row ids and coefficients are the read's own elementwise function of ``u``, and their gradient is `jax.vjp`
+inside of the kernel; rows are summed and added by `_products`. ``dx`` is the incidence matrix of the anchors
+times ``du``.
+
+Work: see `_products`. Every kernel computes margins and scores again: nothing is saved.
+
+Layout: margins, ids and coefficients are ``[tables, samples]`` in registers; inputs are ``[inputs, samples]``.
+
+Numerics: one-hot products keep all float32 digits, so margins equal those of plain JAX. int8 tables are multiplied as
+bfloat16 (exact) with integer coefficients and summed in int32. Elements without a table or a sample are masked.
+Sums have a fixed order. Ids are clamped.
 """
 
 from collections.abc import Sequence
@@ -119,6 +126,7 @@ class _Scored(_products.Reads):
         self._ends = 1 if call.anchors.ndim == 2 else 2
         self._n_scalars = call.scalars.shape[0]
         inputs = [
+            # An array without elements has no block.
             padded(call.scalars.astype(jnp.float32), (max(self._n_scalars, 1),)),
             self._ids(),
             self._x(),
@@ -131,7 +139,10 @@ class _Scored(_products.Reads):
         """Return the ids of the inputs that each block of tables compares, ``[blocks, 1, ends * comparisons * lines]``."""
         anchors, blocks = self._call.anchors, self._blocks
         ids = jnp.clip(anchors, 0, self._call.x.shape[2] - 1).reshape(*anchors.shape[:2], self._ends)
+        # -1 is no input: padding tables compare zeros.
         ids = blocks.of_detectors(ids, -1)  # [blocks, lines, comparisons, ends]
+        # Ends, then comparisons, then tables: each comparison of all tables is a slice of whole
+        # sublanes of the product.
         return ids.transpose(0, 3, 2, 1).reshape(blocks.n_tables, 1, -1)
 
     def _x(self) -> jax.Array:
@@ -144,6 +155,7 @@ class _Scored(_products.Reads):
         _, ids, x, *keep = self.inputs
         return [
             pl.BlockSpec(memory_space=pltpu.SMEM),
+            # Tables of this op have one part, so the block of rows is the block of tables.
             pl.BlockSpec((1, *ids.shape[1:]), lambda *at: (order(*at)[0], 0, 0)),
             self._of_inputs(order, len(x)),
             *(_products.of_elements(self._blocks, order, 1) for _ in keep),
@@ -191,6 +203,7 @@ class _Scored(_products.Reads):
         if keep is not None:
             ways = [(index, keep * coefficient) for index, coefficient in ways]
         if self._counts:
+            # A coefficient of 0 is no hit.
             ways = [(index, (coefficient != 0).astype(jnp.float32)) for index, coefficient in ways]
         return [(self._existing(index, block, samples), coefficient) for index, coefficient in ways]
 
@@ -214,15 +227,19 @@ class _Scored(_products.Reads):
         if "x" in found:
             ref, blocks_of_x = found["x"], self._blocks.n_rows // self._call.x.shape[1]
 
+            # The first block of tables that reads this group of inputs.
             @pl.when(block % blocks_of_x == 0)
             def _() -> None:
                 ref[...] = jnp.zeros_like(ref)
 
+            # Masked by a select: cotangents of padding elements may be NaN, and one NaN would reach
+            # all inputs of its sample.
             of_margins = _products.split(jnp.concatenate([jnp.where(exist, d, 0) for d in du]), 3)
             ref[0, 0] += _products.multiply([self._incidence(refs)], of_margins, 1, 0)
         if "scalars" in found:
             of_scalars = found["scalars"]
 
+            # One sum over the whole grid, kept element by element: XLA reduces it once.
             @pl.when((block == 0) & (samples == 0))
             def _() -> None:
                 of_scalars[...] = jnp.zeros_like(of_scalars)
@@ -236,6 +253,7 @@ class _Scored(_products.Reads):
         """Return margins, scalars and factors of coefficients, each ``[lines, samples]``."""
         scalars_ref, ids_ref, x_ref, *keep_ref = refs
         lines, shape = self._blocks.lines, (self._blocks.lines, self._blocks.samples)
+        # A gather by matrix: an input may be read by any table, and the sum of its terms is exact.
         ends = _products.multiply(
             [self._one_hot(ids_ref[0])], [x_ref[i, 0] for i in range(len(self.inputs[2]))], 0, 0
         )
@@ -273,6 +291,7 @@ class _Scored(_products.Reads):
     def _existing(self, index: jax.Array, block: Any, samples: Any) -> jax.Array:
         """Return row ids that exist, negative where there is no table or sample."""
         index = jnp.clip(index, 0, self._call.weights.shape[1] - 1)
+        # Clamped first: an id out of range of an existing element reads the nearest row.
         return jnp.where(self._exist(block, samples), index, -1)
 
 
@@ -281,6 +300,7 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
     assert call.exponents is not None
     reads, table = _Scored(call, blocks), blocks.of_tables(call.weights[None])
     most = plain.n_ways(call) * _quantized.MOST_UNITS  # of a row that all ways read
+    # As many bfloat16 terms of 8 bits as the largest sum of coefficients of a row needs.
     n_terms = -(-most.bit_length() // _BITS)
     per_group = blocks.n_rows // blocks.groups
 
@@ -301,11 +321,15 @@ def _sum_of_integers(call: ScoredLut, blocks: RowBlocks, device: Device) -> jax.
             assert coefficient is not None
             units, wrong = _quantized.in_units(coefficient)
             unknown = jnp.where(index < 0, 0, wrong.astype(jnp.float32))
+            # Integers have no NaN: a count per sample carries it.
             unknown_ref[0] += jnp.sum(unknown, 0, keepdims=True)
             whole.append((index, units.astype(jnp.float32)))
         for tables in _products.products_of(blocks):
+            # int8 is exact in bfloat16, whose 8 significant bits hold all of [-128, 127].
             rows = table_ref[0, 0, _products.rows_of(blocks, tables)].astype(jnp.float32).astype(jnp.bfloat16)
             matrix = _products.matrix(blocks, whole, tables, block, n_terms)
+            # A product is exact in float32 (see `of_scored`); the sum over products may not be, so
+            # it is one of integers.
             y_ref[0, 0] += _products.multiply(matrix, [rows], 0, 0).astype(jnp.int32)
 
     def of_unknown(*at: Any) -> tuple[Any, ...]:

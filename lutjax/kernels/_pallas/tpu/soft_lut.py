@@ -1,4 +1,8 @@
-"""`lutjax.soft_lut` on TensorCores: ``y = sum_k table[k] prod_l (x_l if bit l of k else 1 - x_l)``, tile by tile, see `_gate_kernels`."""
+"""`lutjax.soft_lut` on TensorCores.
+
+Formula for gate ``g``: ``y = sum over k of table[g, k] * product over l of (x_l if bit l of k else 1 - x_l)``.
+Work, layout and numerics: see `_gate_kernels`. Cotangents are VJPs of the interpolation, traced in the kernel.
+"""
 
 from collections.abc import Sequence
 
@@ -18,6 +22,7 @@ def value(slots: Sequence[jax.Array], bits: Sequence[jax.Array]) -> jax.Array:
     if not bits:
         return slots[0]
     half = len(slots) // 2
+    # Slots of the highest bit are halves of the list.
     low, high = value(slots[:half], bits[:-1]), value(slots[half:], bits[:-1])
     return low + bits[-1] * (high - low)
 

@@ -1,7 +1,9 @@
-"""`lutjax.sparse_lookup` on TensorCores: a look-up of the whole table, which is zero where no edge is.
+"""`lutjax.sparse_lookup` on TensorCores: a lookup of the whole table, which is zero where no edge is.
 
-``y[b] = sum_t whole[t, index[b, t]]`` with ``whole[t, r, o] = sum of weights[t, r, k] over the k whose target is o``. Blocks are those
-of `lutjax.lookup`; the gradient is that of the whole table at its edges.
+Formula: ``y[b] = sum over t of whole[t, index[b, t]]`` with ``whole[t, r, o]`` the sum of ``weights[t, r, k]`` over the
+slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r, targets[t, r, k]]``.
+
+Work, layout and numerics: see `lookup`. Matrix units multiply zeros faster than a core gathers single slots.
 """
 
 import jax
@@ -32,6 +34,7 @@ def update(
 ) -> tuple[jax.Array, RowState]:
     if 0 in (call.weights.size, call.detection.index.size, cotangent.size):
         return plain.update(call, cotangent, step, device=device)
+    # The rule updates slots, so the gradient of the whole table is first reduced to edges.
     gradient = backward(call, cotangent, frozenset({"weights"}), device=device)["weights"]
     index = call.detection.index
 

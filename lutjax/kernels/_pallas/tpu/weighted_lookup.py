@@ -1,8 +1,13 @@
-"""`lutjax.weighted_lookup` on TensorCores: products of tables with the coefficients at their rows, block by block, see `_products`.
+"""`lutjax.weighted_lookup` on TensorCores: products of tables with coefficient matrices, see `_products`.
 
-``y[b, g] = sum over tables t of g and ways k of c[b, t, k] weights[t, i[b, t, k]]``; ``dc[b, t, k] = <dy[b, g], weights[t, i]>``;
-``dweights[t, i] += c[b, t, k] dy[b, g]``. An update adds ``-rate * factor * c * dy`` to the rows, or moves the table by its gradient where rows
-move once.
+Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``::
+
+    y[b, g] = sum over t, k of c[b, t, k] * weights[t, i[b, t, k]]
+    dc[b, t, k] = <dy[b, g], weights[t, i[b, t, k]]>
+    dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
+
+An update adds ``-rate * factor * c * dy`` to the rows, or updates the table from its gradient where a row moves once
+by the sum. Numerics: float32, fixed order of sums; see `_products` for NaN.
 """
 
 import jax
@@ -58,9 +63,11 @@ def update(
 
     def touched() -> jax.Array:
         shape = (*weights.shape[:2], 1)
+        # Blocks depend on shapes only; a table with one output gets larger ones.
         counted = call.replace(weights=jax.ShapeDtypeStruct(shape, weights.dtype))
         blocks = _blocks(counted, device)
         ones = jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
+        # A coefficient of 0 is no hit. Ways that share a row count twice, which is not 0 either.
         reads = _reads(call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks)
         return _products.add_rows(None, shape, reads, ones, blocks, device)
 
