@@ -1,9 +1,15 @@
-"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the arrays that kernels read of them.
+"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the layouts of their arrays.
 
-A block is the queries of a few samples, or of a piece of one long sample, in the 128 lanes of a register, and the
-keys of the same samples. What pairs have in common (their distance, whether they count) is a small matrix [keys,
-queries] of a block that plain JAX makes. Tables are ``[T, O, queries' rows * slab]``: the *slab* of a query's id is
-the rows for all ids of keys and positions. Imports no Pallas.
+Work division: a block has the queries of a few samples, or a part of one long sample, in the 128 lanes of a register,
+and up to 512 keys of the same samples. A grid step visits up to 32 blocks.
+
+Layout: tables are ``[T, O, query ids * slab]``. The *slab* of a query id contains the rows for all ids of keys and
+positions, contiguous along lanes, so that one slice reads all rows that a query may address. Properties of pairs that
+do not depend on contents (position id, whether a pair counts) are a matrix ``[keys, queries]`` per block, which XLA
+computes once for all samples.
+
+Numerics: layouts and estimates only. `seconds` and `seconds_by_row` estimate times from static profiles of the
+compiler and decide between this kernel and plain JAX. Imports no Pallas.
 """
 
 import dataclasses
@@ -34,7 +40,7 @@ class Plan:
     """Sizes of a call, and the blocks that they are cut into.
 
     Attributes:
-      q_bits, k_bits, e_bits: of query, key and position.
+      q_bits, k_bits, e_bits: bits of query, key and position ids.
     """
 
     n_samples: int
@@ -77,7 +83,8 @@ class Plan:
 
     @property
     def k_ids(self) -> int:
-        """Number of ids of keys, some of which do not occur: whole registers."""
+        """Number of key ids, padded to whole registers."""
+        # At least 8 sublanes of key ids, and slabs of whole registers of 128 lanes.
         return max(2**self.k_bits, 8, LANES >> self.e_bits)
 
     @property
@@ -106,6 +113,7 @@ class Plan:
     @property
     def samples(self) -> int:
         """Samples of one block."""
+        # Short sequences share the lanes of a block; pairs across samples are masked.
         return max(min(self.n_samples, _QUERIES // self.queries, _KEYS_OF_BLOCK // self.keys), 1)
 
     @property
@@ -114,7 +122,7 @@ class Plan:
 
     @property
     def key_lanes(self) -> int:
-        """Keys of a block, and room for whole registers."""
+        """Keys of a block, padded to whole registers."""
         return math.ceil(self.samples * self.keys / LANES) * LANES
 
     @property
@@ -128,6 +136,8 @@ class Plan:
     @property
     def blocks(self) -> int:
         """Blocks of samples in one grid step."""
+        # Several blocks per grid step: the table of a detector stays resident while they are
+        # computed.
         return min(math.ceil(self.n_samples / self.samples), _BLOCKS)
 
     @property
@@ -142,6 +152,7 @@ class Plan:
     def table(self, weights: jax.Array) -> jax.Array:
         """``[T, R, O]`` -> ``[T, O, rows]``."""
         table = jnp.swapaxes(weights, 1, 2)
+        # Otherwise key ids are padded within each slab, which needs a reshape.
         if 2**self.k_bits == self.k_ids:
             return table
         shape = (self.n_detectors, self.n_outputs, self.q_ids, 2**self.k_bits, self.e_ids)
@@ -179,6 +190,7 @@ class Plan:
     def _in_blocks(self, a: jax.Array, tiles: int, size: int, lanes: int) -> jax.Array:
         a = _pad(_pad(a, 0, self.all_blocks * self.samples), 1, tiles * size)
         a = a.reshape(self.all_blocks, self.samples, tiles, size, *a.shape[2:])
+        # Samples of a block next to each other in the lanes.
         a = jnp.moveaxis(a, (2, 0, 1, 3), (-4, -3, -2, -1))
         return _pad(a.reshape(*a.shape[:-2], self.samples * size), -1, lanes)
 
@@ -200,6 +212,7 @@ class Plan:
         n_queries, n_keys = self.query_tiles * self.queries, self.key_tiles * self.keys
         # By place of the query minus that of the key among those of the call; negative ones from the end on.
         at = jnp.arange(n_queries + n_keys, dtype=jnp.int32)
+        # Negative differences sit at the end, so that the shear below wraps into them.
         at = jnp.where(at < n_queries, at, at - (n_queries + n_keys))
         distance = at - 1 if start is None else at - 1 + start
         counts = distance >= 0
@@ -209,6 +222,8 @@ class Plan:
         value = jnp.where(counts[None], value, jnp.asarray(other, value.dtype))
         # The row of each key is the one before, shifted by one.
         n = value.shape[0]
+        # Repeat the row and reshape it to one element less: each further row starts one element
+        # later. This Toeplitz matrix needs no gather per pair.
         value = jnp.tile(value, (1, n_keys))[:, : n_keys * (value.shape[1] - 1)]
         value = value.reshape(n, n_keys, n_queries + n_keys - 1)[:, : self.n_keys, : self.n_queries]
         value = _pad(_pad(value, 1, n_keys, other), 2, n_queries, other)
@@ -227,6 +242,7 @@ class Plan:
         n = of_pairs.shape[0]
         a = of_pairs[..., : self.samples * self.keys, : self.used_lanes]
         a = a.reshape(*a.shape[:3], self.samples, self.keys, self.samples, self.queries)
+        # Only pairs within one sample: the diagonal over samples of keys and queries.
         a = jnp.sum(jnp.diagonal(a, axis1=3, axis2=5), -1).transpose(0, 2, 3, 1, 4)
         a = a.reshape(n, self.key_tiles * self.keys, self.query_tiles * self.queries)
         # The row of each key shifted back by its number.
@@ -236,6 +252,7 @@ class Plan:
         distance = jnp.arange(width - 1, dtype=jnp.int32) - (self.key_tiles * self.keys - 1) - 1
         distance = distance if start is None else distance + start
         at = jnp.clip(distance, 0, self.n_distances - 1)
+        # A scatter, as all distances behind the last position share its entry.
         return jnp.zeros((n, self.n_distances), a.dtype).at[:, at].add(a)
 
     def vmem(self, weights: Any, direction: Direction) -> int:
@@ -243,9 +260,11 @@ class Plan:
         table = _registers(self.n_outputs) * self.rows
         read, sums = 2 * weights.dtype.itemsize, 2 * 4  # two buffers: one is moved while the other is used
         if direction == "update":
+            # Input and output table, and a float32 accumulator for narrower tables.
             tables = 2 * read + (0 if weights.dtype.itemsize == 4 else 4)
         else:
             tables = read if direction == "forward" else max(read, sums)
+        # About 16 temporaries [keys, 128] or [keys, key ids] of float32.
         of_pairs = 16 * 4 * self.key_lanes * max(LANES, self.k_ids)
         of_queries = 8 * 4 * LANES * self.slab
         of_blocks = 2 * 4 * self.blocks * (_registers(self.n_outputs) * LANES + 6 * 8 * self.key_lanes)
@@ -259,15 +278,19 @@ class Plan:
 
     # ---- estimates, from the static profile of the compiler, in seconds
     def seconds(self, weights: Any, tpu: _tpus.TPU, direction: Direction) -> float:
-        """Return the time of a call here: the tables are moved once for each grid step of samples, or slabs are read."""
+        """Estimate the time of a call: the larger one of table transfers and slab reads."""
         moved = self.n_detectors * self.rows * _registers(self.n_outputs) * weights.dtype.itemsize
+        # An update visits a detector's table once, in and out; other kernels read it again for each
+        # step and tile.
         moved *= 2 if direction == "update" else self.steps * self.query_tiles * self.key_tiles
         slabs = self.n_detectors * self.query_tiles * self.key_tiles * self.all_blocks * self.used_lanes
         registers = _registers(self.n_outputs) * self.slab / 1024
+        # Transfers overlap with computation, so the larger one counts.
         return max(moved / tpu.bandwidth, slabs * (registers + 10) * _CYCLE)
 
     def seconds_by_row(self, call: LookupAttention) -> float:
-        """Return the time of a call in plain JAX, which reads a row for each pair."""
+        """Estimate the time of a call in plain JAX, which reads a row per pair."""
+        # On average half of the pairs are causal.
         keys = self.n_keys / 2 if call.start is None else self.n_keys
         pairs = self.n_samples * self.n_queries * (keys if call.window is None else min(keys, call.window))
         return self.n_detectors * pairs * _ROW
@@ -300,7 +323,7 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why plain JAX comes first: few pairs read few rows, while a kernel here moves whole tables."""
+    """Return why plain JAX comes first: few pairs read few rows, while these kernels transfer whole tables."""
     call = request.call
     assert isinstance(call, LookupAttention)
     plan = Plan.of(call)
@@ -314,7 +337,7 @@ def slower(request: Request) -> str | None:
 
 
 def _registers(n: int) -> int:
-    """Return the number of outputs in whole registers."""
+    """Return the number of outputs, rounded up to whole registers."""
     return math.ceil(n / 8) * 8
 
 

@@ -116,7 +116,7 @@ def slower(request: Request) -> str | None:
     """Return why plain JAX comes first; None if this one does."""
     x, _, wires = _shapes(request)
     n_gates, places = wires.shape
-    # Plain JAX is slower backward at any size, and for tables addressed by bits.
+    # Plain JAX is behind backward, and does not read whole rows of tables addressed by bits.
     if request.direction == "backward" or isinstance(request.call, BinaryLut) or places > _FEW_WIRES:
         return None
     filled = 4 * (x.size + n_gates * (places + 1) * (x.size // max(x.shape[0], 1)))

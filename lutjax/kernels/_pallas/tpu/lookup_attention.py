@@ -1,14 +1,22 @@
-"""`lutjax.lookup_attention` on TensorCores: how often each query meets each id of keys and positions, times its rows.
+"""`lutjax.lookup_attention` on TensorCores: histograms of key and position ids per query, times the rows of the query.
 
-``y[j] = sum_t counts[t, j] @ S[t, query id of j]``, with the table seen as ``S[t, query id, (key id, position id), output]`` and
-``counts[t, j, (k, e)]`` the number of earlier keys with id k at a distance with id e: the inner product of a vector of counts with
-the *slab* of the query's id. ``dS[t, q]`` is the sum of ``counts[t, j] * dy[j]`` over the queries with id q; an update adds
-``-rate * factor`` times that in the table's own memory. The closest margin of a pair receives ``slope <dy[j], row - flipped row>``,
-picked from the products of `dy[j]` with two slabs.
+Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
-Counts of 128 queries are products of matrices of ones and zeros on the matrix unit; slabs lie in vector memory, and are found by
-scalar ids. The cost is that of reading a slab for each query and detector, however many keys it has. A grid step owns a detector,
-a tile of queries, a tile of keys and a block of samples.
+    counts[t, j, (k, e)] = number of earlier keys of query j with id k at a distance with id e
+    y[j] = sum over t of counts[t, j] @ S[t, query id of j]
+    dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
+    dmargin = slope * <dy[j], row - flipped row> for the closest margin of a pair
+
+Work: a grid step owns a detector, a tile of queries, a tile of keys and up to 32 blocks of samples. Counts of 128
+queries are products of 0/1 matrices on the matrix unit. The cost is one slab read per query and detector, however
+many keys a query has.
+
+Layout: slabs ``[outputs, slab]`` lie in vector memory and are found by query ids in scalar memory, see
+`_attention_blocks`. Counts are computed as ``[slab, queries]`` and transposed once per block.
+
+Numerics: counts are exact in float32; sums are float32 in the order of the grid, equal in every run. Margin cotangents
+subtract products, not rows, so their error is relative to the products. An update adds ``-rate * factor * dS``
+in place. Ids are valid by construction of detections.
 """
 
 import functools
@@ -40,6 +48,8 @@ def forward(call: LookupAttention, *, device: Device) -> jax.Array:
     plan = pairs.plan
     if plan.empty:
         return plain.forward(call, device=device)
+    # Detectors and key tiles are innermost: the output block of a tile of queries accumulates in
+    # vector memory.
     grid = ("query tile", "step", "detector", "key tile")
     shape = (plan.query_tiles, plan.all_blocks, plan.n_outputs, LANES)
     (y,) = _call.call(
@@ -79,6 +89,7 @@ def update(
     pairs = BlockedPairs(call)
     if pairs.plan.empty:
         return call.weights, step.state
+    # The rate scales the cotangent, not each addend.
     dy = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
     return _add_rows(pairs, dy, call.weights, device), step.state
 
@@ -92,6 +103,7 @@ def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, d
     dtype = jnp.float32 if weights is None else weights.dtype
     shape = (plan.n_detectors, plan.n_outputs, plan.rows)
     scratch = _counts_scratch(plan)
+    # Narrower tables accumulate in float32 and are rounded once, at the last step.
     if dtype != jnp.float32:
         scratch.append(pltpu.VMEM(shape[1:], jnp.float32))
     (total,) = _call.call(
@@ -104,6 +116,7 @@ def _add_rows(pairs: "BlockedPairs", dy: jax.Array, weights: jax.Array | None, d
         out_specs=[pairs.table_spec(grid)],
         scratch_shapes=scratch,
         compiler_params=params(device),
+        # In place: a detector's table is read at its first step and written after its last.
         input_output_aliases={len(inputs) - 1: 0} if table else {},
     )
     return plan.weights(total)
@@ -127,6 +140,8 @@ def _products(
     detectors, blocks = plan.n_detectors, plan.all_blocks
     outputs: list[tuple[tuple[int, ...], Any]] = [
         (
+            # Tiles of the other axis write separate parts, added by XLA: an output block is visited
+            # by consecutive steps only.
             (plan.key_tiles, detectors, plan.query_tiles, blocks, 1, LANES),
             pairs.spec(grid, ("key tile", "detector", "query tile", "step"), (plan.blocks, 1, LANES)),
         ),
@@ -167,22 +182,23 @@ def _products(
 
 
 def _other(detection: Detection) -> jax.Array:
-    """Return the ids next to those detected."""
+    """Return the ids with the closest bit flipped."""
     return detection.index ^ detection.flip
 
 
 class BlockedPairs:
-    """Arrays that kernels read of a call, and their blocks in a grid of detectors, query tiles, key tiles and steps.
+    """Kernel inputs of a call, and their blocks in a grid of detectors, query tiles, key tiles and steps.
 
     Attributes:
-      shared: whether all detectors have the same positions. segments: whether there are segments.
-      arrays: ids of queries, of keys, and of positions at every pair; with segments those of queries and of keys.
+      shared: whether all detectors share positions. segments: whether the call has segments.
+      arrays: query ids, key ids, position ids of every pair, and the segments of queries and keys if any.
     """
 
     def __init__(self, call: LookupAttention):
         self.call, self.plan = call, Plan.of(call)
         if self.plan.empty:
             return
+        # No positions: one id for all distances.
         e = jnp.zeros((1, 1), jnp.int32) if call.position is None else call.position.index.T
         self.shared = len(e) == 1
         self.segments = call.query_segments is not None
@@ -222,7 +238,7 @@ class BlockedPairs:
         return tuple(sizes[name] for name in order)
 
     def spec(self, order: tuple[str, ...], axes: tuple[str, ...], block: tuple[int, ...]) -> Any:
-        """Return a block in front of which lie axes of the grid; the first axis of a block is that of steps."""
+        """Return a block with leading grid axes; the first axis of `block` is indexed by the step."""
         steps = axes[-1] == "step"
         outer = axes[:-1] if steps else axes
 
@@ -241,6 +257,7 @@ class BlockedPairs:
             where = dict(zip(order, place, strict=True))
             return where["detector"], where["query tile"], where["step"], 0, 0
 
+        # Query ids are addresses of slabs, so they are read one by one from scalar memory.
         return pl.BlockSpec(block, at, memory_space=pltpu.SMEM)
 
     def queries_spec(self, order: tuple[str, ...]) -> Any:
@@ -279,6 +296,7 @@ def _forward(plan: Plan, *refs: Any) -> None:
 
     @pl.when((pl.program_id(2) == 0) & (pl.program_id(3) == 0))
     def _() -> None:
+        # The first detector and key tile of this block of outputs.
         y_ref[...] = jnp.zeros_like(y_ref)
 
     lane = jax.lax.broadcasted_iota(jnp.int32, (plan.n_outputs, LANES), 1)
@@ -289,7 +307,9 @@ def _forward(plan: Plan, *refs: Any) -> None:
         def some(first: jax.Array, y: jax.Array) -> jax.Array:
             for u in range(UNROLLED):
                 rows = table_ref[:, _slab(plan, pairs[0], n, first + u)].astype(jnp.float32)
+                # A vector product, not a matrix product: every query has its own slab.
                 value = jnp.sum(rows * counts_ref[pl.ds(first + u, 1), :], 1, keepdims=True)
+                # The result of a query belongs in its lane; single lanes are written by selects.
                 y = jnp.where(lane == first + u, y + value, y)
             return y
 
@@ -305,7 +325,8 @@ def _over_queries(plan: Plan, body: Any, carry: Any) -> Any:
 
 
 def _slab(plan: Plan, ids_ref: Any, n: jax.Array, query: jax.Array) -> Any:
-    """Return where the rows of a query of block `n` are."""
+    """Return the slice of the slab of a query of block `n`."""
+    # Slabs are multiples of 128 lanes: the slice is aligned for any id.
     return pl.ds(pl.multiple_of(ids_ref[0, n * LANES + query] * plan.slab, LANES), plan.slab)
 
 
@@ -313,6 +334,7 @@ def _pairs_of(n: jax.Array, pairs: Sequence[Any]) -> jax.Array:
     """Return position ids of the pairs of block `n`, -1 where they do not count: ``[keys, queries]``."""
     e = pairs[2][...]
     if len(pairs) > 3:
+        # Pairs across segments do not count: -1 equals no position id.
         e = jnp.where(_column(pairs[4][n]) == pairs[3][n], e, -1)
     return e
 
@@ -326,18 +348,23 @@ def _count(plan: Plan, n: jax.Array, pairs: Sequence[Any], by_id_ref: Any, count
     """Count how often each query of block `n` meets each pair of ids: ``[128, slab]``."""
     e = _pairs_of(n, pairs)
     key = jax.lax.broadcasted_iota(jnp.int32, (plan.k_ids, plan.key_lanes), 0)
+    # [key ids, keys] @ [keys, queries]: the product counts keys per id. 0 and 1 are exact in
+    # bfloat16, and the float32 sums are whole numbers.
     of_key = _ones(key == pairs[1][n])
 
     def of_position(i: Any, _: None) -> None:
         counts = jnp.dot(of_key, _ones(e == i), preferred_element_type=jnp.float32)
+        # Rows of a slab are ordered by key id, then position id: a strided store interleaves them.
         by_id_ref[pl.ds(i, plan.k_ids, stride=plan.e_ids), :] = counts
 
     _over_positions(plan, of_position, None)
+    # One transpose per block; a query then reads its counts as one row of lanes.
     counts_ref[...] = by_id_ref[...].T
 
 
 def _over_positions(plan: Plan, body: Any, carry: Any) -> Any:
     """Pass `carry` through ``body(i, carry)`` for each id of positions."""
+    # Written-out iterations overlap; more would only lengthen the program.
     if plan.e_ids > 16:
         return jax.lax.fori_loop(0, plan.e_ids, body, carry)
     for i in range(plan.e_ids):
@@ -355,6 +382,7 @@ def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> 
     table_ref = refs[len(pairs) + 1] if in_place else None
     out_ref, by_id_ref, counts_ref, *wider = refs[len(pairs) + 1 + in_place :]
     total_ref = wider[0] if wider else out_ref
+    # Detectors are the outermost axis: all other steps accumulate in one table block.
     steps = [pl.program_id(axis) for axis in (1, 2, 3)]
 
     @pl.when((steps[0] == 0) & (steps[1] == 0) & (steps[2] == 0))
@@ -368,6 +396,8 @@ def _add_rows_kernel(plan: Plan, segments: bool, in_place: bool, *refs: Any) -> 
         def some(first: jax.Array, _: None) -> None:
             for u in range(UNROLLED):
                 at = _slab(plan, pairs[0], n, first + u)
+                # One query after the other, since queries may share a slab. The outer product of
+                # cotangent and counts covers all pairs of a query.
                 total_ref[:, at] += _of_lane(dy, first + u) * counts_ref[pl.ds(first + u, 1), :]
 
         _over_queries(plan, some, None)
@@ -388,7 +418,7 @@ def _of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
 
 
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
-    """Multiply `dy` by the rows of every pair, and sum over pairs; without the slope of the surrogate.
+    """Multiply `dy` by the rows of every pair and sum over pairs, without the slope of the surrogate gradient.
 
     Products are subtracted, not rows: the error is relative to them.
     """
@@ -424,14 +454,18 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
         main_ref[...], other_ref[...] = of_main_ref[...].T, of_other_ref[...].T
 
         # The products of each pair, out of those with whole slabs.
+        # Three copies of the ids, one for each bfloat16 term of `_terms`: one product then sums the
+        # terms. k_ids is a power of two, so `&` is the remainder.
         id_of_key = jax.lax.broadcasted_iota(jnp.int32, (plan.key_lanes, 3 * plan.k_ids), 1) & (
             plan.k_ids - 1
         )
         keys = _ones(_column(pairs[1][n])[:, :1] == id_of_key)
         other_keys = _ones(_column(k_other_ref[n])[:, :1] == id_of_key)
+        # The main and the flipped key ids read the same products in one matrix product.
         both = jnp.concatenate([keys, other_keys])
         e = _pairs_of(n, pairs)
         if need_position:
+            # Pairs that do not count must not match the flipped position id either.
             e_other = jnp.where(e < 0, -1, e_other_ref[...])
 
         def of_position(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -442,16 +476,19 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
             found = [(e, main), (e, of_other), (e, of_main[plan.key_lanes :])]
             if need_position:
                 found.append((e_other, main))
+            # Each pair takes the product of its own position id; pairs that do not count keep 0.
             return tuple(jnp.where(ids == i, f, s) for (ids, f), s in zip(found, sums, strict=True))
 
         zeros = (jnp.zeros(shape, jnp.float32),) * (4 if need_position else 3)
         main, of_query, of_key, *of_other_position = _over_positions(plan, of_position, zeros)
         q_margin = jnp.broadcast_to(jnp.abs(q_margin_ref[n]), shape)
         k_margin = jnp.abs(_column(k_margin_ref[n]))
+        # Strictly: the key wins ties, as in plain JAX.
         query_is_closer = q_margin < k_margin
         d_query = jnp.where(query_is_closer, main - of_query, 0)
         d_key = jnp.where(query_is_closer, 0, main - of_key)
         d_query_ref[n] = jnp.sum(d_query, 0, keepdims=True)
+        # Keys are in sublanes here, but in lanes in the output: transpose, then sum.
         d_key_ref[n] = jnp.sum(d_key.T, 0, keepdims=True)
         if need_position:
             position_is_closest = jnp.abs(e_margin_ref[...]) < jnp.minimum(q_margin, k_margin)
@@ -461,9 +498,10 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
 
 
 def _terms(values: jax.Array) -> jax.Array:
-    """Split float32 values into three terms of 8 bits, one below the other: rows with a one in each read their sum, exactly."""
+    """Stack three terms of 8 bits whose sum is a float32 array; a product with ones sums them exactly."""
     terms = []
     for _ in range(3):
+        # Truncation to 8 significant bits by a mask; the remainder is exact.
         bits = jax.lax.bitcast_convert_type(values, jnp.int32) & jnp.int32(-(2**16))
         term = jax.lax.bitcast_convert_type(bits, jnp.float32)
         terms.append(term)

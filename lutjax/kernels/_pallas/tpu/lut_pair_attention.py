@@ -1,11 +1,22 @@
-"""`lutjax.lut_pair_attention` on TensorCores: how often each query reads each row is counted, then rows are multiplied.
+"""`lutjax.lut_pair_attention` on TensorCores: histograms of the rows that each query reads, times the tables.
 
-``y[j] = sum_t counts[t, j] @ weights[t]``, ``counts[t, j, r]`` the number of earlier keys whose pair with query j has row r; so
-``dweights[t] = counts[t].T @ dy``, and an update moves the table by it in its own memory. The margin of a pair receives
-``slope <dy[j], row - flipped row>``, picked from ``weights[t] @ dy[j]``. A grid step owns one detector and the samples of a block
-of lanes. Everything has its features in front and its queries in lanes, see `_shifts`. The comparisons are sums of terms of
-places, see `lutjax.kernels._xla._comparison_terms`. What is counted are comparisons of row ids with the numbers of all rows, which
-no gather is needed for; the counts times the table are one product for each detector.
+Formula for detector ``t``, query ``j`` and row ``r``::
+
+    counts[t, j, r] = number of earlier keys whose pair with query j addresses row r
+    y[j] = sum over t of counts[t, j] @ weights[t]
+    dweights[t] = counts[t].T @ dy
+    dmargin of a pair = slope * <dy[j], row - flipped row>, selected from weights[t] @ dy[j]
+
+Work: a grid step owns one detector and the samples of a block of lanes. It loops over shifts (`_shifts`): at each
+shift every query meets one key, whose comparisons are sums of terms per position
+(`lutjax.kernels._xla._comparison_terms`). Row ids are compared with the numbers of all rows, so nothing is
+gathered; one matrix product per detector then applies the table.
+
+Layout: features in sublanes, queries in lanes. Key terms rotate by one lane per shift; cotangents of keys rotate
+with them and are rotated back at the end.
+
+Numerics: counts are exact in float32, products use full float32 precision. Margin cotangents subtract products, not
+rows, so their error is relative to the products. The order of sums is fixed. Anchors are clamped.
 """
 
 from collections.abc import Callable
@@ -47,6 +58,7 @@ def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
+            # Detectors are the inner axis of the grid and add to one block of outputs.
             y_ref[...] = jnp.zeros_like(y_ref)
 
         pairs.count(inputs, counts)
@@ -55,6 +67,7 @@ def forward(call: LutPairAttention, *, device: Device) -> jax.Array:
     (y,) = _call.call(
         kernel,
         *pairs.inputs,
+        # ``[outputs, rows] @ [rows, lanes]``: outputs in sublanes, queries stay in lanes.
         weights.transpose(0, 2, 1),
         outputs=[jax.ShapeDtypeStruct((n_outputs, shifts.n_lanes), jnp.float32)],
         name="lut_pair_attention",
@@ -100,11 +113,13 @@ def backward(
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
+            # Only these sum over blocks of samples; cotangents of terms belong to one block.
             for name in ("positions", "weights"):
                 if name in d:
                     d[name][...] = jnp.zeros_like(d[name])
 
         if products is not None:
+            # All rows times dy once per detector and block; each shift then only selects.
             products[...] = _dot(weights_ref[0].astype(jnp.float32), dy_ref[...])
         if counts is not None:
             counts[...] = jnp.zeros_like(counts)
@@ -114,7 +129,7 @@ def backward(
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
         def differences(steps: list[Shift], closest: list[jax.Array]) -> list[jax.Array]:
-            """Return the change by a flipped row, of each step, as a difference of products; count the rows on the way."""
+            """Return the difference of products with both rows for each shift; count rows in the same pass."""
             assert products is not None
             flipped = [s.index ^ (1 << c) for s, c in zip(steps, closest, strict=True)]
 
@@ -130,6 +145,8 @@ def backward(
 
                 return [t + change(*of) for t, *of in zip(totals, is_main, flipped, strict=True)]
 
+            # Rows are visited once for counting and for selecting: comparisons with the main row
+            # serve both.
             nothing = [jnp.zeros((1, shifts.lanes), jnp.float32)] * len(steps)
             return _for_rows(n_rows, shifts.lanes, visit, nothing)
 
@@ -147,9 +164,13 @@ def backward(
                 if "x" in needs:
                     of_query = of_query + of_pair
                 if "keys" in needs:
+                    # The sum travels with the keys, so that the addend of a pair meets the sum of
+                    # its key.
                     of_key = pltpu.roll(of_key + of_pair, 1, 1)
                 if "positions" in needs:
                     of_all = jnp.sum(of_pair, 1, keepdims=True)
+                    # A shift has one distance: its sum is always added in lane 0, and the array
+                    # rotates against it.
                     of_distance = jnp.where(at_first, of_distance + of_all, of_distance)
                     of_distance = pltpu.roll(of_distance, pairs.n_distances - 1, 1)
             return of_query, of_key, of_distance
@@ -162,6 +183,7 @@ def backward(
         if "positions" in needs:
             d["positions"][0] += pairs.distances_back(inputs, of_distance)
         if counts is not None:
+            # Contracted over lanes: the sum over all queries of the block.
             d["weights"][0] += _dot(counts[...], dy_ref[...], contract_lanes=True)
 
     n_scratch = int(need_terms) + int("weights" in needs)
@@ -217,6 +239,7 @@ def update(
         @pl.when(pl.program_id(1) == shifts.n_blocks - 1)
         def _() -> None:
             rows = weights_ref[0].astype(jnp.float32)
+            # The table moves once, by the sum over all blocks.
             moved = rows - scales[0] * total[...]
             for ref in touched:
                 moved = jnp.where(ref[...] > 0, moved - scales[1] * rows, rows)
@@ -247,6 +270,7 @@ def update(
             pltpu.VMEM((n_rows, n_outputs), jnp.float32),
             *touched,
         ],
+        # In place: the table of a detector is read and written by its own steps only.
         input_output_aliases={len(pairs.inputs) + 1: 0},
         compiler_params=params(device),
     )
@@ -254,7 +278,7 @@ def update(
 
 
 class Shift:
-    """Shift in a kernel: detection of every query and its key."""
+    """Detections of every query and its key at one shift, in a kernel."""
 
     def __init__(self, delta: jax.Array, counts: jax.Array, epsilon: float):
         self._delta, self.counts = delta, counts
@@ -262,21 +286,24 @@ class Shift:
         is_set = is_above_zero(delta)
         if epsilon:
             is_set &= ~(jnp.abs(delta) < epsilon)
+        # Comparisons are in sublanes: the sum over them packs the bits of a row id.
         index = jnp.sum(jnp.where(is_set, 1 << self._bit, 0), 0, keepdims=True, dtype=jnp.int32)
         # A negative one for pairs that do not count, which is no row.
         self.index = jnp.where(counts, index, -1)
 
     def closest(self) -> tuple[jax.Array, jax.Array]:
         """Return the number and delta of the first closest comparison, ``[1, lanes]``."""
+        # NaN is closer than any number, as in `detect`: -1 sorts before all magnitudes.
         size = jnp.where(jnp.isnan(self._delta), -1, jnp.abs(self._delta))
         smallest = jnp.min(size, 0, keepdims=True)
+        # The first of equal comparisons.
         closest = jnp.min(jnp.where(size == smallest, self._bit, len(size)), 0, keepdims=True)
         margin = jnp.sum(jnp.where(self._bit == closest, self._delta, 0), 0, keepdims=True)
         return closest, margin
 
 
 class ShiftedPairs:
-    """Pairs of a call: the inputs that a kernel reads of them, and the loop over their shifts in it."""
+    """Pairs of a call: kernel inputs, and the loop over shifts inside of a kernel."""
 
     def __init__(self, call: LutPairAttention, device: Device):
         self.shifts = shifts = _shifts.plan(call, vmem_budget(device), len(call.x))
@@ -288,6 +315,7 @@ class ShiftedPairs:
         self._n_pairs = call.anchors.shape[1]
         self.terms = Terms(call)
         found = _shifts.shifts_of(shifts, call.start, call.window)
+        # Whole registers: rotations are over all lanes of an array.
         self.n_distances = -(-shifts.most // LANES) * LANES
         shift = jnp.mod(found.first, shifts.lanes)
         named = {
@@ -299,6 +327,7 @@ class ShiftedPairs:
         if self.terms.position is not None:
             capacity = self.terms.position.shape[-1]
             self._at = jnp.clip(found.distances, 0, capacity - 1)
+            # The term of each shift, in order, so that the loop reads lane 0 and rotates.
             of_shifts = jnp.take(self.terms.position, self._at, axis=-1, mode="clip").swapaxes(0, 1)
             widths = ((0, 0), (0, 0), (0, self.n_distances - shifts.most))
             named["position"] = jnp.pad(of_shifts, widths)
@@ -334,14 +363,14 @@ class ShiftedPairs:
         return self.shifts.in_lanes(jnp.moveaxis(dy.astype(jnp.float32), -1, 0))
 
     def at_positions(self, total: jax.Array) -> jax.Array:
-        """Return sums of each distance ``[C, T, distances]`` of those of each shift ``[T, C, shifts]``."""
+        """Add sums of shifts ``[T, C, shifts]`` to their distances ``[C, T, distances]``."""
         assert self.terms.position is not None
         total = total[..., : self.shifts.most].swapaxes(0, 1)
         return jnp.zeros(self.terms.position.shape, total.dtype).at[..., self._at].add(total)
 
     # ---- in a kernel
     def split(self, refs: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """Return references to the inputs by name, and those that follow."""
+        """Split references into inputs by name and all others."""
         n = len(self._names)
         return dict(zip(self._names, refs[:n], strict=True)), refs[n:]
 
@@ -351,6 +380,7 @@ class ShiftedPairs:
         """Pass `carry` through a body for some shifts at a time."""
         shift, count = refs["range"][0], refs["range"][1]
         query, first_key = refs["query"][0], refs["keys"][...]
+        # The first shift may be anywhere; from there each step rotates by one lane.
         moving = {"key": pltpu.roll(refs["key"][0], shift, 1)}
         if "position" in refs:
             moving["position"] = refs["position"][0]
@@ -360,9 +390,12 @@ class ShiftedPairs:
 
         def one(n: Any, moving: dict[str, jax.Array]) -> Shift:
             key = first_key - n
+            # Rotations wrap around the block, and several shifts run per turn: the key number and
+            # the count mask both.
             counts = (key >= 0) & (key < self.shifts.n_keys) & (n < count)
             delta = query + moving["key"]
             if "position" in moving:
+                # All pairs of a shift have one distance, so a column is broadcast over the lanes.
                 delta = delta + moving["position"][:, :1]
             if "key_segments" in moving:
                 counts &= refs["query_segments"][...] == moving["key_segments"]
@@ -379,27 +412,28 @@ class ShiftedPairs:
         return jax.lax.fori_loop(0, _turns(count), some, (moving, carry))[1]
 
     def count(self, refs: dict[str, Any], counts: Any) -> None:
-        """Set the reference `counts` ``[rows, lanes]`` to how often each query reads each row."""
+        """Count in `counts` ``[rows, lanes]`` how often each query reads each row."""
         counts[...] = jnp.zeros_like(counts)
         self.for_each_shift(refs, lambda steps, _: _count_rows(counts, steps), None)
 
     def keys_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """Move an array that was rotated along with the keys back to where the keys were."""
+        """Undo the rotations of an array that was rotated along with the keys."""
+        # Every turn rotates `_AT_ONCE` times, also behind the last shift that counts.
         turned = jax.lax.rem(refs["range"][0] + _turns(refs["range"][1]) * _AT_ONCE, self.shifts.lanes)
         return pltpu.roll(a, jax.lax.rem(self.shifts.lanes - turned, self.shifts.lanes), 1)
 
     def distances_back(self, refs: dict[str, Any], a: jax.Array) -> jax.Array:
-        """Move an array that was rotated along with the positions, the other way, back to their distances."""
+        """Undo the rotations of an array that was rotated along with the positions."""
         return pltpu.roll(a, jax.lax.rem(_turns(refs["range"][1]) * _AT_ONCE, self.n_distances), 1)
 
 
 def _turns(count: jax.Array) -> jax.Array:
-    """Return the steps of the loop for so many shifts."""
+    """Return the number of loop turns for `count` shifts."""
     return jax.lax.div(count + (_AT_ONCE - 1), jnp.int32(_AT_ONCE))
 
 
 def _count_rows(counts: Any, steps: list[Shift]) -> None:
-    """Add to the reference `counts` ``[rows, lanes]`` the row that each query reads in each step."""
+    """Count in `counts` ``[rows, lanes]`` the row of each query at each shift."""
 
     def add(rows: Any, number: jax.Array, _: None) -> None:
         counts[rows] += sum((number == s.index).astype(jnp.float32) for s in steps)
@@ -410,6 +444,7 @@ def _count_rows(counts: Any, steps: list[Shift]) -> None:
 
 def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any], carry: Any) -> Any:
     """Pass `carry` through a body for each slice of rows and their numbers ``[rows, lanes]``."""
+    # Chunks of rows stay in registers; a loop over chunks keeps the program short.
     size = min(n_rows, 1 << (max(_CHUNK // lanes, 8).bit_length() - 1))  # both are powers of two
     number = jax.lax.broadcasted_iota(jnp.int32, (size, lanes), 0)
     if size == n_rows:
@@ -423,6 +458,7 @@ def _for_rows(n_rows: int, lanes: int, body: Callable[[Any, jax.Array, Any], Any
 
 
 def _dot(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+    # Counts may exceed the 8 digits of bfloat16, and tables are float32: full precision for both.
     contracted = ((1,), (1 if contract_lanes else 0,))
     return jax.lax.dot_general(
         a, b, (contracted, ((), ())), precision="highest", preferred_element_type=jnp.float32

@@ -63,7 +63,7 @@ def update(
 
     def touched() -> jax.Array:
         shape = (*weights.shape[:2], 1)
-        # Blocks depend on shapes only; a table with one output gets larger ones.
+        # Blocks depend on shapes only, here on the shape of tables with one output.
         counted = call.replace(weights=jax.ShapeDtypeStruct(shape, weights.dtype))
         blocks = _blocks(counted, device)
         ones = jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
