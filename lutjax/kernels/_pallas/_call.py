@@ -1,7 +1,7 @@
 """Calls of Pallas kernels from JAX.
 
-`call` wraps `pallas_call`: it prefixes kernel names, which profiles show, and makes kernels usable inside of
-`shard_map`, where arrays carry the mesh axes over which they vary.
+`call` wraps `pallas_call`: it prefixes kernel names, which profiles show, and makes kernels usable
+inside of `shard_map`, where arrays carry the mesh axes over which they vary.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,13 @@
 """Comparisons of `lutjax.lut_pair_attention` as sums of one term per position.
 
-Formula for comparison ``c`` of detector ``t`` with ends ``a, b`` and ``z = [key, query, position]``::
+Formula for comparison ``c`` of detector ``t`` with ends ``a, b`` and ``z = [key, query,
+position]``::
 
     delta[c, t] = z[a] - z[b] = key_term[c, t, i] + query_term[c, t, j] + position_term[c, t, d]
 
-Each end lies in one part of ``z``, so at most two terms are not zero, and the sum is exact: it equals the
-difference of the two values. Terms are computed once per position and added for every pair.
+Each end lies in one part of ``z``, so at most two terms are not zero, and the sum is exact: it
+equals the difference of the two values. Terms are computed once per position and added for every
+pair.
 
 Layout: terms are ``[C, T, ...positions]``, so that a tile of pairs reads contiguous positions.
 

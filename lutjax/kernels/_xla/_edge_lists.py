@@ -7,15 +7,16 @@ Formula for the edges ``e`` of row ``index[b, t]``, that is ``first[row] <= e < 
     dmargin[b, t] = slope(margin[b, t]) * (sum over e of weights[e] * dy[b, target[e]]
                                            - the same for the edges of row index ^ flip)
 
-Work: a scan over tables. For every read the first `width` edges are processed at once. Reads of longer
-rows continue in a loop, `width` edges at a time for a block of reads, so that time follows the number
-of reached edges and not the longest row.
+Work: a scan over tables. For every read the first `width` edges are processed at once. Reads of
+longer rows continue in a loop, `width` edges at a time for a block of reads, so that time follows
+the number of reached edges and not the longest row.
 
-Layout: edges of a row are adjacent, rows of a table are adjacent; one gather reads `width` neighbors.
-Outputs have one extra column behind the last one, which receives neighbors that belong to other rows.
+Layout: edges of a row are adjacent, rows of a table are adjacent; one gather reads `width`
+neighbors. Outputs have one extra column behind the last one, which receives neighbors that belong
+to other rows.
 
-Numerics: sums use `addend_dtype`. Row ids, targets and edge numbers are clamped. On CPUs additions have
-a fixed order; on GPUs the order of a scatter may vary, except in fixed point.
+Numerics: sums use `addend_dtype`. Row ids, targets and edge numbers are clamped. On CPUs additions
+have a fixed order; on GPUs the order of a scatter may vary, except in fixed point.
 """
 
 import dataclasses

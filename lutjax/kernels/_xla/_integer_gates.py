@@ -6,11 +6,11 @@ Formula: as in `bilinear_gates`, `soft_lut` and `binary_lut`, where every produc
     y = c0 + c1 a + c2 b + c3 a b
     y = sum over slots s of table[s] * product over wires l of (x_l if bit l of s else 1 - x_l)
 
-Work: arrays are features first, ``[G, B]``. Tables loop over slots with `jax.lax.scan`, so that no array
-has an axis of slots and of samples.
+Work: arrays are features first, ``[G, B]``. Tables loop over slots with `jax.lax.scan`, so that no
+array has an axis of slots and of samples.
 
-Numerics: products are multiplied from the left, ``(c3 a) b``. No float is added to a product before it
-is rounded, so no compiler can contract the two to a fused multiply-add: results are equal on all
+Numerics: products are multiplied from the left, ``(c3 a) b``. No float is added to a product before
+it is rounded, so no compiler can contract the two to a fused multiply-add: results are equal on all
 devices and in every run. Sums wrap like int32 if the scale is too small.
 """
 

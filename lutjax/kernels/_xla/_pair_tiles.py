@@ -1,19 +1,20 @@
 """Tiled iteration over the (query, earlier key) pairs of attention.
 
-Pair of query ``j`` and key ``i``: ``key = start + j - 1 - d`` with the distance ``d >= 0``, so a query
-sees earlier keys only. A pair counts if its query and key exist, ``d < window``, both
-are in one segment, and the mask of its block is positive.
+Pair of query ``j`` and key ``i``: ``key = start + j - 1 - d`` with the distance ``d >= 0``, so a
+query sees earlier keys only. A pair counts if its query and key exist, ``d < window``, both are in
+one segment, and the mask of its block is positive.
 
 Work: a tile is a block of samples times queries times distances. With distances instead of keys, a
-window costs ``L * window``, every tile reads one slice of the positions, and the keys of a tile are one
-slice. Loops over blocks of samples and queries contain a loop over the distances at which the block has
-pairs. Short sequences are a single tile that lists only pairs that count.
+window costs ``L * window``, every tile reads one slice of the positions, and the keys of a tile are
+one slice. Loops over blocks of samples and queries contain a loop over the distances at which the
+block has pairs. Short sequences are a single tile that lists only pairs that count.
 
-Layout: arrays are detector-major, ``[..., samples, positions]``, see `_row_gathers`. Queries are padded
-to whole tiles; keys are padded on both sides, so that the slice of a tile never leaves the array.
+Layout: arrays are detector-major, ``[..., samples, positions]``, see `_row_gathers`. Queries are
+padded to whole tiles; keys are padded on both sides, so that the slice of a tile never leaves the
+array.
 
-Numerics: sums over pairs keep their dtype. A tile adds its sums to one slice of the totals, tile after
-tile, so the order is fixed. Pairs that do not count contribute zero.
+Numerics: sums over pairs keep their dtype. A tile adds its sums to one slice of the totals, tile
+after tile, so the order is fixed. Pairs that do not count contribute zero.
 """
 
 import dataclasses

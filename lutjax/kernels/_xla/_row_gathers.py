@@ -12,14 +12,16 @@ Work: a CPU visits one group after the other, and one table after the other with
 group stay in its cache. Other devices visit one table of every group per step, because a step costs
 kernel launches. TPUs multiply small tables by one-hot matrices instead of gathering rows.
 
-Layout: ids are detector-major ``[T, n]``, tables of a group are adjacent. XLA fuses a chain of gathers
-and additions into one pass without temporaries: 3 to 20 times faster on CPUs than one gather of
-``[n, T, O]`` and a sum. It is also faster on GPUs, where fewer tables compete for the L2 cache.
+Layout: ids are detector-major ``[T, n]``, tables of a group are adjacent. XLA fuses a chain of
+gathers and additions into one pass without temporaries: 3 to 20 times faster on CPUs than one
+gather of ``[n, T, O]`` and a sum. It is also faster on GPUs, where fewer tables compete for the L2
+cache.
 
 Numerics: sums use `addend_dtype`: float32, integers in fixed point, int32 or `WideSum` for integer
-coefficients. Tables are added in ascending order. Row ids are clamped. One-hot products keep all digits
-of float32, but they touch every row: an infinity or NaN in one row makes NaN of all sums of its output.
-They also subtract two products where gathers subtract rows first, so they lose digits of large rows.
+coefficients. Tables are added in ascending order. Row ids are clamped. One-hot products keep all
+digits of float32, but they touch every row: an infinity or NaN in one row makes NaN of all sums of
+its output. They also subtract two products where gathers subtract rows first, so they lose digits
+of large rows.
 """
 
 import math

@@ -5,20 +5,21 @@ Formula for detector ``t``, row ``r`` and hits ``i``::
     gradient[t, r] = factor * sum over i with index[t, i] == r of values[i]
     weights[t, r], state[t, r] = rule.step(weights[t, r], gradient[t, r], state[t, r], rate)
 
-A hit is one read of a row: detector ``t`` read row ``index[t, i]``, whose gradient receives ``values[i]``
-(or ``values[t, i]``). A kernel enumerates its hits tile by tile through a `Visit` function.
+A hit is one read of a row: detector ``t`` read row ``index[t, i]``, whose gradient receives
+``values[i]`` (or ``values[t, i]``). A kernel enumerates its hits tile by tile through a `Visit`
+function.
 
-Work: a scan over groups of detectors bounds the scratch memory for gradients to `_SCRATCH` values. A
-group accumulates in an array over all rows (where ``R <= hits``) or over its hits: then the
-first visit records the last hit of each row, and the second adds all hits of a row at this slot.
-Additive rules (plain SGD) need no sum and add every hit to its row directly.
+Work: a scan over groups of detectors bounds the scratch memory for gradients to `_SCRATCH` values.
+A group accumulates in an array over all rows (where ``R <= hits``) or over its hits: then the first
+visit records the last hit of each row, and the second adds all hits of a row at this slot. Additive
+rules (plain SGD) need no sum and add every hit to its row directly.
 
 Layout: tables and state are carried through the scan, so XLA updates them in place. CPUs take one
 detector per group; other devices take as many as fit the scratch memory.
 
-Numerics: gradients use `addend_dtype`; in fixed point the result does not depend on the order of hits.
-Without it, the scatter order of GPUs may change the last bits between runs. Row ids are clamped; hits
-that do not count get id ``R``, which a scatter with ``mode="drop"`` ignores.
+Numerics: gradients use `addend_dtype`; in fixed point the result does not depend on the order of
+hits. Without it, the scatter order of GPUs may change the last bits between runs. Row ids are
+clamped; hits that do not count get id ``R``, which a scatter with ``mode="drop"`` ignores.
 """
 
 import dataclasses

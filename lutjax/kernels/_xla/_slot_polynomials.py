@@ -1,20 +1,21 @@
 """Multilinear interpolation of lookup tables over bits.
 
-Formula for one gate with slots ``s`` and inputs ``x_l``, bit ``l`` of ``s`` the l-th least significant::
+Formula for one gate with slots ``s`` and inputs ``x_l``, bit ``l`` of ``s`` the l-th least
+significant::
 
     share[s] = product over l of (x_l if bit l of s else 1 - x_l)
     value = sum over s of table[s] * share[s]
     slopes[l] = d value / d x_l
     of_table[s] = sum over samples of dy * share[s]
 
-Work: the `_LOW_BITS` low bits (at most 16 slots) are written out as a tree of ``s + a (t - s)``; a loop
-visits the values of the high bits. No array has an axis of slots and of samples, and the program size
-does not grow with ``2**n``.
+Work: the `_LOW_BITS` low bits (at most 16 slots) are written out as a tree of ``s + a (t - s)``; a
+loop visits the values of the high bits. No array has an axis of slots and of samples, and the
+program size does not grow with ``2**n``.
 
 Layout: features first, ``[G, B]``; XLA fuses the tree of a gate into one pass over its samples.
 
-Numerics: the dtype of the arguments, which kernels choose as accumulator. Sums over high bits are in
-ascending order. Boolean inputs select the slot exactly, with no product.
+Numerics: the dtype of the arguments, which kernels choose as accumulator. Sums over high bits are
+in ascending order. Boolean inputs select the slot exactly, with no product.
 """
 
 import jax

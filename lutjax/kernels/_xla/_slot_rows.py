@@ -8,11 +8,11 @@ Formula for tables ``weights [T, R, K]`` and targets ``[T or 1, R or 1, K]``::
 
 Work: a scan over tables, all reads of a table at once: no array ``[T, n, K]`` exists.
 
-Layout: cotangents and sums are ``[n, O]`` as in `_row_gathers`, plus one column for unused slots, which
-have target ``O``: sums are discarded there and cotangents read a zero.
+Layout: cotangents and sums are ``[n, O]`` as in `_row_gathers`, plus one column for unused slots,
+which have target ``O``: sums are discarded there and cotangents read a zero.
 
-Numerics: sums use `addend_dtype`. Where both rows reach the same output, values are subtracted before
-they are multiplied. Row ids and targets are clamped.
+Numerics: sums use `addend_dtype`. Where both rows reach the same output, values are subtracted
+before they are multiplied. Row ids and targets are clamped.
 """
 
 import dataclasses

@@ -5,15 +5,15 @@ Formula for gate ``g`` with wires ``w[g, l]``::
     rows:       read_l[g] = x[w[g, l]]
     to_inputs:  dx[i] = sum over all (g, l) with w[g, l] == i of by_wire_l[g]
 
-Work: three ways to sum. With fan-out lists of at most `_WRITTEN_OUT` readers, each input gathers its
-readers. Without, a few inputs use a product with a 0/1 matrix, and many use a scatter.
+Work: three ways to sum. With fan-out lists of at most `_WRITTEN_OUT` readers, each input gathers
+its readers. Without, a few inputs use a product with a 0/1 matrix, and many use a scatter.
 
-Layout: features first, ``[features, samples]``: a wire reads one contiguous row, and a chain of reads,
-products and one sum is a single pass over memory.
+Layout: features first, ``[features, samples]``: a wire reads one contiguous row, and a chain of
+reads, products and one sum is a single pass over memory.
 
-Numerics: sums keep the dtype of their addends. Readers add in their listed order; the product and the
-scatter of GPUs may use another order. Wire ids and reader numbers are clamped. A NaN or infinity
-reaches only the inputs that are read.
+Numerics: sums keep the dtype of their addends. Readers add in their listed order; the product and
+the scatter of GPUs may use another order. Wire ids and reader numbers are clamped. A NaN or
+infinity reaches only the inputs that are read.
 """
 
 import jax

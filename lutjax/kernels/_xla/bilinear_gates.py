@@ -6,11 +6,12 @@ Formula for gate ``g`` with ``a, b = x[wires[g]]``::
     dx[wires[g]] += dy (c1 + c3 b), dy (c2 + c3 a)
     dcoefficients = sum over samples of dy, dy a, dy b, dy a b
 
-Work and layout: features first, ``[features, samples]``; see `_wire_gathers`. Large layers with fan-out
-lists compute the cotangent of each input from its readers in one pass, without an array by wire.
+Work and layout: features first, ``[features, samples]``; see `_wire_gathers`. Large layers with
+fan-out lists compute the cotangent of each input from its readers in one pass, without an array by
+wire.
 
-Numerics: accumulator dtype; the output is rounded to the dtype of ``x``. Readers add in listed order.
-In fixed point see `_integer_gates`. Wire ids are clamped.
+Numerics: accumulator dtype; the output is rounded to the dtype of ``x``. Readers add in listed
+order. In fixed point see `_integer_gates`. Wire ids are clamped.
 """
 
 import jax

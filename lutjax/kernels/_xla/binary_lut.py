@@ -1,11 +1,11 @@
 """`lutjax.binary_lut` in plain JAX.
 
-Formula for gate ``g``: bit ``l`` of the address is ``x[wires[g, l]] > 0``, and ``y[g] = table[g, address]``.
-``dtable[g, address] += dy[g]``. The surrogate gradient of the inputs is half of the gradient of
-`soft_lut` with inputs 3/4 for set bits and 1/4 for unset bits.
+Formula for gate ``g``: bit ``l`` of the address is ``x[wires[g, l]] > 0``, and ``y[g] = table[g,
+address]``. ``dtable[g, address] += dy[g]``. The surrogate gradient of the inputs is half of the
+gradient of `soft_lut` with inputs 3/4 for set bits and 1/4 for unset bits.
 
-Layout: features first, ``[features, samples]``. Numerics: sums use the accumulator dtype; a NaN input is
-an unset bit. In fixed point see `_integer_gates`. Wire ids are clamped.
+Layout: features first, ``[features, samples]``. Numerics: sums use the accumulator dtype; a NaN
+input is an unset bit. In fixed point see `_integer_gates`. Wire ids are clamped.
 """
 
 import jax

@@ -7,10 +7,11 @@ Formula for detector ``t`` and anchor pair ``r``::
     margin = delta of the pair with the smallest |delta|;  flip = its bit
     dx[first anchor of that pair] += dmargin;  dx[second anchor] -= dmargin
 
-Work: one pair of all detectors at a time, so only one delta per detector is live. Layout: inputs first,
-``[I, B]``, so that an anchor reads a contiguous row of the batch.
+Work: one pair of all detectors at a time, so only one delta per detector is live. Layout: inputs
+first, ``[I, B]``, so that an anchor reads a contiguous row of the batch.
 
-Numerics: accumulator dtype. Ties take the first pair; NaN is closer than any number. Ids are clamped.
+Numerics: accumulator dtype. Ties take the first pair; NaN is closer than any number. Ids are
+clamped.
 """
 
 import jax

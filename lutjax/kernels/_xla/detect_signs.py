@@ -1,8 +1,8 @@
 """`lutjax.detect_signs` in plain JAX.
 
-Formula: ``delta[r] = positions[r]``; index, flip and margin follow as in `detect`. ``dpositions[closest] =
-dmargin`` and 0 elsewhere. Numerics: see `detect`; each position has at most one cotangent, so nothing
-is summed.
+Formula: ``delta[r] = positions[r]``; index, flip and margin follow as in `detect`.
+``dpositions[closest] = dmargin`` and 0 elsewhere. Numerics: see `detect`; each position has at most
+one cotangent, so nothing is summed.
 """
 
 import jax

@@ -6,8 +6,8 @@ Formula for sample ``b``, group ``g`` and tables ``t`` of the group::
     dweights[t, index[b, t]] += dy[b, g]
     dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
 
-Work, layout and numerics: see `_row_gathers`, and `_row_updates` for in-place updates. Ids are transposed
-to detector-major ``[T, B]``: a step of the loop reads contiguous ids of one table.
+Work, layout and numerics: see `_row_gathers`, and `_row_updates` for in-place updates. Ids are
+transposed to detector-major ``[T, B]``: a step of the loop reads contiguous ids of one table.
 """
 
 from typing import Any

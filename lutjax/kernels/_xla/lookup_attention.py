@@ -1,6 +1,7 @@
 """`lutjax.lookup_attention` in plain JAX.
 
-Formula for query ``j``, earlier key ``i`` at distance ``d``, detector ``t``; ``N`` bits of the position::
+Formula for query ``j``, earlier key ``i`` at distance ``d``, detector ``t``; ``N`` bits of the
+position::
 
     row = query.index[j] << (key.bits + N) | key.index[i] << N | position.index[d]
     y[j] = sum over i, t of weights[t, row]
@@ -10,10 +11,11 @@ Formula for query ``j``, earlier key ``i`` at distance ``d``, detector ``t``; ``
 ``margin`` and ``flip`` are those of the closer one of query and key; the margin of the position is
 treated in the same way if it is closer than both.
 
-Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. `rows` is a module or
-object with the loops of `_row_gathers`, or `SlotRows` for sparse rows.
+Work: tile by tile, see `_pair_tiles`: nothing of the size of all pairs exists. `rows` is a module
+or object with the loops of `_row_gathers`, or `SlotRows` for sparse rows.
 
-Numerics: sums use `addend_dtype`, tile after tile in fixed order. Ties go to the key. Ids are clamped.
+Numerics: sums use `addend_dtype`, tile after tile in fixed order. Ties go to the key. Ids are
+clamped.
 """
 
 import copy

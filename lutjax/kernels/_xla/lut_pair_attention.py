@@ -1,6 +1,7 @@
 """`lutjax.lut_pair_attention` in plain JAX.
 
-Formula for query ``j``, earlier key ``i`` at distance ``d``, ``z = [keys[i], x[j], positions[d]]``::
+Formula for query ``j``, earlier key ``i`` at distance ``d``, ``z = [keys[i], x[j],
+positions[d]]``::
 
     delta[r] = z[a] - z[b] for comparison r of detector t;  row, flip, margin as in `detect`
     y[j] = sum over i, t of weights[t, row]
@@ -8,9 +9,9 @@ Formula for query ``j``, earlier key ``i`` at distance ``d``, ``z = [keys[i], x[
     dz[a], dz[b] += c, -c at the closest comparison,
         c = slope(margin) * <dy[j], weights[t, row] - weights[t, row ^ flip]>
 
-Work: tile by tile (`_pair_tiles`); deltas are sums of terms per position (`_comparison_terms`). `rows`
-has the loops of `_row_gathers`, or is a `SlotRows`. Cotangents are summed per term, ``[C, T, B, L]``,
-and distributed to the inputs once, after all tiles.
+Work: tile by tile (`_pair_tiles`); deltas are sums of terms per position (`_comparison_terms`).
+`rows` has the loops of `_row_gathers`, or is a `SlotRows`. Cotangents are summed per term, ``[C, T,
+B, L]``, and distributed to the inputs once, after all tiles.
 
 Numerics: sums use `addend_dtype`, tile after tile in fixed order. Anchors are clamped.
 """

@@ -1,19 +1,20 @@
 """`lutjax.margins` in plain JAX.
 
-Formula for table ``t`` of group ``g`` and comparison ``c`` with anchors ``a, b`` (``b`` may be missing)::
+Formula for table ``t`` of group ``g`` and comparison ``c`` with anchors ``a, b`` (``b`` may be
+missing)::
 
     u[n, t, c] = x[n, g, a[t, c]] - x[n, g, b[t, c]]
     dx[n, g, a] += du;  dx[n, g, b] -= du
 
-Work: one comparison of all tables at a time. On CPUs ``dx`` is a scatter of whole rows. On accelerators
-it is ``du`` times the incidence matrix of the anchors ``[T, C, I]``, because a matrix product is faster
-than a scatter there.
+Work: one comparison of all tables at a time. On CPUs ``dx`` is a scatter of whole rows. On
+accelerators it is ``du`` times the incidence matrix of the anchors ``[T, C, I]``, because a matrix
+product is faster than a scatter there.
 
-Layout: inputs first, ``[H * I, n]``: anchors are the same for all samples, so a comparison reads and adds
-contiguous rows of the batch.
+Layout: inputs first, ``[H * I, n]``: anchors are the same for all samples, so a comparison reads
+and adds contiguous rows of the batch.
 
-Numerics: accumulator dtype; the product uses full float32 precision. Its order of sums, and so the last
-bits, differs from the scatter, except in fixed point. Ids are clamped.
+Numerics: accumulator dtype; the product uses full float32 precision. Its order of sums, and so the
+last bits, differs from the scatter, except in fixed point. Ids are clamped.
 """
 
 from collections.abc import Sequence

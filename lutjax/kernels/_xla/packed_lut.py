@@ -1,11 +1,11 @@
 """`lutjax.packed_lut` in plain JAX.
 
-Formula: each table is a polynomial over GF(2) in its input bits, for two bits
-``y = m0 ^ a & m1 ^ b & m2 ^ a & b & m3`` with words ``a, b`` of 32 samples and masks ``m`` of all or no bits.
+Formula: each table is a polynomial over GF(2) in its input bits, for two bits ``y = m0 ^ a & m1 ^ b
+& m2 ^ a & b & m3`` with words ``a, b`` of 32 samples and masks ``m`` of all or no bits.
 
-Work: `masks` derives the coefficients from the truth table once; `value` evaluates them in Horner form,
-``2**n - 1`` ands and exclusive ors per word for 32 samples. Layout: features first, ``[features, words]``.
-Exact; wire ids are clamped.
+Work: `masks` derives the coefficients from the truth table once; `value` evaluates them in Horner
+form, ``2**n - 1`` ands and exclusive ors per word for 32 samples. Layout: features first,
+``[features, words]``. Exact; wire ids are clamped.
 """
 
 from collections.abc import Sequence

@@ -9,15 +9,16 @@ Formula for sample ``b``, group ``g``, tables ``t`` of the group::
 The gradient of the read is the VJP of its elementwise function, for any read. Nothing is saved: the
 backward pass computes margins and scores again.
 
-Work: CPUs process a block of tables of one group before the next one: margins, scores and sums stay in
-the cache, and no array over all tables and samples exists. Accelerators compute each step for all
-tables. `kernels` is a module with the row loops of `_row_gathers`.
+Work: CPUs process a block of tables of one group before the next one: margins, scores and sums stay
+in the cache, and no array over all tables and samples exists. Accelerators compute each step for
+all tables. `kernels` is a module with the row loops of `_row_gathers`.
 
 Layout: margins, ids and coefficients are detector-major, ``[T, B]``.
 
-Numerics: see `_row_gathers`. int8 tables multiply integer coefficients in units of ``2**-SHIFT`` and sum
-int32 (or `WideSum`); the scale of the table is applied to the sum. In fixed point, `reproducible` makes
-the floats of the read equal in every program, because they are rounded to integers.
+Numerics: see `_row_gathers`. int8 tables multiply integer coefficients in units of ``2**-SHIFT``
+and sum int32 (or `WideSum`); the scale of the table is applied to the sum. In fixed point,
+`reproducible` makes the floats of the read equal in every program, because they are rounded to
+integers.
 """
 
 import functools

@@ -6,8 +6,8 @@ Formula for gate ``g`` with inputs ``x_l = x[wires[g, l]]``::
     dx[wires[g, l]] += dy[g] * (d y[g] / d x_l)
     dtable[g, k] = sum over samples of dy[g] * product
 
-Work and layout: features first, see `_slot_polynomials` and `_wire_gathers`. Numerics: accumulator dtype;
-in fixed point see `_integer_gates`. Wire ids are clamped.
+Work and layout: features first, see `_slot_polynomials` and `_wire_gathers`. Numerics: accumulator
+dtype; in fixed point see `_integer_gates`. Wire ids are clamped.
 """
 
 import jax

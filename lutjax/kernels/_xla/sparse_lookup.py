@@ -7,9 +7,9 @@ Formula with ``row = index[b, t]`` and slots ``k``::
     dmargin[b, t] = slope(margin) * (sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
                                      - the same for the flipped row)
 
-Work: one table after the other, so that no array ``[B, T, K]`` exists (`_slot_rows`). Edge lists use
-`_edge_lists`. Where one-hot products are faster than gathers (TPUs, see `_row_gathers`), small tables are
-expanded to all outputs and read by `lookup`.
+Work: one table after the other, so that no array ``[B, T, K]`` exists (`_slot_rows`). Edge lists
+use `_edge_lists`. Where one-hot products are faster than gathers (TPUs, see `_row_gathers`), small
+tables are expanded to all outputs and read by `lookup`.
 
 Numerics: sums use `addend_dtype`. Row ids and targets are clamped; target -1 is an unused slot.
 """

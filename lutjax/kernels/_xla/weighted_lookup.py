@@ -8,8 +8,8 @@ Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``:
 
 Only the first `valued` ways contribute to ``y`` and ``dweights``; all of them get ``dc``.
 
-Work, layout and numerics: see `_row_gathers`. Ids and coefficients are detector-major, ``[T, B]`` per way.
-A coefficient of 0 contributes nothing, even from an infinite row.
+Work, layout and numerics: see `_row_gathers`. Ids and coefficients are detector-major, ``[T, B]``
+per way. A coefficient of 0 contributes nothing, even from an infinite row.
 """
 
 from collections.abc import Sequence

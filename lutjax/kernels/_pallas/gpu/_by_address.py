@@ -1,19 +1,21 @@
 """Lookup tables addressed by bits: data-dependent reads and additions of threads.
 
-Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l], s] > 0``::
+Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal to ``x[wires[g, l],
+s] > 0``::
 
     look_up:           y[g, s] = table[g, address]
     sum_over_readers:  dx[i, s] = sum over wires (g, l) that read i of dy[g, s] * slopes[g, l, address]
     sum_by_address:    dtable[g, k] = sum over s of dy[g, s] * [address == k]
 
-Work: programs of one warpgroup own 512 samples of one gate or input, four contiguous samples per thread.
-For `sum_by_address` a program owns one gate and a part of the samples; XLA adds the parts.
+Work: programs of one warpgroup own 512 samples of one gate or input, four contiguous samples per
+thread. For `sum_by_address` a program owns one gate and a part of the samples; XLA adds the parts.
 
-Layout: features first, ``[features, samples]``. Four addresses of 8 bits are packed in a word, so that a
-thread loads one word for its four samples, and 16 bytes of cotangents.
+Layout: features first, ``[features, samples]``. Four addresses of 8 bits are packed in a word, so
+that a thread loads one word for its four samples, and 16 bytes of cotangents.
 
-Numerics: float32 sums. Readers add in listed order. `sum_by_address` has one sum per slot and thread, in
-shared memory, so nothing is added concurrently and results are equal in every run. NaN is an unset bit.
+Numerics: float32 sums. Readers add in listed order. `sum_by_address` has one sum per slot and
+thread, in shared memory, so nothing is added concurrently and results are equal in every run. NaN
+is an unset bit.
 """
 
 from typing import Any

@@ -6,11 +6,12 @@ Formula for detector ``t``, query ``j`` and row ``r`` among the rows of the quer
 
 A key counts if ``low <= i < high`` (causality and window) and its segment is the query's.
 
-Work: grid (detectors, samples, blocks of 4 queries). A program is one warpgroup that handles one query at
-a time; each thread handles one pair, and adds 1 at the row id of its pair. A step visits up to 512 keys.
+Work: grid (detectors, samples, blocks of 4 queries). A program is one warpgroup that handles one
+query at a time; each thread handles one pair, and adds 1 at the row id of its pair. A step visits
+up to 512 keys.
 
-Layout: the histogram of one query lies in shared memory; keys are read coalesced. Positions are stored
-backwards, by ``n_queries + key - query``, so that adjacent keys read adjacent positions.
+Layout: the histogram of one query lies in shared memory; keys are read coalesced. Positions are
+stored backwards, by ``n_queries + key - query``, so that adjacent keys read adjacent positions.
 
 Numerics: integers, so the order of atomic additions is irrelevant. Ids are clamped.
 """

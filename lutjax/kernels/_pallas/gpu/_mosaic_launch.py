@@ -1,14 +1,15 @@
 """Launches of Mosaic GPU kernels, and pipelines of copies into shared memory.
 
-Work division: a program has `WARPGROUPS` warpgroups of 128 threads that compute, and one that only issues
-asynchronous copies (TMA) of the blocks of later steps. They share the memory of one multiprocessor.
+Work division: a program has `WARPGROUPS` warpgroups of 128 threads that compute, and one that only
+issues asynchronous copies (TMA) of the blocks of later steps. They share the memory of one
+multiprocessor.
 
-Memory: `pipeline` keeps the blocks of up to `stages` steps in shared memory; step ``k`` computes while the
-blocks of the next steps arrive. Barriers between the warpgroups are those of
+Memory: `pipeline` keeps the blocks of up to `stages` steps in shared memory; step ``k`` computes
+while the blocks of the next steps arrive. Barriers between the warpgroups are those of
 `emit_pipeline_warp_specialized`.
 
-Semantics: with `by_lanes` the kernel gives layouts of register arrays itself (lane semantics), which inline
-MLIR needs; otherwise the compiler infers them (warpgroup semantics).
+Semantics: with `by_lanes` the kernel gives layouts of register arrays itself (lane semantics),
+which inline MLIR needs; otherwise the compiler infers them (warpgroup semantics).
 """
 
 import inspect

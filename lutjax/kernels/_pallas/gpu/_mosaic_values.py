@@ -3,11 +3,12 @@
 Pallas has no gather of a vector and no addition to shared memory, so kernels inline MLIR through
 `plgpu.inline_mgpu`. Here every value is the register of one thread.
 
-Layouts: `one_each` gives thread ``t`` elements ``t, t + 128, ...``, so that neighboring threads touch
-neighboring addresses (coalesced). `layout_of_all` gives each thread up to four contiguous elements.
+Layouts: `one_each` gives thread ``t`` elements ``t, t + 128, ...``, so that neighboring threads
+touch neighboring addresses (coalesced). `layout_of_all` gives each thread up to four contiguous
+elements.
 
-Numerics: integer additions in shared memory are exact in any order. Float additions are atomic, but their
-order, and thus the last bits of a sum, varies between runs.
+Numerics: integer additions in shared memory are exact in any order. Float additions are atomic, but
+their order, and thus the last bits of a sum, varies between runs.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Sparse lookups with long rows: the outputs of a sample, or their cotangents, lie in shared memory.
+"""Sparse lookups with long rows: the outputs of a sample, or their cotangents, lie in shared
+memory.
 
 Formula for sample ``b``, detectors ``t``, slots ``k`` with ``row = index[b, t]``::
 
@@ -6,16 +7,17 @@ Formula for sample ``b``, detectors ``t``, slots ``k`` with ``row = index[b, t]`
     differences:  d[b, t] = sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
                             - the same for the other row
 
-Work: one program of one warpgroup per sample. To sum, a thread takes a slot of a detector, reads weight and
-target, and adds to shared memory. For differences a warp takes a detector, its 32 lanes read adjacent
-slots of both rows, and a butterfly sums the lanes.
+Work: one program of one warpgroup per sample. To sum, a thread takes a slot of a detector, reads
+weight and target, and adds to shared memory. For differences a warp takes a detector, its 32 lanes
+read adjacent slots of both rows, and a butterfly sums the lanes.
 
-Layout: tables and targets stay in global memory, read coalesced because adjacent lanes read adjacent slots.
-Scattered accesses only hit shared memory.
+Layout: tables and targets stay in global memory, read coalesced because adjacent lanes read
+adjacent slots. Scattered accesses only hit shared memory.
 
-Numerics: float32 or int32. Float additions to shared memory are atomic in varying order, so the last bits
-of ``y`` may differ between runs; integers and differences do not vary. The caller clamps ids; target -1
-is an unused slot. Where both rows reach the same output, values are subtracted before the product.
+Numerics: float32 or int32. Float additions to shared memory are atomic in varying order, so the
+last bits of ``y`` may differ between runs; integers and differences do not vary. The caller clamps
+ids; target -1 is an unused slot. Where both rows reach the same output, values are subtracted
+before the product.
 """
 
 import dataclasses

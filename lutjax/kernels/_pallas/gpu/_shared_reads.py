@@ -1,22 +1,24 @@
-"""Weighted reads of small tables for `lutjax.scored_lut`: eight lanes read a row of a sample from shared memory.
+"""Weighted reads of small tables for `lutjax.scored_lut`: eight lanes read a row of a sample from
+shared memory.
 
 Formula for sample ``n``, group ``g``, tables ``t`` of the group and ways ``k`` (one or two)::
 
     sum_rows:  y[n, g] = sum over t, k of factors[k, t, n] * weights[t, row[k, t, n]]
     products:  p[k, t, n] = <dy[n, g], weights[t, row[k, t, n]]>
 
-Work: grid (groups, blocks of `SAMPLES` samples). A program keeps the sums, or the cotangents, of its samples
-in registers while it visits the tables of the group; the next tables are copied meanwhile. Eight lanes
-handle one sample, a warp four samples at a time and 16 times that in all.
+Work: grid (groups, blocks of `SAMPLES` samples). A program keeps the sums, or the cotangents, of
+its samples in registers while it visits the tables of the group; the next tables are copied
+meanwhile. Eight lanes handle one sample, a warp four samples at a time and 16 times that in all.
 
-Layout: eight lanes read 32 outputs of a row (128 bytes) in one instruction. A remainder of 16 outputs is
-*narrow*: four lanes read 16 outputs of the first way's row and four those of the second. Narrow rows
-are permuted so that the two rows, which differ in one bit of their number, lie in different halves of
-the banks: of two such numbers one has an even and one an odd number of set bits.
+Layout: eight lanes read 32 outputs of a row (128 bytes) in one instruction. A remainder of 16
+outputs is *narrow*: four lanes read 16 outputs of the first way's row and four those of the second.
+Narrow rows are permuted so that the two rows, which differ in one bit of their number, lie in
+different halves of the banks: of two such numbers one has an even and one an odd number of set
+bits.
 
-Numerics: float32 with contracted multiply-adds, tables in ascending order, no atomics: results are equal in
-every run. Rows are not clamped here: built-in reads address existing rows. `sum_rows` flags samples with sums that
-are not finite, which the caller recomputes.
+Numerics: float32 with contracted multiply-adds, tables in ascending order, no atomics: results are
+equal in every run. Rows are not clamped here: built-in reads address existing rows. `sum_rows`
+flags samples with sums that are not finite, which the caller recomputes.
 """
 
 import dataclasses

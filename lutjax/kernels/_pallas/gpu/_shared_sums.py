@@ -2,16 +2,16 @@
 
 Formula: ``sums[t, r] = sum over b of [index[t, b] == r] * addends[b]`` in int32.
 
-Work: grid (tables, blocks of 8 outputs, parts of the samples). A program of one warpgroup owns eight columns
-of a table and a part of the samples; a step adds `_SAMPLES` samples, `_TOGETHER` elements per thread. XLA adds
-the parts.
+Work: grid (tables, blocks of 8 outputs, parts of the samples). A program of one warpgroup owns
+eight columns of a table and a part of the samples; a step adds `_SAMPLES` samples, `_TOGETHER`
+elements per thread. XLA adds the parts.
 
-Layout: the columns lie in shared memory as ``[rows, 8]``. Eight neighboring threads read the eight outputs of
-one sample: 32 bytes, the size of a memory sector.
+Layout: the columns lie in shared memory as ``[rows, 8]``. Eight neighboring threads read the eight
+outputs of one sample: 32 bytes, the size of a memory sector.
 
-Numerics: integers, so the order of the atomic additions does not matter, and results are equal in every
-run. Ids exist (the caller clamps them). The
-hardware adds integers to shared memory in one instruction.
+Numerics: integers, so the order of the atomic additions does not matter, and results are equal in
+every run. Ids exist (the caller clamps them). The hardware adds integers to shared memory in one
+instruction.
 """
 
 from typing import Any

@@ -5,12 +5,13 @@ Formula for tables ``weights [T, R, O]``, ids ``index [T, n]``::
     sum_rows:     y[b] = sum over t of weights[t, index[t, b]]
     differences:  d[b, t] = <dy[b], weights[t, index[t, b]] - weights[t, other[t, b]]>
 
-Work: grid (blocks of 128 or 256 outputs, blocks of 128 samples). A program visits the tables one after the
-other while the next ones are copied; each of its two warpgroups handles 64 samples and reads whole rows.
+Work: grid (blocks of 128 or 256 outputs, blocks of 128 samples). A program visits the tables one
+after the other while the next ones are copied; each of its two warpgroups handles 64 samples and
+reads whole rows.
 
-Layout: one table block ``[R, width]`` per pipeline stage in shared memory; a row is contiguous, so a
-warpgroup reads it without bank conflicts. Sums (or cotangents) of 64 samples stay in registers. Four ids
-of 8 bits are packed in a word, because reading an id costs as much as a quarter of a row.
+Layout: one table block ``[R, width]`` per pipeline stage in shared memory; a row is contiguous, so
+a warpgroup reads it without bank conflicts. Sums (or cotangents) of 64 samples stay in registers.
+Four ids of 8 bits are packed in a word, because reading an id costs as much as a quarter of a row.
 
 Numerics: float32, tables in ascending order, no atomics: results are equal in every run. Rows are
 subtracted before the product. Ids are clamped.

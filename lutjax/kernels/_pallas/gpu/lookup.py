@@ -6,12 +6,14 @@ Formula for sample ``b`` and tables ``t``::
     dmargin[b, t] = slope(margin[b, t]) * <dy[b], weights[t, index] - weights[t, index ^ flip]>
     dweights[t, r] = sum over b of [index[b, t] == r] * dy[b]
 
-Work: reads keep tables in shared memory (`_shared_tables`): a program owns a block of samples and of outputs,
-and visits the tables one after the other. Table gradients are tensor-core products (`_one_hot`). In fixed
-point, integers are added in shared memory (`_shared_sums`), for larger tables too, and Triton kernels do the
-other parts. An update subtracts ``rate * factor * dweights`` from the whole table, which is small.
+Work: reads keep tables in shared memory (`_shared_tables`): a program owns a block of samples and
+of outputs, and visits the tables one after the other. Table gradients are tensor-core products
+(`_one_hot`). In fixed point, integers are added in shared memory (`_shared_sums`), for larger
+tables too, and Triton kernels do the other parts. An update subtracts ``rate * factor * dweights``
+from the whole table, which is small.
 
-Numerics: float32 sums in a fixed order, without atomics, so results are equal in every run. Ids are clamped.
+Numerics: float32 sums in a fixed order, without atomics, so results are equal in every run. Ids are
+clamped.
 """
 
 import jax

@@ -1,4 +1,5 @@
-"""`lutjax.lookup_attention` in Mosaic GPU, for long sequences: histograms of row reads in shared memory.
+"""`lutjax.lookup_attention` in Mosaic GPU, for long sequences: histograms of row reads in shared
+memory.
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
@@ -6,8 +7,9 @@ Formula with the table viewed as ``S[t, query id, (key id, position id), output]
     y[j] = sum over t of counts[t, j] @ S[t, query id of j]
     dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
 
-Work: one program counts for four queries of one detector (`_counts`). Triton kernels multiply the counts,
-and compute margin cotangents (`lutjax.kernels._triton._histograms`). An update adds ``dS`` to the table.
+Work: one program counts for four queries of one detector (`_counts`). Triton kernels multiply the
+counts, and compute margin cotangents (`lutjax.kernels._triton._histograms`). An update adds ``dS``
+to the table.
 
 Numerics: counts are exact int16, so a query has at most 2**15 - 1 keys. Products
 accumulate in float32, or in integers in fixed point. Ids are clamped.

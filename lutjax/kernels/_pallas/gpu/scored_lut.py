@@ -1,14 +1,15 @@
-"""`lutjax.scored_lut` in Mosaic GPU: weighted rows are read from tables in shared memory (`_shared_reads`).
+"""`lutjax.scored_lut` in Mosaic GPU: weighted rows are read from tables in shared memory
+(`_shared_reads`).
 
-Formula: ``y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]``, with row ids ``i`` and coefficients
-``c`` of the read, see `lutjax.kernels._xla.scored_lut`.
+Formula: ``y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]``, with row ids ``i`` and
+coefficients ``c`` of the read, see `lutjax.kernels._xla.scored_lut`.
 
-Work: Triton kernels compute margins, scores and input cotangents, table gradients and updates, and all calls
-that do not fit: fixed point, quantized tables, user-written reads, larger tables. Samples are processed
-in parts that bound the scratch memory for row ids, factors and products.
+Work: Triton kernels compute margins, scores and input cotangents, table gradients and updates, and
+all calls that do not fit: fixed point, quantized tables, user-written reads, larger tables. Samples
+are processed in parts that bound the scratch memory for row ids, factors and products.
 
-Numerics: see `_shared_reads`. Sums that are not finite are recomputed by a kernel that ignores rows with a
-coefficient of 0.
+Numerics: see `_shared_reads`. Sums that are not finite are recomputed by a kernel that ignores rows
+with a coefficient of 0.
 """
 
 import jax

@@ -1,10 +1,10 @@
 """`lutjax.sparse_lookup` in Mosaic GPU, for long rows (`_shared_outputs`).
 
-Formula: ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; margin cotangents as in
-`lutjax.kernels._xla.sparse_lookup`.
+Formula: ``y[b, targets[t, row, k]] += weights[t, row, k]`` with ``row = index[b, t]``; margin
+cotangents as in `lutjax.kernels._xla.sparse_lookup`.
 
-Work: outputs and cotangents of a sample lie in shared memory, so scattered accesses do not reach the L2
-cache. Table gradients, updates, and margins in fixed point are left to the Triton kernels.
+Work: outputs and cotangents of a sample lie in shared memory, so scattered accesses do not reach
+the L2 cache. Table gradients, updates, and margins in fixed point are left to the Triton kernels.
 
 Numerics: see `_shared_outputs`. Row ids and targets are clamped.
 """

@@ -1,15 +1,16 @@
-"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the layouts of their arrays.
+"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the layouts of their
+arrays.
 
-Work division: a block has the queries of a few samples, or a part of one long sample, in the 128 lanes of a register,
-and up to 512 keys of the same samples. A grid step visits up to 32 blocks.
+Work division: a block has the queries of a few samples, or a part of one long sample, in the 128
+lanes of a register, and up to 512 keys of the same samples. A grid step visits up to 32 blocks.
 
-Layout: tables are ``[T, O, query ids * slab]``. The *slab* of a query id contains the rows for all ids of keys and
-positions, contiguous along lanes, so that one slice reads all rows that a query may address. Properties of pairs that
-do not depend on contents (position id, whether a pair counts) are a matrix ``[keys, queries]`` per block, which XLA
-computes once for all samples.
+Layout: tables are ``[T, O, query ids * slab]``. The *slab* of a query id contains the rows for all
+ids of keys and positions, contiguous along lanes, so that one slice reads all rows that a query may
+address. Properties of pairs that do not depend on contents (position id, whether a pair counts) are
+a matrix ``[keys, queries]`` per block, which XLA computes once for all samples.
 
-Numerics: layouts and estimates only. `seconds` and `seconds_by_row` estimate times from static profiles of the
-compiler and decide between this kernel and plain JAX. Imports no Pallas.
+Numerics: layouts and estimates only. `seconds` and `seconds_by_row` estimate times from static
+profiles of the compiler and decide between this kernel and plain JAX. Imports no Pallas.
 """
 
 import dataclasses
@@ -222,8 +223,8 @@ class Plan:
         value = jnp.where(counts[None], value, jnp.asarray(other, value.dtype))
         # The row of each key is the one before, shifted by one.
         n = value.shape[0]
-        # Repeat the row and reshape it to one element less: each further row starts one element
-        # later. This Toeplitz matrix needs no gather per pair.
+        # Repeat the row and cut it into rows of one element less: a Toeplitz matrix without a
+        # gather per pair.
         value = jnp.tile(value, (1, n_keys))[:, : n_keys * (value.shape[1] - 1)]
         value = value.reshape(n, n_keys, n_queries + n_keys - 1)[:, : self.n_keys, : self.n_queries]
         value = _pad(_pad(value, 1, n_keys, other), 2, n_queries, other)

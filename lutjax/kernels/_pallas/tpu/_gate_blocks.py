@@ -1,8 +1,9 @@
-"""Blocks of gates and samples of TensorCore gate kernels. Imports no Pallas: rules run at every call.
+"""Blocks of gates and samples of TensorCore gate kernels. Imports no Pallas: rules run at every
+call.
 
-A step has all inputs for a block of samples in vector memory, because a wire may read any of them, and a block of
-gates. Blocks shrink, first the gates and then the samples, until two buffers of all blocks and the estimated
-register spills fit the memory.
+A step has all inputs for a block of samples in vector memory, because a wire may read any of them,
+and a block of gates. Blocks shrink, first the gates and then the samples, until two buffers of all
+blocks and the estimated register spills fit the memory.
 """
 
 import dataclasses
@@ -66,8 +67,8 @@ def blocks(x: Shaped, parameter: Shaped, wires: Shaped, device: Device, backward
         whole = 4 * -(-n_inputs // 8) * 8 * samples
         # Backward, the cotangents of all inputs are an output with two buffers.
         rest = gates * (of_sample * samples + of_gate) + (2 * whole if backward else 0)
-        # Without a second buffer the inputs of the next samples are fetched between the steps;
-        # still better than fewer samples per register row.
+        # With one buffer the inputs of the next samples are fetched between two steps, not during
+        # one.
         for buffers in (2, 1):
             if buffers * whole + rest <= free:
                 steps = -(-n_gates // gates)

@@ -1,18 +1,20 @@
 """TensorCore kernels of gates, given the formula of a gate on tiles.
 
-Formula for gate ``g``, sample ``s``: ``y[g, s] = value(parameter[g], x[wires[g], s])``; backward, the cotangents of
-``parameter`` (summed over samples) and of ``x`` (summed over the wires that read an input).
+Formula for gate ``g``, sample ``s``: ``y[g, s] = value(parameter[g], x[wires[g], s])``; backward,
+the cotangents of ``parameter`` (summed over samples) and of ``x`` (summed over the wires that read
+an input).
 
-Work: grid (blocks of samples, blocks of gates). A step copies the rows that its wires read next to each other, then
-computes on tiles of 16 gates x 128 samples, then adds the cotangents of wires to those of the inputs.
+Work: grid (blocks of samples, blocks of gates). A step copies the rows that its wires read next to
+each other, then computes on tiles of 16 gates x 128 samples, then adds the cotangents of wires to
+those of the inputs.
 
-Layout: features first, ``[features, samples]``, samples in lanes: a wire reads one row, with an id in scalar memory.
-All inputs of a block of samples are in vector memory, and so are their cotangents. Parameters are spread over
-128 lanes once per block, and sums over samples stay 128 lanes wide until the end, because moving data between
-lanes is slow.
+Layout: features first, ``[features, samples]``, samples in lanes: a wire reads one row, with an id
+in scalar memory. All inputs of a block of samples are in vector memory, and so are their
+cotangents. Parameters are spread over 128 lanes once per block, and sums over samples stay 128
+lanes wide until the end, because moving data between lanes is slow.
 
-Numerics: float32 (or 32-bit integers). One core adds cotangents in the order of the wires, so results are equal in
-every run; fan-out lists are not used. Wire ids are clamped.
+Numerics: float32 (or 32-bit integers). One core adds cotangents in the order of the wires, so
+results are equal in every run; fan-out lists are not used. Wire ids are clamped.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Samples in lanes: ``[batch, features]`` as ``[features, groups, 128]``.
 
-Layout: a feature of all samples of a block is a few full registers of 8 x 128 samples. Its address is a leading
-index, so a kernel may read and write it by an id that is known only at run time; in a layout with features in
-lanes or sublanes that would be a gather within registers.
+Layout: a feature of all samples of a block is a few full registers of 8 x 128 samples. Its address
+is a leading index, so a kernel may read and write it by an id that is known only at run time; in a
+layout with features in lanes or sublanes that would be a gather within registers.
 
 The last group is padded with zeros. Values are only moved, so nothing is rounded.
 """

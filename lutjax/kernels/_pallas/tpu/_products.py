@@ -1,22 +1,25 @@
 """Weighted rows on the matrix unit: products with coefficient matrices that are made on chip.
 
-Formula for tables ``t`` of a block, samples ``b``, ways ``k`` with row ids ``i`` and coefficients ``c``::
+Formula for tables ``t`` of a block, samples ``b``, ways ``k`` with row ids ``i`` and coefficients
+``c``::
 
     C[(t, r), b] = sum over k of c[k, t, b] * [i[k, t, b] == r]
     sum_rows:  y[b] = sum over t, r of C[(t, r), b] * weights[t, r]
     add_rows:  total[t, r] += sum over b of C[(t, r), b] * values[b]
     pulled:    p[k, t, b] = (weights @ dy)[(t, i[k, t, b]), b]
 
-Work: the grid runs over blocks of rows, samples and outputs. The last axis is the one that an output block
-accumulates over, so it stays in vector memory for consecutive steps and is cleared at the first one.
+Work: the grid runs over blocks of rows, samples and outputs. The last axis is the one that an
+output block accumulates over, so it stays in vector memory for consecutive steps and is cleared at
+the first one.
 
-Layout: rows in sublanes, samples in lanes; ``C`` is a comparison of ids with a row iota, so nothing is
-gathered. See `_row_blocks` for padding.
+Layout: rows in sublanes, samples in lanes; ``C`` is a comparison of ids with a row iota, so nothing
+is gathered. See `_row_blocks` for padding.
 
-Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and accumulate in
-float32; products below the digits of float32 are omitted. `pulled` multiplies by all rows and selects, so
-its error is relative to the products, not to the difference of two rows. An infinity or NaN in a block
-reaches all sums of its column. The order of sums is fixed. Ids are clamped; -1 reads nothing.
+Numerics: a float32 factor is split into three bfloat16 terms, whose products are exact and
+accumulate in float32; products below the digits of float32 are omitted. `pulled` multiplies by all
+rows and selects, so its error is relative to the products, not to the difference of two rows. An
+infinity or NaN in a block reaches all sums of its column. The order of sums is fixed. Ids are
+clamped; -1 reads nothing.
 """
 
 import abc
@@ -200,8 +203,8 @@ def sum_rows(
 
         ways = reads.ways(given, block, samples)
         for tables in products_of(blocks):
-            # The loop is written out: the coefficient matrix of one product is made while another
-            # one runs on the matrix unit.
+            # The loop is written out, so that the coefficient matrix of one product can be made
+            # while another one runs on the matrix unit.
             factors = [table_ref[i, 0, rows_of(blocks, tables)] for i in range(len(table))]
             y_ref[0, 0] += multiply(matrix(blocks, ways, tables, block), factors, 0, 0)
 

@@ -1,17 +1,19 @@
 """Row reads and additions in tables that stay in vector memory, for tables of many rows.
 
-Formula: ``y[b] = sum over t of weights[t, index[b, t]]``, ``total[t, index[b, t]] += values[b]``, and ``<dy[b], row - other row>``.
-One-hot matrices of so many rows cost more than single reads.
+Formula: ``y[b] = sum over t of weights[t, index[b, t]]``, ``total[t, index[b, t]] += values[b]``,
+and ``<dy[b], row - other row>``. One-hot matrices of so many rows cost more than single reads.
 
-Work: grid (blocks of outputs, blocks of samples). All rows of all tables, and one block of outputs, are copied to
-vector memory at the first block of samples. Then samples are visited one by one; the reads of one sample, one per
-table, are written out and overlap. They lie in different tables, so additions never meet in a row.
+Work: grid (blocks of outputs, blocks of samples). All rows of all tables, and one block of outputs,
+are copied to vector memory at the first block of samples. Then samples are visited one by one; the
+reads of one sample, one per table, are written out and overlap. They lie in different tables, so
+additions never meet in a row.
 
-Layout: a resident row is ``[outputs / 128, 128]``: an index of the leading axis is an address, wherever it points. XLA
-tiles eight rows together; the copies change that, one column of 128 outputs at a time. Ids are in scalar memory.
+Layout: a resident row is ``[outputs / 128, 128]``: an index of the leading axis is an address,
+wherever it points. XLA tiles eight rows together; the copies change that, one column of 128 outputs
+at a time. Ids are in scalar memory.
 
-Numerics: float32. Tables are added as a tree within 16, samples in ascending order, so results are equal in every
-run. Rows are subtracted before the product. Ids are clamped.
+Numerics: float32. Tables are added as a tree within 16, samples in ascending order, so results are
+equal in every run. Rows are subtracted before the product. Ids are clamped.
 """
 
 import functools

@@ -1,12 +1,13 @@
-"""Blocks of tables, rows, samples and outputs for one-hot and coefficient matrix products. Imports no Pallas.
+"""Blocks of tables, rows, samples and outputs for one-hot and coefficient matrix products. Imports
+no Pallas.
 
-Layout: tables of a group are cut into blocks of several whole tables, or large tables into blocks of up to `_ROWS`
-rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines, samples]``, with samples in lanes.
-All arrays are padded to whole blocks with zeros, ids with -1: elements outside of an array may be NaN in a kernel,
-and would poison every sum.
+Layout: tables of a group are cut into blocks of several whole tables, or large tables into blocks
+of up to `_ROWS` rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines,
+samples]``, with samples in lanes. All arrays are padded to whole blocks with zeros, ids with -1:
+elements outside of an array may be NaN in a kernel, and would poison every sum.
 
-Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the size of a matrix unit, and
-is halved until two buffers of all blocks fit the vector memory.
+Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the size of a matrix
+unit, and is halved until two buffers of all blocks fit the vector memory.
 """
 
 import dataclasses

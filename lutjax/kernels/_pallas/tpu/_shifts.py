@@ -1,11 +1,12 @@
 """Layout of pair attention on TensorCores: queries in lanes, keys shifted against them.
 
-Layout: samples are adjacent in the lanes, queries and keys of a sample with the same stride. At shift ``n`` the key
-of every query lies ``n`` lanes before it, for all queries of a block at once and at one distance. A step of
-the kernel rotates the keys by one lane, so no gather is needed.
+Layout: samples are adjacent in the lanes, queries and keys of a sample with the same stride. At
+shift ``n`` the key of every query lies ``n`` lanes before it, for all queries of a block at once
+and at one distance. A step of the kernel rotates the keys by one lane, so no gather is needed.
 
-Work: a block has up to `TARGET` lanes of whole samples. The loop runs over the shifts at which a query meets a
-key; pairs across two samples, outside of the sequence or of the window are masked by the key number of a lane.
+Work: a block has up to `TARGET` lanes of whole samples. The loop runs over the shifts at which a
+query meets a key; pairs across two samples, outside of the sequence or of the window are masked by
+the key number of a lane.
 
 Numerics: only ids and layouts, all exact. Imports no Pallas.
 """

@@ -1,7 +1,8 @@
 """Choice between the two ways in which TensorCores read tables. Imports no Pallas.
 
-Tables of at least `MANY_ROWS` rows are read row by row from vector memory (`_resident`) if it can hold them; other
-tables are multiplied by one-hot matrices (`_products`), whose cost grows with the number of rows.
+Tables of at least `MANY_ROWS` rows are read row by row from vector memory (`_resident`) if it can
+hold them; other tables are multiplied by one-hot matrices (`_products`), whose cost grows with the
+number of rows.
 """
 
 import math

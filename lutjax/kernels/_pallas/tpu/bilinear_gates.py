@@ -1,7 +1,7 @@
 """`lutjax.bilinear_gates` on TensorCores.
 
-Formula for gate ``g`` with ``a, b = x[wires[g]]``: ``y = c0 + c1 a + c2 b + c3 a b``; cotangents as in
-`lutjax.kernels._xla.bilinear_gates`. Work, layout and numerics: see `_gate_kernels`.
+Formula for gate ``g`` with ``a, b = x[wires[g]]``: ``y = c0 + c1 a + c2 b + c3 a b``; cotangents as
+in `lutjax.kernels._xla.bilinear_gates`. Work, layout and numerics: see `_gate_kernels`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """`lutjax.binary_lut` on TensorCores.
 
-Formula for gate ``g``: ``y = table[g, address]``, bit ``l`` of the address ``x[wires[g, l]] > 0``. The cotangents of
-inputs are half of those of `lutjax.soft_lut` at bits of 1/4 and 3/4. Work, layout and numerics: see `_gate_kernels`.
+Formula for gate ``g``: ``y = table[g, address]``, bit ``l`` of the address ``x[wires[g, l]] > 0``.
+The cotangents of inputs are half of those of `lutjax.soft_lut` at bits of 1/4 and 3/4. Work, layout
+and numerics: see `_gate_kernels`.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,17 @@
 """`lutjax.detect` on TensorCores.
 
-Formula for detector ``t``: ``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` gives index, flip and margin as in
-`lutjax.kernels._xla.detect`; the cotangent of the margin is added to one end of the closest pair and subtracted
-from the other.
+Formula for detector ``t``: ``delta[r] = x[anchors[t, r, 0]] - x[anchors[t, r, 1]]`` gives index,
+flip and margin as in `lutjax.kernels._xla.detect`; the cotangent of the margin is added to one end
+of the closest pair and subtracted from the other.
 
-Work: grid (blocks of samples, blocks of up to 128 detectors). A step has all inputs of its samples in vector memory
-and visits its detectors one after the other.
+Work: grid (blocks of samples, blocks of up to 128 detectors). A step has all inputs of its samples
+in vector memory and visits its detectors one after the other.
 
-Layout: samples in lanes (`_lanes`), one row of registers per input, addressed by ids in scalar memory.
+Layout: samples in lanes (`_lanes`), one row of registers per input, addressed by ids in scalar
+memory.
 
-Numerics: float32. Detectors add in ascending order, so gradients are equal in every run. Ids are clamped.
+Numerics: float32. Detectors add in ascending order, so gradients are equal in every run. Ids are
+clamped.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """`lutjax.detect_signs` on TensorCores.
 
-Formula: index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is that of the closest
-value. Work: a step owns a block of samples. Layout: samples in lanes, values in leading rows, so that comparisons
-are elementwise on full registers. Numerics: float32; nothing is summed.
+Formula: index, flip and margin of ``delta[r] = positions[b, r]``; the cotangent of the margin is
+that of the closest value. Work: a step owns a block of samples. Layout: samples in lanes, values in
+leading rows, so that comparisons are elementwise on full registers. Numerics: float32; nothing is
+summed.
 """
 
 from typing import Any

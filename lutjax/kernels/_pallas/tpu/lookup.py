@@ -6,12 +6,13 @@ Formula for sample ``b``, group ``g`` and tables ``t`` of the group::
     dmargin[b, t] = slope(margin[b, t]) * <dy[b, g], weights[t, index] - weights[t, index ^ flip]>
     dweights[t, r] = sum over samples with index[b, t] == r of dy[b, g]
 
-Work and layout: large tables stay in vector memory while blocks of samples pass (`_resident`); other tables are
-multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor * dy`` to the rows, or updates the
-table from its gradient where a row moves once by the sum.
+Work and layout: large tables stay in vector memory while blocks of samples pass (`_resident`);
+other tables are multiplied by one-hot matrices (`_products`). An update adds ``-rate * factor *
+dy`` to the rows, or updates the table from its gradient where a row moves once by the sum.
 
-Numerics: float32, fixed order of sums. With one-hot products the margin cotangent is a difference of two products, so
-it loses digits of large rows, and a NaN reaches all rows of a block; resident rows are subtracted first.
+Numerics: float32, fixed order of sums. With one-hot products the margin cotangent is a difference
+of two products, so it loses digits of large rows, and a NaN reaches all rows of a block; resident
+rows are subtracted first.
 """
 
 import jax

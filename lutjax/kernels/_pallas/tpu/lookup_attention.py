@@ -1,4 +1,5 @@
-"""`lutjax.lookup_attention` on TensorCores: histograms of key and position ids per query, times the rows of the query.
+"""`lutjax.lookup_attention` on TensorCores: histograms of key and position ids per query, times the
+rows of the query.
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
@@ -7,16 +8,16 @@ Formula with the table viewed as ``S[t, query id, (key id, position id), output]
     dS[t, q] = sum over queries j with id q of counts[t, j] * dy[j]
     dmargin = slope * <dy[j], row - flipped row> for the closest margin of a pair
 
-Work: a grid step owns a detector, a tile of queries, a tile of keys and up to 32 blocks of samples. Counts of 128
-queries are products of 0/1 matrices on the matrix unit. The cost is one slab read per query and detector, however
-many keys a query has.
+Work: a grid step owns a detector, a tile of queries, a tile of keys and up to 32 blocks of samples.
+Counts of 128 queries are products of 0/1 matrices on the matrix unit. The cost is one slab read per
+query and detector, however many keys a query has.
 
-Layout: slabs ``[outputs, slab]`` lie in vector memory and are found by query ids in scalar memory, see
-`_attention_blocks`. Counts are computed as ``[slab, queries]`` and transposed once per block.
+Layout: slabs ``[outputs, slab]`` lie in vector memory and are found by query ids in scalar memory,
+see `_attention_blocks`. Counts are computed as ``[slab, queries]`` and transposed once per block.
 
-Numerics: counts are exact in float32; sums are float32 in the order of the grid, equal in every run. Margin cotangents
-subtract products, not rows, so their error is relative to the products. An update adds ``-rate * factor * dS``
-in place. Ids are valid by construction of detections.
+Numerics: counts are exact in float32; sums are float32 in the order of the grid, equal in every
+run. Margin cotangents subtract products, not rows, so their error is relative to the products. An
+update adds ``-rate * factor * dS`` in place. Ids are valid by construction of detections.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""`lutjax.lut_pair_attention` on TensorCores: histograms of the rows that each query reads, times the tables.
+"""`lutjax.lut_pair_attention` on TensorCores: histograms of the rows that each query reads, times
+the tables.
 
 Formula for detector ``t``, query ``j`` and row ``r``::
 
@@ -7,16 +8,17 @@ Formula for detector ``t``, query ``j`` and row ``r``::
     dweights[t] = counts[t].T @ dy
     dmargin of a pair = slope * <dy[j], row - flipped row>, selected from weights[t] @ dy[j]
 
-Work: a grid step owns one detector and the samples of a block of lanes. It loops over shifts (`_shifts`): at each
-shift every query meets one key, whose comparisons are sums of terms per position
-(`lutjax.kernels._xla._comparison_terms`). Row ids are compared with the numbers of all rows, so nothing is
-gathered; one matrix product per detector then applies the table.
+Work: a grid step owns one detector and the samples of a block of lanes. It loops over shifts
+(`_shifts`): at each shift every query meets one key, whose comparisons are sums of terms per
+position (`lutjax.kernels._xla._comparison_terms`). Row ids are compared with the numbers of all
+rows, so nothing is gathered; one matrix product per detector then applies the table.
 
-Layout: features in sublanes, queries in lanes. Key terms rotate by one lane per shift; cotangents of keys rotate
-with them and are rotated back at the end.
+Layout: features in sublanes, queries in lanes. Key terms rotate by one lane per shift; cotangents
+of keys rotate with them and are rotated back at the end.
 
-Numerics: counts are exact in float32, products use full float32 precision. Margin cotangents subtract products, not
-rows, so their error is relative to the products. The order of sums is fixed. Anchors are clamped.
+Numerics: counts are exact in float32, products use full float32 precision. Margin cotangents
+subtract products, not rows, so their error is relative to the products. The order of sums is fixed.
+Anchors are clamped.
 """
 
 from collections.abc import Callable

@@ -1,17 +1,18 @@
 """`lutjax.scored_lut` on TensorCores: margins, the read and weighted rows in one kernel per result.
 
-Formula: as in `lutjax.kernels._xla.scored_lut`. Margins ``u`` are products of the inputs with one-hot matrices of the
-anchors; row ids and coefficients are the read's own elementwise function of ``u``, and their gradient is `jax.vjp`
-inside of the kernel; rows are summed and added by `_products`. ``dx`` is the incidence matrix of the anchors
-times ``du``.
+Formula: as in `lutjax.kernels._xla.scored_lut`. Margins ``u`` are products of the inputs with
+one-hot matrices of the anchors; row ids and coefficients are the read's own elementwise function of
+``u``, and their gradient is `jax.vjp` inside of the kernel; rows are summed and added by
+`_products`. ``dx`` is the incidence matrix of the anchors times ``du``.
 
 Work: see `_products`. Every kernel computes margins and scores again: nothing is saved.
 
-Layout: margins, ids and coefficients are ``[tables, samples]`` in registers; inputs are ``[inputs, samples]``.
+Layout: margins, ids and coefficients are ``[tables, samples]`` in registers; inputs are ``[inputs,
+samples]``.
 
-Numerics: one-hot products keep all float32 digits, so margins equal those of plain JAX. int8 tables are multiplied as
-bfloat16 (exact) with integer coefficients and summed in int32. Elements without a table or a sample are masked.
-Sums have a fixed order. Ids are clamped.
+Numerics: one-hot products keep all float32 digits, so margins equal those of plain JAX. int8 tables
+are multiplied as bfloat16 (exact) with integer coefficients and summed in int32. Elements without a
+table or a sample are masked. Sums have a fixed order. Ids are clamped.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """`lutjax.soft_lut` on TensorCores.
 
-Formula for gate ``g``: ``y = sum over k of table[g, k] * product over l of (x_l if bit l of k else 1 - x_l)``.
-Work, layout and numerics: see `_gate_kernels`. Cotangents are VJPs of the interpolation, traced in the kernel.
+Formula for gate ``g``: ``y = sum over k of table[g, k] * product over l of (x_l if bit l of k else
+1 - x_l)``. Work, layout and numerics: see `_gate_kernels`. Cotangents are VJPs of the
+interpolation, traced in the kernel.
 """
 
 from collections.abc import Sequence

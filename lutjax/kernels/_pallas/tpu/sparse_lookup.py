@@ -1,9 +1,12 @@
-"""`lutjax.sparse_lookup` on TensorCores: a lookup of the whole table, which is zero where no edge is.
+"""`lutjax.sparse_lookup` on TensorCores: a lookup of the whole table, which is zero where no edge
+is.
 
-Formula: ``y[b] = sum over t of whole[t, index[b, t]]`` with ``whole[t, r, o]`` the sum of ``weights[t, r, k]`` over the
-slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r, targets[t, r, k]]``.
+Formula: ``y[b] = sum over t of whole[t, index[b, t]]`` with ``whole[t, r, o]`` the sum of
+``weights[t, r, k]`` over the slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r,
+targets[t, r, k]]``.
 
-Work, layout and numerics: see `lookup`. Matrix units multiply zeros faster than a core gathers single slots.
+Work, layout and numerics: see `lookup`. Matrix units multiply zeros faster than a core gathers
+single slots.
 """
 
 import jax

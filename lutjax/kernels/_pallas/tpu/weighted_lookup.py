@@ -1,4 +1,5 @@
-"""`lutjax.weighted_lookup` on TensorCores: products of tables with coefficient matrices, see `_products`.
+"""`lutjax.weighted_lookup` on TensorCores: products of tables with coefficient matrices, see
+`_products`.
 
 Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``::
 
@@ -6,8 +7,8 @@ Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``:
     dc[b, t, k] = <dy[b, g], weights[t, i[b, t, k]]>
     dweights[t, i[b, t, k]] += c[b, t, k] * dy[b, g]
 
-An update adds ``-rate * factor * c * dy`` to the rows, or updates the table from its gradient where a row moves once
-by the sum. Numerics: float32, fixed order of sums; see `_products` for NaN.
+An update adds ``-rate * factor * c * dy`` to the rows, or updates the table from its gradient where
+a row moves once by the sum. Numerics: float32, fixed order of sums; see `_products` for NaN.
 """
 
 import jax
