@@ -44,7 +44,7 @@ def on_varying(
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
-    """Call ``launch(*outputs)`` on inputs that are cast to vary over the same mesh axes, as kernels require."""
+    """Call ``launch(*outputs)`` with all arrays varying over the same mesh axes."""
     # A kernel cannot mix varying and replicated inputs: all of them, and the outputs, get the
     # union.
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))

@@ -26,7 +26,7 @@ from lutjax.values._dtypes import accumulator
 
 
 class Terms:
-    """Contribution of each position to each comparison: ``[C, T, ...positions]`` of keys, queries and positions."""
+    """Contribution of each key, query and position to each comparison, ``[C, T, ...positions]``."""
 
     def __init__(self, call: LutPairAttention):
         x, positions = call.x, call.positions

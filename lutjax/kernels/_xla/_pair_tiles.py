@@ -242,7 +242,10 @@ class Tile:
         return counts
 
     def _of_blocks(self, query: Any, key: Any) -> jax.Array:
-        """Return the block mask at pairs of queries and keys; positions out of range are clamped."""
+        """Return the block mask at pairs of queries and keys.
+
+        Positions out of range are clamped.
+        """
         p = self.pairs
         assert p.block_mask is not None
         (of_queries, of_keys), (n_queries, n_keys) = p.block_sizes, p.block_mask.shape
@@ -254,11 +257,14 @@ class Tile:
         return read(p.block_mask, row, column)
 
     def have_blocks(self, distances: jax.Array) -> jax.Array:
-        """Return whether the tiles of these queries at distances ``[n]`` contain a block of the mask."""
+        """Return whether tiles of these queries at distances ``[n]`` have a block of the mask."""
         p = self.pairs
 
         def of_blocks(first: jax.Array, n: int, size: int) -> jax.Array:
-            """Return one position in each block that `n` positions from `first` touch; some occur twice."""
+            """Return one position in each block that `n` positions from `first` touch.
+
+            Some occur twice.
+            """
             steps = np.minimum(size * np.arange((n - 1) // size + 2, dtype=np.int32), n - 1)
             return first[:, None] + steps[None, :]
 

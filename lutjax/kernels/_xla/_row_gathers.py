@@ -69,7 +69,7 @@ def by_one_hot(weights: jax.Array, accumulate: FixedPoint | None, device: Device
 
 
 def slope(margin: jax.Array) -> jax.Array:
-    """Return the surrogate gradient of a comparison with this margin (section 2 of the semantics)."""
+    """Return the surrogate gradient of a comparison, section 2 of the semantics."""
     return jnp.where(margin > 0, 0.5, -0.5).astype(margin.dtype) / jnp.square(1 + jnp.abs(margin))
 
 
@@ -119,7 +119,7 @@ def sum_rows(
     accumulate: FixedPoint | None,
     groups: int = 1,
 ) -> jax.Array:
-    """Sum the addressed rows of each group: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]`` in addends."""
+    """Sum the addressed rows: ``[T, R, O]``, ``[T, n]`` -> ``[n, G * O]`` in addends."""
     return sum_ways(weights, [(index, None)], device, accumulate, groups)
 
 
@@ -347,7 +347,10 @@ def zero_of(
 def sum_of_table(
     weights: jax.Array, t: jax.Array, ways: Sequence[Way], accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Return the sum over ways of the addends of ``coefficient * row``; `t`, ids and coefficients broadcast."""
+    """Return the sum over ways of the addends of ``coefficient * row``.
+
+    `t`, ids and coefficients broadcast.
+    """
     total: Any = 0
     for index, coefficient in ways:
         row = read(weights, t, index)
@@ -392,7 +395,10 @@ def product(row: jax.Array, dy: jax.Array, accumulate: FixedPoint | None) -> jax
 def add_to_table(
     total: jax.Array, t: jax.Array, ways: Sequence[Way], dy: jax.Array, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Add the addends of ``coefficient * dy`` to rows of table `t`; without coefficients, `dy` is the addends."""
+    """Add the addends of ``coefficient * dy`` to rows of table `t`.
+
+    Without coefficients, `dy` is the addends.
+    """
     for index, coefficient in ways:
         values = dy
         if coefficient is not None:
@@ -402,7 +408,7 @@ def add_to_table(
 
 
 def times(coefficient: jax.Array, values: jax.Array) -> jax.Array:
-    """Return ``coefficient * values``, and 0 for a coefficient of 0 even if a value is infinite or NaN."""
+    """Return ``coefficient * values``; 0 for a coefficient of 0, even if a value is NaN."""
     c = coefficient.astype(values.dtype)[..., None]
     # A read without effect must not turn an infinity or NaN of its row into NaN of the sum.
     return jnp.where(c == 0, 0, c * values)
@@ -468,7 +474,9 @@ def terms(values: jax.Array) -> list[jax.Array]:
 
 
 def _products_with_every_row(weights: jax.Array, dy: jax.Array, groups: int) -> jax.Array:
-    """Multiply ``dy [n, G * O]`` by every row, ``[T, n, R]``; XLA fuses the selection and stores no product.
+    """Multiply ``dy [n, G * O]`` by every row, ``[T, n, R]``.
+
+    XLA fuses the selection and stores no product.
 
     The error is the error of the products: see `lutjax.lookup`.
     """

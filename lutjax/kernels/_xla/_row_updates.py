@@ -222,7 +222,10 @@ def _group_size(weights: jax.Array, n_hits: int, device: Device) -> int:
 
 
 def _few_rows(weights: jax.Array, n_hits: int) -> bool:
-    """Return whether gradients cover all rows of a detector; always with a symbolic number of hits in an export."""
+    """Return whether gradients cover all rows of a detector.
+
+    Always with a symbolic number of hits in an export.
+    """
     return not isinstance(n_hits, int) or weights.shape[1] <= n_hits
 
 
@@ -257,11 +260,11 @@ class _Group:
         return jax.lax.dynamic_slice_in_dim(a, self.first, self.size, axis)
 
     def of_all(self, a: jax.Array) -> jax.Array:
-        """Return rates or factors, scalar or ``[T or 1, R or 1, O or 1]``, of all rows of the group."""
+        """Return rates or factors of all rows: scalar or ``[group or 1, R or 1, O or 1]``."""
         return self.of(a) if a.ndim and a.shape[0] > 1 else a
 
     def of_hit(self, row_of: jax.Array, a: jax.Array) -> jax.Array:
-        """Return rates or factors of rows ``[group, n]``: scalar or ``[group or 1, n or 1, O or 1]``."""
+        """Return rates or factors of rows ``[group, n]``, scalar or ``[group or 1, n, O or 1]``."""
         a = self.of_all(a)
         if not a.ndim or a.shape[1] == 1:
             return a
@@ -347,7 +350,7 @@ def _move_hit(
 def _sums_of_hit(
     group: _Group, weights: jax.Array, last_hit: jax.Array, visit: Visit
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return gradients at the slot of each row's last hit, the rows of these slots, and the last hits."""
+    """Return gradients at the slot of each row's last hit, the rows of slots, and last hits."""
     number = group.numbers
 
     def remember(carry: Any, index: jax.Array, values: jax.Array, counts: Any) -> Any:

@@ -61,7 +61,7 @@ def slopes(table: jax.Array, x: list[jax.Array]) -> list[jax.Array]:
 
 
 def of_table(n_slots: int, x: list[jax.Array], dy: jax.Array) -> jax.Array:
-    """Return the table's cotangent, ``[G, 2**n]``: for each slot the sum over samples of dy times its share.
+    """Return the table's cotangent, ``[G, 2**n]``: sums over samples of dy times the share.
 
     With booleans `x` the addressed slot receives dy, and all other slots 0, even if dy is infinite.
     """

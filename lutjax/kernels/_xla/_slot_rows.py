@@ -3,7 +3,8 @@
 Formula for tables ``weights [T, R, K]`` and targets ``[T or 1, R or 1, K]``::
 
     sum_rows:     y[b, targets[t, row, k]] += weights[t, row, k]
-    differences:  sum over k of weights[t, row, k] * dy[b, targets[t, row, k]] - the same for the other row
+    differences:  sum over k of weights[t, row, k] * dy[b, targets[t, row, k]]
+                  - the same for the other row
     add_rows:     total[t, row, k] += dy[b, targets[t, row, k]]
 
 Work: a scan over tables, all reads of a table at once: no array ``[T, n, K]`` exists.

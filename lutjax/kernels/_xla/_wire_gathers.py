@@ -40,7 +40,7 @@ def rows(x: jax.Array, wires: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
 
 
 def places(readers: jax.Array, n_wires: int) -> list[tuple[jax.Array, jax.Array]]:
-    """Return the f-th reader of every input, for each ``f``: a clamped wire number ``[I]``, and whether it exists."""
+    """Return the f-th reader of every input for each f: clamped wire ``[I]``, and a mask."""
     return [
         # Lists are padded with -1; these entries read wire 0 and are masked.
         (jnp.clip(readers[:, f], 0, max(n_wires - 1, 0)), readers[:, f] >= 0)
@@ -99,9 +99,12 @@ def _flat(by_wire: list[jax.Array], wires: jax.Array) -> jax.Array:
 
 
 def sum_over_samples(addends: list[jax.Array], parts: int = 1) -> jax.Array:
-    """Sum k arrays ``[G, B]`` over samples in one pass, ``[k, G]``; with `parts`, via sums of parts of the samples.
+    """Sum k arrays ``[G, B]`` over samples in one pass, ``[k, G]``.
 
-    A sum along contiguous samples is one chain of dependent additions; a CPU runs the chains of parts in parallel.
+    With `parts`, via sums of parts of the samples.
+
+    A sum along contiguous samples is one chain of dependent additions; a CPU runs the chains of
+    parts in parallel.
     """
     n_gates, batch = addends[0].shape
     zero = jnp.zeros((), addends[0].dtype)

@@ -51,7 +51,7 @@ def comparisons(x: jax.Array, anchors: jax.Array, groups: int) -> list[jax.Array
 
 
 def inputs_first(x: jax.Array) -> jax.Array:
-    """Transpose inputs for comparison, ``[n, H, I]`` -> ``[H * I, n]``, in the accumulator dtype."""
+    """Transpose inputs, ``[n, H, I]`` -> ``[H * I, n]``, in the accumulator dtype."""
     n, n_inputs_of, n_inputs = x.shape
     return x.reshape(n, n_inputs_of * n_inputs).T.astype(accumulator(x.dtype))
 
@@ -73,7 +73,7 @@ def margins_at(by_input: jax.Array, ids: jax.Array) -> list[jax.Array]:
 
 
 def add_margins(dx: jax.Array, ids: jax.Array, du: Sequence[jax.Array]) -> jax.Array:
-    """Add the addends of margin cotangents, ``[T, n]`` each, to the compared inputs ``[H * I, n]``."""
+    """Add margin cotangents, ``[T, n]`` each, to the compared inputs ``[H * I, n]``."""
     for c, of_comparison in enumerate(du):
         dx = add(dx, (ids[:, c, 0],), of_comparison)
         if ids.shape[2] == 2:

@@ -24,7 +24,7 @@ def forward(call: PackedLut, *, device: Device) -> jax.Array:
 
 
 def masks(truth: jax.Array) -> list[jax.Array]:
-    """Return the coefficients of each table's polynomial, ``2**n`` times uint32 ``[G]`` with all bits set or none."""
+    """Return polynomial coefficients, ``2**n`` times uint32 ``[G]``, all bits set or none."""
     terms = list(jnp.where(truth.T, jnp.uint32(0xFFFFFFFF), jnp.uint32(0)))
     place = 1
     while place < len(terms):

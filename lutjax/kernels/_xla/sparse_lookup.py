@@ -117,6 +117,9 @@ def edges_of(call: SparseLookup, cotangents: dict[str, jax.Array]) -> dict[str, 
 
 
 def _is_target(call: SparseLookup) -> jax.Array:
-    """Return whether a slot reaches each output, ``[T or 1, R or 1, K, O]``; XLA fuses it and stores nothing."""
+    """Return whether a slot reaches each output, ``[T or 1, R or 1, K, O]``.
+
+    XLA fuses it and stores nothing.
+    """
     targets = jnp.clip(call.targets, -1, call.n_outputs - 1)[..., None]
     return targets == jax.lax.broadcasted_iota(jnp.int32, (*targets.shape[:-1], call.n_outputs), 3)

@@ -78,7 +78,8 @@ def hits_of_ways(
 ) -> _row_updates.Hits:  # dy [n, G, O]
     """Return the hits of reads with several ways; a coefficient of 0 is not a hit.
 
-    Where a scatter is a kernel launch, all ways form one tile: a launch takes as long as many additions.
+    Where a scatter is a kernel launch, all ways form one tile: a launch takes as long as many
+    additions.
     """
     dtype = accumulator(weights.dtype)
     by_group = dy.astype(dtype).transpose(1, 0, 2)

@@ -4,7 +4,8 @@ Formula for gate ``g``, sample ``s`` and ``address[g, s]`` with bit ``l`` equal 
 s] > 0``::
 
     look_up:           y[g, s] = table[g, address]
-    sum_over_readers:  dx[i, s] = sum over wires (g, l) that read i of dy[g, s] * slopes[g, l, address]
+    sum_over_readers:  dx[i, s] = sum of dy[g, s] * slopes[g, l, address]
+                                  over the wires (g, l) that read i
     sum_by_address:    dtable[g, k] = sum over s of dy[g, s] * [address == k]
 
 Work: programs of one warpgroup own 512 samples of one gate or input, four contiguous samples per
@@ -244,7 +245,10 @@ def _add(columns: Any, addresses: jax.Array, values: jax.Array) -> None:
 
 
 def _sum_columns(columns: Any, first: int, each: int) -> jax.Array:
-    """Sum columns: thread ``t`` sums slot ``first + t % each`` over `each` columns from ``t // each * each`` on."""
+    """Sum the columns of slots from `first` on.
+
+    Thread ``t`` sums slot ``first + t % each`` over `each` columns from ``t // each * each`` on.
+    """
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(),),

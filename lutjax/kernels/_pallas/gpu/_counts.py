@@ -2,7 +2,8 @@
 
 Formula for detector ``t``, query ``j`` and row ``r`` among the rows of the query's id::
 
-    counts[t, j, r] = number of earlier keys i that count with (key id of i | position id of distance) == r
+    counts[t, j, r] = number of earlier keys i that count
+                      with (key id of i | position id of distance) == r
 
 A key counts if ``low <= i < high`` (causality and window) and its segment is the query's.
 

@@ -81,8 +81,9 @@ def pipeline(
 
     Args:
       around: function of a function that runs all steps on a carry and returns the last carry.
-      inputs: references. blocks: block of each input that a step reads. stages: number of steps whose
-        blocks are resident at the same time.
+      inputs: references.
+      blocks: block of each input that a step reads.
+      stages: number of steps whose blocks are resident at the same time.
     """
     plgpu.emit_pipeline_warp_specialized(
         step,

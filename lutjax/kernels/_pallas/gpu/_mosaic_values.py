@@ -27,7 +27,7 @@ _THREADS = _mosaic_launch.THREADS
 
 # ------------------------------------------------------------------------------------- arrays
 def one_each(together: int) -> Any:
-    """Return the layout in which neighboring threads hold neighboring elements, `together` per thread."""
+    """Return the layout with neighboring elements in neighboring threads, `together` per thread."""
     return plgpu.Layout.WG_STRIDED((together * _THREADS,), 1)
 
 
@@ -37,7 +37,7 @@ def numbers(first: Any, together: int) -> jax.Array:
 
 
 def layout_of_all(size: int) -> Any:
-    """Return the layout for clearing and reading an array in shared memory: up to four contiguous elements."""
+    """Return the layout to clear and read shared memory: up to four contiguous elements."""
     each = size // _THREADS
     # Four 32-bit elements are one 128-bit access; the size must be a multiple of threads times
     # width.
@@ -72,9 +72,12 @@ def only(register: Any) -> Any:
 
 
 def sums_over_lanes(values: list[Any]) -> Any:
-    """Sum each of ``2**n`` values over ``2**n`` neighboring lanes; lane ``l`` of them gets the sum of value ``l``.
+    """Sum each of ``2**n`` values over ``2**n`` neighboring lanes.
 
-    In each exchange a lane sends half of its partial sums and receives the other lane's sums of the other half.
+    Lane ``l`` of them gets the sum of value ``l``.
+
+    In each exchange a lane sends half of its partial sums and receives the other lane's sums of the
+    other half.
     """
     lane = thread()
     # Values and lanes halve together: n - 1 shuffles in all, where one butterfly per value would
@@ -113,7 +116,10 @@ def address(array: Any) -> Any:
 
 
 def add_in_shared_memory(base: Any, cell: Any, value: Any) -> None:
-    """Add a 32-bit value to a cell of the array at address `base`; do nothing if the cell is negative."""
+    """Add a 32-bit value to a cell of the array at address `base`.
+
+    Do nothing if the cell is negative.
+    """
     instruction, constraint = ("f32", "f") if value.type == ir.F32Type.get() else ("u32", "r")
     # `red` returns no value, unlike `atom`, so a thread does not wait for it. The predicate
     # replaces a branch: masked elements have negative cells and add nothing.

@@ -44,7 +44,8 @@ _TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 def add_rows(index: jax.Array, dy: jax.Array, n_rows: int) -> jax.Array:
     """Return the table gradient in float32: ``[T, n]``, ``[n, O]`` -> ``[T, R, O]``.
 
-    An infinite cotangent makes NaN of every row, where a sum over readers affects only the accessed rows.
+    An infinite cotangent makes NaN of every row, where a sum over readers affects only the accessed
+    rows.
     """
     n_detectors, n_samples = index.shape
     n_outputs = dy.shape[1]

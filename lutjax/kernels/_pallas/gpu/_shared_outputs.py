@@ -1,5 +1,4 @@
-"""Sparse lookups with long rows: the outputs of a sample, or their cotangents, lie in shared
-memory.
+"""Sparse lookups with long rows: outputs or cotangents of a sample lie in shared memory.
 
 Formula for sample ``b``, detectors ``t``, slots ``k`` with ``row = index[b, t]``::
 
@@ -170,7 +169,7 @@ class _Slots:
 def _add(
     index: Any, weights: Any, targets: Any, sums: Any, first: jax.Array, together: int, slots: _Slots
 ) -> None:
-    """Add slots of a sample to their targets, `together` per thread, from slot number `first` on."""
+    """Add slots of a sample to their targets, `together` per thread, from slot `first` on."""
     entries = slots.n_detectors * slots.n_slots
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, mlir.one_each(together)))
@@ -210,7 +209,7 @@ def _subtract(
     together: int,
     slots: _Slots,
 ) -> None:
-    """Write the differences of a sample, `together` detectors per warp, from detector `first` on."""
+    """Write differences of a sample, `together` detectors per warp, from detector `first` on."""
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 6, mlir.one_each(together)))
     def subtract(

@@ -1,5 +1,4 @@
-"""Weighted reads of small tables for `lutjax.scored_lut`: eight lanes read a row of a sample from
-shared memory.
+"""Weighted reads of small tables in shared memory, for `lutjax.scored_lut`.
 
 Formula for sample ``n``, group ``g``, tables ``t`` of the group and ways ``k`` (one or two)::
 
@@ -77,7 +76,8 @@ def sum_rows(
     """Sum rows of the tables of each group, times factors: ``[T, R, O]``, ``[T, n]``, ``[K, T, n]`` -> ``[n, G, O]``, float32.
 
     Returns:
-      The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``: not 0 if a sum of these samples is not finite.
+      The sums, and int32 flags ``[G, n / SAMPLES_OF_WARP, 32]``: not 0 if a sum of these samples is
+      not finite.
 
     Args:
       rows: starts of two rows as `lutjax.kernels._triton._owned_columns.places` packs them.
@@ -181,7 +181,7 @@ class _Call:
         return plgpu.Layout.WG_STRIDED((self.numbers,), _NUMBERS)
 
     def tables(self, weights: jax.Array) -> list[jax.Array]:
-        """Return the wide columns, and the narrow ones with rows of even and odd parity in different banks."""
+        """Return wide columns, and narrow ones with even and odd rows in different banks."""
         weights = _mosaic_launch.padded(weights.astype(jnp.float32), self.columns.outputs)
         found = [weights] if self.columns.wide else []
         if self.columns.narrow:
@@ -244,7 +244,10 @@ class _Call:
 
 # ------------------------------------------------------------------------------------- in kernels
 class _Lane:
-    """Position of a thread: its lane of the eight, and its first sample in the program; all int32."""
+    """Position of a thread: its lane of the eight, and its first sample in the program.
+
+    All int32.
+    """
 
     def __init__(self, call: _Call):
         thread = mlir.thread()
@@ -297,7 +300,10 @@ class _Rows:
         self._narrow = _plus(tables[-1], of_lane) if call.columns.narrow else None
 
     def of(self, i: int) -> tuple[list[list[Any]], Any]:
-        """Return the elements of the i-th sample: the rows of all ways per wide block, and one row of the narrow block."""
+        """Return the elements of the i-th sample.
+
+        These are the rows of all ways per wide block, and one row of the narrow block.
+        """
         columns, ways = self._call.columns, self._call.ways
         word = _read(mlir.int32(), _plus(self._words, 4 * _OF_WARP * i), 4)
         # Two starts of 16 bits in one word: one load serves both ways.
@@ -385,7 +391,7 @@ def _strides(array: Any) -> list[int]:
 
 
 def _write(call: _Call, sums: jax.Array, y: Any, strange: Any) -> None:
-    """Write the sums of each thread to outputs ``[samples, O]``, and flag threads with a sum that is not finite."""
+    """Write sums to outputs ``[samples, O]``, and flag threads with a sum that is not finite."""
 
     @plgpu.inline_mgpu(arg_types=(call.layout, plgpu.RefType(), plgpu.RefType()))
     def write(_: Any, sums: Any, y: Any, strange: Any) -> None:
@@ -439,7 +445,10 @@ def _moved(pointer: Any, offset: int) -> Any:
 
 
 def _cotangents(call: _Call, dy: Any) -> jax.Array:
-    """Load the cotangents ``[samples, O]`` of each thread; lanes of both ways share the narrow block."""
+    """Load the cotangents ``[samples, O]`` of each thread.
+
+    Lanes of both ways share the narrow block.
+    """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_like(call))
     def read(_: Any, dy: Any) -> Any:
@@ -488,7 +497,10 @@ def _multiply(call: _Call, references: list[Any], cotangents: jax.Array, found: 
 
 
 def _products_of(call: _Call, lane: _Lane, wide: list[list[Any]], narrow: Any, dy: list[Any]) -> Any:
-    """Return partial products of a sample: the first four lanes hold the first way's, the others the second's."""
+    """Return partial products of a sample.
+
+    The first four lanes hold products of the first way, the other lanes products of the second.
+    """
     of_ways: list[Any] = [None] * call.ways
     for of_rows, d in zip(wide, dy, strict=False):
         for way, row in enumerate(of_rows):

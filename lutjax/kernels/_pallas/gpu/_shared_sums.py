@@ -86,7 +86,10 @@ def add_rows(index: jax.Array, addends: jax.Array, n_rows: int) -> jax.Array:
 
 
 def _add(index: Any, addends: Any, table: Any, columns: jax.Array) -> None:
-    """Add the elements of a step to their rows; `columns` contains the output of each element of a thread."""
+    """Add the elements of a step to their rows.
+
+    `columns` contains the output of each element of a thread.
+    """
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 3, mlir.one_each(_TOGETHER)))
     def add(_: Any, index: Any, addends: Any, table: Any, columns: Any) -> None:

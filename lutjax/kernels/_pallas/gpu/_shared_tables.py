@@ -43,7 +43,7 @@ assert MAX_ROWS <= 2**_BITS
 
 
 def sum_rows(weights: jax.Array, index: jax.Array) -> jax.Array:
-    """Sum the addressed rows over detectors, in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
+    """Sum the addressed rows in float32: ``[T, R, O]``, ``[T, n]`` -> ``[n, O]``."""
     n_samples, n_outputs = index.shape[1], weights.shape[2]
     width, weights, (words,) = _padded(weights, index)
     n_detectors, n_rows, _ = weights.shape
@@ -196,9 +196,10 @@ def _ids(words: Any, first: int, count: int) -> list[jax.Array]:
 
 
 def _sums_of_warps(arrays: list[jax.Array]) -> jax.Array:
-    """Sum 32 arrays over the elements of each warp: lane ``l`` of warp ``w`` gets the sum of array ``l``, ``[128]``.
+    """Sum 32 arrays over each warp: lane ``l`` of a warp gets the sum of array ``l``, ``[128]``.
 
-    Five rounds halve the number of arrays: 31 exchanges in all, where 32 separate sums would need 160.
+    Five rounds halve the number of arrays: 31 exchanges in all, where 32 separate sums would need
+    160.
     """
     width = arrays[0].shape[0]
     layout = plgpu.Layout.WG_STRIDED((width,), width // _mosaic_launch.THREADS)

@@ -1,5 +1,4 @@
-"""`lutjax.lookup_attention` in Mosaic GPU, for long sequences: histograms of row reads in shared
-memory.
+"""`lutjax.lookup_attention` in Mosaic GPU, for long sequences: histograms in shared memory.
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 

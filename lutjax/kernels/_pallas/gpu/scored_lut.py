@@ -1,5 +1,4 @@
-"""`lutjax.scored_lut` in Mosaic GPU: weighted rows are read from tables in shared memory
-(`_shared_reads`).
+"""`lutjax.scored_lut` in Mosaic GPU, with tables in shared memory (`_shared_reads`).
 
 Formula: ``y[b, g] = sum over t, k of c[t, k] * weights[t, i[t, k]]``, with row ids ``i`` and
 coefficients ``c`` of the read, see `lutjax.kernels._xla.scored_lut`.

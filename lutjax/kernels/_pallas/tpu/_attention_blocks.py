@@ -1,5 +1,4 @@
-"""Blocks of queries and keys of `lutjax.lookup_attention` on TensorCores, and the layouts of their
-arrays.
+"""Blocks and array layouts of `lutjax.lookup_attention` on TensorCores.
 
 Work division: a block has the queries of a few samples, or a part of one long sample, in the 128
 lanes of a register, and up to 512 keys of the same samples. A grid step visits up to 32 blocks.
@@ -324,7 +323,10 @@ def unsupported(request: Request) -> str | None:
 
 
 def slower(request: Request) -> str | None:
-    """Return why plain JAX comes first: few pairs read few rows, while these kernels transfer whole tables."""
+    """Return why plain JAX comes first.
+
+    Few pairs read few rows, while these kernels transfer whole tables.
+    """
     call = request.call
     assert isinstance(call, LookupAttention)
     plan = Plan.of(call)

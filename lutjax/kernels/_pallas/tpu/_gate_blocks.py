@@ -1,5 +1,6 @@
-"""Blocks of gates and samples of TensorCore gate kernels. Imports no Pallas: rules run at every
-call.
+"""Blocks of gates and samples of TensorCore gate kernels.
+
+Imports no Pallas: rules run at every call.
 
 A step has all inputs for a block of samples in vector memory, because a wire may read any of them,
 and a block of gates. Blocks shrink, first the gates and then the samples, until two buffers of all

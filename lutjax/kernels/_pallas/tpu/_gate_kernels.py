@@ -91,7 +91,10 @@ class GateKernels:
         return found if sums is None else {**found, self.parameter: self._gates_first(sums)}
 
     def _gates_first(self, a: jax.Array) -> jax.Array:
-        """Transpose parameters, or their cotangents, if gates are not the first axis; its own inverse."""
+        """Transpose parameters, or their cotangents, if gates are not the first axis.
+
+        Its own inverse.
+        """
         return a.T if self.slots_first else a
 
 
@@ -306,7 +309,7 @@ def _read(wires_ref: Any, x_ref: Any, read_ref: Any) -> None:
 
 
 def _add(wires_ref: Any, apart_ref: Any, read_ref: Any, dx_ref: Any, n_gates: Any) -> None:
-    """Add the cotangent of each wire to the row it read, for the first `n_gates` gates of the block."""
+    """Add the cotangent of each wire to the row it read, for `n_gates` gates of the block."""
     places, n = read_ref.shape[:2]
     together = _together(places)
 

@@ -388,7 +388,10 @@ def matrix(
 
 
 def _picked(blocks: RowBlocks, products: jax.Array, ids: jax.Array, part: Any) -> jax.Array:
-    """Select elements of ``[rows, samples]`` at row ids ``[tables, samples]``; 0 for ids outside of the part."""
+    """Select elements of ``[rows, samples]`` at row ids ``[tables, samples]``.
+
+    0 for ids outside of the part.
+    """
     hits = _hits(blocks, ids, part)
     return jnp.sum(jnp.where(hits, products.reshape(hits.shape), 0), 1)
 

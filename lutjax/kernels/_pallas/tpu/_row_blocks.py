@@ -1,5 +1,4 @@
-"""Blocks of tables, rows, samples and outputs for one-hot and coefficient matrix products. Imports
-no Pallas.
+"""Blocks of tables, samples and outputs for products with coefficient matrices. Imports no Pallas.
 
 Layout: tables of a group are cut into blocks of several whole tables, or large tables into blocks
 of up to `_ROWS` rows (`parts`). Arrays with an element per table and sample are ``[blocks, lines,
@@ -7,7 +6,7 @@ samples]``, with samples in lanes. All arrays are padded to whole blocks with ze
 elements outside of an array may be NaN in a kernel, and would poison every sum.
 
 Sizes: a product has up to 512 rows, 512 samples and 512 outputs, several times the size of a matrix
-unit, and is halved until two buffers of all blocks fit the vector memory.
+unit. Blocks of samples shrink until two buffers of all blocks fit the vector memory.
 """
 
 import dataclasses
@@ -34,7 +33,8 @@ class RowBlocks:
 
     Attributes:
       groups: groups of tables. each: tables of a group.
-      together: tables of one product. tables: tables of a block. lines: `tables` in whole registers if needed.
+      together: tables of one product. tables: tables of a block.
+      lines: `tables`, in whole registers if needed.
       rows: rows of a table in a block. parts: blocks per table.
       samples, outputs: size of a block. batch, n_outputs: size of the call.
     """
@@ -229,7 +229,7 @@ def up(n: int, multiple: int) -> int:
 
 
 def _evenly(n: int, most: int) -> int:
-    """Return the block size for the fewest blocks of at most `most` elements, as equal as possible."""
+    """Return the size of the fewest blocks of at most `most` elements, as equal as possible."""
     return -(-n // -(-n // most))
 
 

@@ -1,5 +1,4 @@
-"""`lutjax.lookup_attention` on TensorCores: histograms of key and position ids per query, times the
-rows of the query.
+"""`lutjax.lookup_attention` on TensorCores: histograms of ids per query, times table rows.
 
 Formula with the table viewed as ``S[t, query id, (key id, position id), output]``::
 
@@ -17,7 +16,7 @@ see `_attention_blocks`. Counts are computed as ``[slab, queries]`` and transpos
 
 Numerics: counts are exact in float32; sums are float32 in the order of the grid, equal in every
 run. Margin cotangents subtract products, not rows, so their error is relative to the products. An
-update adds ``-rate * factor * dS`` in place. Ids are valid by construction of detections.
+update adds ``-rate * factor * dS`` in place. The op clamps ids.
 """
 
 import functools
@@ -188,11 +187,14 @@ def _other(detection: Detection) -> jax.Array:
 
 
 class BlockedPairs:
-    """Kernel inputs of a call, and their blocks in a grid of detectors, query tiles, key tiles and steps.
+    """Kernel inputs of a call, and their blocks.
+
+    The grid has axes for detectors, query tiles, key tiles and steps.
 
     Attributes:
       shared: whether all detectors share positions. segments: whether the call has segments.
-      arrays: query ids, key ids, position ids of every pair, and the segments of queries and keys if any.
+      arrays: query ids, key ids, position ids of every pair, and the segments of queries and keys
+      if any.
     """
 
     def __init__(self, call: LookupAttention):
@@ -239,7 +241,10 @@ class BlockedPairs:
         return tuple(sizes[name] for name in order)
 
     def spec(self, order: tuple[str, ...], axes: tuple[str, ...], block: tuple[int, ...]) -> Any:
-        """Return a block with leading grid axes; the first axis of `block` is indexed by the step."""
+        """Return a block with leading grid axes.
+
+        The first axis of `block` is indexed by the step.
+        """
         steps = axes[-1] == "step"
         outer = axes[:-1] if steps else axes
 
@@ -419,7 +424,7 @@ def _of_lane(a: jax.Array, lane: jax.Array) -> jax.Array:
 
 
 def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) -> None:
-    """Multiply `dy` by the rows of every pair and sum over pairs, without the slope of the surrogate gradient.
+    """Multiply `dy` by the rows of every pair and sum over pairs, without the slope.
 
     Products are subtracted, not rows: the error is relative to them.
     """
@@ -499,7 +504,10 @@ def _multiply_rows(plan: Plan, segments: bool, need_position: bool, *refs: Any) 
 
 
 def _terms(values: jax.Array) -> jax.Array:
-    """Stack three terms of 8 bits whose sum is a float32 array; a product with ones sums them exactly."""
+    """Stack three terms of 8 bits whose sum is a float32 array.
+
+    A product with ones sums them exactly.
+    """
     terms = []
     for _ in range(3):
         # Truncation to 8 significant bits by a mask; the remainder is exact.

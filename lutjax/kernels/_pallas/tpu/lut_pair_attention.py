@@ -1,5 +1,4 @@
-"""`lutjax.lut_pair_attention` on TensorCores: histograms of the rows that each query reads, times
-the tables.
+"""`lutjax.lut_pair_attention` on TensorCores: histograms of row reads, times the tables.
 
 Formula for detector ``t``, query ``j`` and row ``r``::
 
@@ -131,7 +130,10 @@ def backward(
         at_first = jax.lax.broadcasted_iota(jnp.int32, of_distance.shape, 1) == 0
 
         def differences(steps: list[Shift], closest: list[jax.Array]) -> list[jax.Array]:
-            """Return the difference of products with both rows for each shift; count rows in the same pass."""
+            """Return the difference of products with both rows for each shift.
+
+            Count rows in the same pass.
+            """
             assert products is not None
             flipped = [s.index ^ (1 << c) for s, c in zip(steps, closest, strict=True)]
 

@@ -1,5 +1,4 @@
-"""`lutjax.sparse_lookup` on TensorCores: a lookup of the whole table, which is zero where no edge
-is.
+"""`lutjax.sparse_lookup` on TensorCores: a lookup of the table with all outputs.
 
 Formula: ``y[b] = sum over t of whole[t, index[b, t]]`` with ``whole[t, r, o]`` the sum of
 ``weights[t, r, k]`` over the slots ``k`` with target ``o``; ``dweights[t, r, k] = dwhole[t, r,

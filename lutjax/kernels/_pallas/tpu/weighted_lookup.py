@@ -1,5 +1,4 @@
-"""`lutjax.weighted_lookup` on TensorCores: products of tables with coefficient matrices, see
-`_products`.
+"""`lutjax.weighted_lookup` on TensorCores: products with coefficient matrices, see `_products`.
 
 Formula for sample ``b``, group ``g``, tables ``t`` of the group and ways ``k``::
 
