@@ -79,8 +79,10 @@ _INTERPRETED = TPUS[1]
 
 def generation(device: Device) -> TPU | None:
     """Return the generation of a device; None if it is no TPU, or one that no kernel was compiled for."""
+    # Patterns below are short, such as `v4$`, and could match the names of other devices.
     if "TPU" not in device.kind:
         return None
+    # Unknown generations are None, not an error: plain JAX runs there.
     return next((tpu for tpu in TPUS if re.search(tpu.kinds, device.kind)), None)
 
 

@@ -39,6 +39,7 @@ def backward(
         values = addends(cotangent, call.accumulate)
         found["weights"] = _row_gathers.add_rows(zeros, index, values, device, call.groups)
     if "detection" in needs:
+        # Flipped before both ids are clamped, as the op defines it for ids out of range.
         main_and_flipped = index, index ^ d.flip.T
         # The slope multiplies the complete product; rows are subtracted before the product.
         (difference,) = _row_gathers.differences(

@@ -56,6 +56,7 @@ def backward_by(
     accumulate = call.accumulate
     pairs = _pair_tiles.plan(call, device)
     row = RowIds(pairs, call)
+    # Padding queries have cotangents of zero, so they add nothing to tables.
     dy = pairs.padded_rows(cotangent.astype(accumulator(weights.dtype)))
     need_query, need_key, need_position = (name in needs for name in ("query", "key", "position"))
 
@@ -68,6 +69,8 @@ def backward_by(
     def body(tile: _pair_tiles.Tile, totals: dict[str, jax.Array]) -> dict[str, jax.Array]:
         totals = dict(totals)
         main = row(tile)
+        # The cotangent of a query once per pair, zero for pairs that do not count: no other mask is
+        # needed for table gradients.
         dy_pair = tile.of_rows(dy)
         if "weights" in needs:
             addend = addends(dy_pair, accumulate)
@@ -105,6 +108,8 @@ def backward_by(
             totals["key"] = tile.add_to_keys(totals["key"], jnp.where(query_is_closer, 0, cotangent))
         if need_position:
             difference = of_flipped_position[0].astype(of_position.dtype)
+            # Where the position is not closest, the other row is the main row, and the select drops
+            # the product.
             cotangent = jnp.where(position_is_closest, _row_gathers.slope(of_position) * difference, 0)
             cotangent = addends(tile.masked(cotangent), accumulate)
             # Positions without a detector axis receive the sum over detectors.
@@ -122,6 +127,7 @@ def backward_by(
         totals["key"] = jnp.zeros_like(k_margin, addend_dtype(k_margin.dtype, accumulate))
     if need_position:
         totals["position"] = jnp.zeros_like(p_margin, addend_dtype(p_margin.dtype, accumulate))
+    # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
     found = {}
     if "weights" in needs:
@@ -177,6 +183,7 @@ class RowIds:
         query, key, position = call.query, call.key, call.position
         self.key_shift = 0 if position is None else position.bits
         self.query_shift = self.key_shift + key.bits
+        # Shifted once per query and key instead of once per pair.
         self._query = pairs.padded_queries(_major(query.index) << self.query_shift)
         self._key = pairs.padded_keys(_major(key.index) << self.key_shift)
         # Positions without bits address nothing and are skipped.
@@ -187,6 +194,7 @@ class RowIds:
         # Slices of the padded ids: padding them again per group would copy them.
         group = copy.copy(self)
         group._query, group._key = detectors(self._query), detectors(self._key)
+        # Positions shared by all detectors have no axis to slice.
         if self._position is not None and self._position.shape[0] > 1:
             group._position = detectors(self._position)
         return group

@@ -64,6 +64,7 @@ def backward_by(
         index = _row_gathers.flat(d.index)
         if "weights" in needs:
             totals["weights"] = rows.add_rows(totals["weights"], index, addends(dy_pair, accumulate), device)
+        # Without comparisons there is no margin, and no axis to index.
         if not (need_x or need_keys or need_positions) or not d.bits:
             return totals
         main_and_flipped = index, _row_gathers.flat(d.index ^ d.flip)
@@ -71,6 +72,7 @@ def backward_by(
         difference = difference.reshape(d.margin.shape)
         cotangent = _row_gathers.slope(d.margin) * difference.astype(d.margin.dtype)
         cotangent = addends(tile.masked(cotangent), accumulate)
+        # All comparisons of a pair share one product; only the closest one receives it.
         closest = closest_pair(d.flip)
         # One comparison at a time: an array with an axis of comparisons and of pairs would be C
         # times as large as the others.
@@ -94,6 +96,7 @@ def backward_by(
         totals["keys"] = jnp.zeros_like(terms.key, addend_dtype(terms.key.dtype, accumulate))
     if need_positions and terms.position is not None:
         totals["positions"] = jnp.zeros_like(terms.position, addend_dtype(terms.position.dtype, accumulate))
+    # Totals are the carry of a sequential loop over tiles, updated in place.
     totals = pairs.for_each_tile(body, totals)
     found = {}
     if need_x:
@@ -161,6 +164,7 @@ class TiledTerms(Terms):
 
         def delta(r: int) -> jax.Array:
             delta = tile.of_keys(self.key[r]) + tile.of_queries(self.query[r])
+            # At most two terms are not zero, so the order of the sum does not matter.
             return delta if self.position is None else delta + tile.of_distances(self.position[r])
 
         n_bits, n_detectors = self.key.shape[:2]

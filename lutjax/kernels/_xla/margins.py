@@ -34,6 +34,7 @@ def forward(call: Margins, *, device: Device) -> jax.Array:
     u = comparisons(call.x, call.anchors, call.groups)
     if not u:
         return jnp.zeros((call.x.shape[0], *call.anchors.shape[:2]), accumulator(call.x.dtype))
+    # Computed as ``[C, T, n]``, where samples are contiguous; transposed once for the output.
     return jnp.stack(u, 0).transpose(2, 1, 0)
 
 

@@ -53,6 +53,7 @@ def backward(
         return edges_of(call, found)
     weights, d, accumulate, slots = call.weights, call.detection, call.accumulate, SlotRows.of(call)
     dtype = accumulator(weights.dtype)
+    # Each id is clamped on its own: a flipped id is not the flip of a clamped one.
     index, flipped = (clamped(weights, ids.T) for ids in (d.index, d.index ^ d.flip))
     dy = slots.padded(cotangent.astype(dtype))
 
@@ -89,6 +90,7 @@ def hits(call: SparseLookup, cotangent: jax.Array, *, device: Device) -> _row_up
     def visit(detectors: _row_updates.Detectors, body: _row_updates.Body, carry: Any) -> Any:
         return body(carry, detectors(index), cotangent, None)
 
+    # Hits carry all outputs; `SlotRows.hits` reduces them to the slots of each row.
     return SlotRows.of(call).hits(call.weights, (visit, cotangent.shape[0]))
 
 

@@ -51,6 +51,8 @@ def backward(
         found["weights"] = add_ways(zeros, ways[: call.valued], dy, device, call.accumulate, groups)
     if "coefficients" in needs:
         index = tuple(index for index, _ in ways)
+        # All ways, also those without a value: a read may need the product of a row that it does
+        # not add.
         each = _row_gathers.products(weights, index, dy, device, call.accumulate, groups)
         found["coefficients"] = jnp.stack(each, -1).transpose(1, 0, 2) if each else call.coefficients
     return found
@@ -82,6 +84,7 @@ def hits_of_ways(
     additions.
     """
     dtype = accumulator(weights.dtype)
+    # Groups first: a detector reads the cotangents of its group as one slice.
     by_group = dy.astype(dtype).transpose(1, 0, 2)
     group = _row_gathers.detectors(weights) // max(weights.shape[0] // dy.shape[1], 1)
     # One scatter for all ways on GPUs; elsewhere ways stay apart, without a copy.

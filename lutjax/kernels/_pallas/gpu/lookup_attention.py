@@ -44,6 +44,7 @@ def _unsupported(request: Request) -> str | None:
     assert isinstance(call, LookupAttention)
     if why := unsupported_dtypes(request) or lacks_triton("multiplies counts by Triton kernels"):
         return why
+    # Other rules need optimizer state per row, which the kernels that add counts do not read.
     if step is not None and not isinstance(step.rule, SGD):
         return f"moves rows by SGD only, not by {step.rule}"
     counts, ids = _counted(call)
@@ -64,6 +65,7 @@ def _unsupported(request: Request) -> str | None:
 def _deferral(request: Request) -> Deferral | None:
     call = request.call
     assert isinstance(call, LookupAttention)
+    # Histograms are exact in both modes; this is a measured choice.
     if call.accumulate is not None and request.direction == "forward":
         return Deferral("was measured faster than Triton for sums of floats only, not of integers")
     n_samples, n_queries, _ = call.query.shape

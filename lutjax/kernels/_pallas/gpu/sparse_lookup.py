@@ -82,6 +82,7 @@ def backward(
 
     if _empty(call) or call.accumulate is not None:
         return in_triton.backward(call, cotangent, needs, device=device)
+    # Table gradients scatter to global memory in any kernel, so Triton computes them.
     found = in_triton.backward(call, cotangent, needs - {"detection"}, device=device)
     if "detection" in needs:
         d = call.detection
@@ -103,6 +104,7 @@ def _existing(call: SparseLookup, rows: jax.Array) -> jax.Array:
 
 
 def _targets(call: SparseLookup) -> jax.Array:
+    # -1 and below: unused slots.
     return jnp.clip(call.targets, -1, call.n_outputs - 1)
 
 

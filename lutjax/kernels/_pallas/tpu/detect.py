@@ -86,6 +86,7 @@ def backward(
             dx_ref[...] = jnp.zeros_like(dx_ref)
 
         def detector(t: Any, _: None) -> None:
+            # Flip masks are saved by the forward pass, so inputs are not compared again.
             flip, value = flip_ref[t], d_margin_ref[t]
             for r in range(n_pairs):
                 # The closest pair differs by sample, so each pair adds a masked row: there is no
@@ -100,6 +101,7 @@ def backward(
     (dx,) = _call.call(
         kernel,
         blocks.anchors,
+        # Padding lanes have flip 0, which is no pair: they add nothing.
         _lanes.in_lanes(call.flip),
         _lanes.in_lanes(cotangent.astype(jnp.float32)),
         outputs=[jax.ShapeDtypeStruct((call.n_inputs, _lanes.groups(batch), LANES), jnp.float32)],

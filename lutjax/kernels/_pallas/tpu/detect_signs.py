@@ -33,6 +33,7 @@ def forward(call: DetectSigns, *, device: Device) -> Detection:
         return plain.forward(call, device=device)
 
     def kernel(values_ref: Any, index_ref: Any, flip_ref: Any, margin_ref: Any) -> None:
+        # The loop over values is written out: at most 31, one per bit of an id.
         deltas = [values_ref[r] for r in range(n_bits)]
         d = detect.closest(deltas, deltas[0].shape, deltas[0].dtype, call.epsilon)
         index_ref[...], flip_ref[...], margin_ref[...] = d.index, d.flip, d.margin
@@ -62,6 +63,7 @@ def backward(
         return plain.backward(call, cotangent, needs, device=device)
 
     def kernel(flip_ref: Any, d_margin_ref: Any, values_ref: Any) -> None:
+        # The flip mask names the closest value, so positions are not read again.
         closest = detect.closest_pair(flip_ref[...])
         for r in range(n_bits):
             # Every value is written, so that the output needs no clearing.

@@ -63,6 +63,8 @@ def backward(
             # Two ways of one read: both rows are selected from the same products.
             reads = _reads(blocks, weights.shape, d.index, other)
             (each,) = _products.pulled(reads, weights, 2, _of_groups(call, cotangent), blocks, device)
+            # Subtracted in the layout of the kernel, so that one array is transposed instead of
+            # two.
             difference = blocks.to_elements(each[0] - each[1])
         found["detection"] = slope(d.margin) * difference.astype(d.margin.dtype)
     return found
@@ -74,6 +76,7 @@ def update(call: Lookup, cotangent: jax.Array, step: Step, *, device: Device) ->
     weights, index = call.weights, call.detection.index
     # Narrower tables would round every addition.
     if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
+        # Additive rules move rows by each addend, in the memory of the table.
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _added(weights, call, values, device), step.state
     gradient = _added(None, call, cotangent, device)

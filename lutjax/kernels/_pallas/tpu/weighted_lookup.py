@@ -58,6 +58,7 @@ def update(
     weights, blocks = call.weights, _blocks(call, device)
     reads = _reads(call, blocks)
     if step.rule.additive and not step.differs_by_row and weights.dtype == jnp.float32:
+        # Additive rules move rows by each addend, in the memory of the table.
         values = -_steps.rate_and_factor(step) * cotangent.astype(jnp.float32)
         return _products.add_rows(weights, weights.shape, reads, values, blocks, device), step.state
 
@@ -66,6 +67,7 @@ def update(
         # Blocks depend on shapes only, here on the shape of tables with one output.
         counted = call.replace(weights=jax.ShapeDtypeStruct(shape, weights.dtype))
         blocks = _blocks(counted, device)
+        # Exact in bfloat16: the count is a product with a single term.
         ones = jnp.ones((*cotangent.shape[:2], 1), jnp.bfloat16)
         # A coefficient of 0 is no hit. Ways that share a row count twice, which is not 0 either.
         reads = _reads(call.replace(coefficients=(call.coefficients != 0).astype(jnp.float32)), blocks)
@@ -82,6 +84,7 @@ def _blocks(call: WeightedLookup, device: Device) -> RowBlocks:
 
 
 def _reads(call: WeightedLookup, blocks: RowBlocks) -> _products.GivenReads:
+    # Ways first: a kernel visits them one after the other.
     index, coefficients = (jnp.moveaxis(a, -1, 0) for a in (call.index, call.coefficients))
     return _products.GivenReads(blocks, index, call.weights.shape[1], coefficients, call.valued)
 
