@@ -83,7 +83,7 @@ def _count(pairs: DetectedPairs, first: jax.Array, group: int, device: Device) -
             low, high = bounds[0, j], bounds[1, j]
             own = others[0][b, j] if others else None
             layout = _ONE((n_counts,), n_counts // _mosaic_launch.THREADS)
-            # Shared memory keeps the counts of the previous query.
+            # The table still holds the counts of the previous query.
             table[...] = plgpu.layout_cast(jnp.zeros((n_counts,), jnp.int32), layout)
             plgpu.commit_smem()
 
@@ -150,6 +150,9 @@ def _read(reference: Any, size: int) -> jax.Array:
 def _add_ones(table: Any, cells: jax.Array) -> None:
     """Add 1 to a table in shared memory at each non-negative cell, with multiplicity."""
 
+    # One hardware addition per pair, which Triton lacks. Measured on an H200 when it was
+    # introduced, 1 x 4096: forward 7.1 ms in Triton and 1.2 ms here, table gradient 18.8 and 1.5
+    # ms.
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _ONE(cells.shape, 1)))
     def add(_: Any, table: Any, cells: Any) -> None:
         base = mlir.address(table)

@@ -222,7 +222,7 @@ def _subtract(
             detector = arith.minsi(detector, mlir.integer(slots.n_detectors - 1))  # the last one again
             lane = arith.remui(number, mlir.integer(_LANES))
             warps.append((detector, lane, mlir.at(index, detector), mlir.at(other, detector)))
-        # Several detectors per warp at a time, for the same reason.
+        # Several detectors per warp at a time, so that their loads overlap.
         totals = [mlir.zero()] * len(warps)
         for start in range(0, slots.n_slots, _LANES):
             read = []

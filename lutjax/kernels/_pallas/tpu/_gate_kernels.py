@@ -281,8 +281,7 @@ def _apart(ids: jax.Array, n_gates: int) -> jax.Array:
     together = _together(ids.shape[1])
     rows = ids.reshape(-1, together * ids.shape[1])
     n = rows.shape[1]
-    # Compare each pair of wires of a group once. XLA computes this outside of the kernel, where a
-    # branch per group remains.
+    # Compare each pair of wires of a group once, in XLA; the kernel keeps one branch per group.
     equal = (rows[:, :, None] == rows[:, None, :]) & np.tri(n, k=-1, dtype=bool)[None]
     # Padding gates read input 0 and would add to it.
     last = (jnp.arange(len(rows), dtype=jnp.int32) + 1) * together

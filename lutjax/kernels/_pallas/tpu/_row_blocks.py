@@ -237,6 +237,5 @@ def padded(a: jax.Array, shape: tuple[int, ...], fill: int = 0) -> jax.Array:
     """Return an array with `fill` beyond its ends."""
     if a.shape == shape:
         return a
-    # lax.pad of a scalar in the dtype of the array, also for integers and bfloat16.
     pads = [(0, wanted - size, 0) for wanted, size in zip(shape, a.shape, strict=True)]
     return jax.lax.pad(a, jnp.asarray(fill, a.dtype), pads)
