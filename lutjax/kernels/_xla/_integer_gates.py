@@ -131,7 +131,6 @@ def _slots(table: jax.Array, n: int) -> Slot:
 
 def _share(read: Sequence[jax.Array], bits: jax.Array, without: int | None = None) -> jax.Array:
     """Return the product over wires, except `without`, of ``x`` for set bits, else ``1 - x``."""
-    # A select instead of arithmetic on the bit: `1 - b + (2b - 1)a` rounds.
     factors = [jnp.where(bits[n], a, 1 - a) for n, a in enumerate(read) if n != without]
     return functools.reduce(operator.mul, factors) if factors else jnp.ones_like(read[0])
 

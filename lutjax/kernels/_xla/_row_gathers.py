@@ -340,7 +340,7 @@ def zero_of(
     """Return zeros that accumulate this number of addends."""
     zero = zeros_varying(like, shape, dtype)
     in_integers = coefficient is not None and jnp.issubdtype(coefficient.dtype, jnp.integer)
-    # int8 rows times integer coefficients may exceed int32; two int32 halves then hold the sum.
+    # int8 rows times integer coefficients may exceed int32; two int32 parts then hold the sum.
     return WideSum(zero, zero) if in_integers and not fits_int32(addends) else zero
 
 

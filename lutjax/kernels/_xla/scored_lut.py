@@ -224,7 +224,7 @@ def _sums_in_blocks(call: ScoredLut) -> tuple[Any, jax.Array]:
     def over_group(_: None, of: Any) -> tuple[None, Any]:
         start: Any = zeros_varying(call.x, (n, call.weights.shape[2]), dtype)
         if in_integers and not sums_fit_int32(call):
-            # Sums that may exceed int32 use two int32 halves.
+            # Sums that may exceed int32 use two int32 parts.
             start = _quantized.WideSum(start, start)
         return None, _over_blocks(call, over_block, (start, zeros_varying(call.x, (n,), jnp.bool_)), *of)[0]
 
