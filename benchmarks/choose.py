@@ -196,7 +196,7 @@ def sizes() -> list[dict[str, Any]]:
     import optax
 
     import lutjax
-    from lutjax.training import tables
+    from lutjax import optim
 
     x = jax.random.normal(jax.random.key(0), (256, 64))
     target = jnp.sin(x[:, :64])
@@ -217,9 +217,9 @@ def sizes() -> list[dict[str, Any]]:
 
         ways = {
             "dense gradient, `optax.adam`": (dense, adam.init),
-            "`tables.RowAdam`": _in_factors(loss, tables.RowAdam()),
-            "`tables.RowAdagrad`": _in_factors(loss, tables.RowAdagrad()),
-            "`tables.SGD`": _in_factors(loss, tables.SGD()),
+            "`optim.RowAdam`": _in_factors(loss, optim.RowAdam()),
+            "`optim.RowAdagrad`": _in_factors(loss, optim.RowAdagrad()),
+            "`optim.SGD`": _in_factors(loss, optim.SGD()),
         }
         for name, (step, init) in ways.items():
             params = {"weights": jnp.zeros((16, 2**bits, 64))}
@@ -238,12 +238,12 @@ def sizes() -> list[dict[str, Any]]:
 
 def _in_factors(loss: Any, rule: Any) -> tuple[Any, Any]:
     """Return a step with the gradient of the table in factors, and what makes its first state."""
-    from lutjax.training import tables
+    from lutjax import optim
 
-    optimizer = tables.Optimizer(rule, rate=1e-3, tables={"weights"})
+    optimizer = optim.Optimizer(rule, rate=1e-3, tables={"weights"})
 
     def step(params: Any, state: Any) -> Any:
-        _, gradients = tables.value_and_grad(loss)(params)
+        _, gradients = optim.value_and_grad(loss)(params)
         return optimizer.apply(params, gradients, state)
 
     return step, optimizer.init

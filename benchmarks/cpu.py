@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import lutjax
-from lutjax import wiring
+from lutjax import optim, wiring
 from lutjax.benchmark.language_model import Step
 from lutjax.models import GPTConfig
-from lutjax.training import presets, tables
+from lutjax.training import presets
 from lutjax.training.lm import Run, TrainingConfig
 
 IMPLEMENTATIONS = {"native": ("native", "xla"), "plain JAX": ("xla",)}
@@ -278,11 +278,11 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
         def trained(carry: Any, anchors: Any) -> Any:
             weights, number = carry
             x = inputs(number)
-            _, gradient = tables.value_and_grad(lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2))(
+            _, gradient = optim.value_and_grad(lambda p: jnp.sum(lutjax.lut(x, p["weights"], anchors) ** 2))(
                 {"weights": weights}
             )
             moved, _ = lutjax.update_table(
-                weights, gradient["weights"], 1e-6, tables.SGD(), tables.SGD().init(weights)
+                weights, gradient["weights"], 1e-6, optim.SGD(), optim.SGD().init(weights)
             )
             return (moved, number + 1), ()
 

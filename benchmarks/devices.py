@@ -36,8 +36,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
-from lutjax import sharding, wiring
-from lutjax.training import checkpoints, tables
+from lutjax import optim, sharding, wiring
+from lutjax.training import checkpoints
 from lutjax.training.experiments import Show, Watcher, start
 
 WAYS = ("jit", "shard_map")
@@ -330,8 +330,8 @@ class Program:
         devices = np.array(jax.devices()[: case.data * case.detectors])
         self.case, self.mesh = case, Mesh(devices.reshape(case.data, case.detectors), ("data", "detectors"))
         self.subject: Any = case.subject.on(self.mesh) if isinstance(case.subject, Gates) else case.subject
-        self.optimizer = tables.Optimizer(
-            tables.SGD(), RATE, rest=optax.sgd(RATE), tables=lambda name, array: name.endswith("weights")
+        self.optimizer = optim.Optimizer(
+            optim.SGD(), RATE, rest=optax.sgd(RATE), tables=lambda name, array: name.endswith("weights")
         )
         key = jax.random.key(0)
         arrays = jax.eval_shape(self._arrays, key)
@@ -374,11 +374,11 @@ class Program:
             x = subject.samples(key, 0, case.batch, case.batch, data)
             spec = P(None, "data") if isinstance(subject, Gates) else P("data")  # features first
             x = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-        loss, gradients = tables.value_and_grad(lambda p: subject.loss(p, others, x, parts) / case.batch)(
+        loss, gradients = optim.value_and_grad(lambda p: subject.loss(p, others, x, parts) / case.batch)(
             params
         )
         if by_hand:
-            factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
+            factored = lambda g: isinstance(g, optim.TableGradient)  # noqa: E731
             gradients = jax.tree.map(
                 lambda g: g.gathered("data") if factored(g) else g, gradients, is_leaf=factored
             )

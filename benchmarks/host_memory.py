@@ -24,12 +24,12 @@ import numpy as np
 from jax.experimental.compute_on import compute_on
 
 import lutjax
+from lutjax import optim
 from lutjax.models import GPTConfig
 from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.tables import host
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
-from lutjax.training import tables
 from lutjax.training.lm import Run, TrainingConfig
 
 
@@ -85,7 +85,7 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
     print(
         f"{table} of {table.nbytes / 1e9:.1f} GB, written in {time.perf_counter() - start:.1f} s by {host.n_threads()} threads"
     )
-    table.start(tables.RowAdam())
+    table.start(optim.RowAdam())
     n = sizes.batch_size * sizes.context
     rng = np.random.default_rng(0)
     ids = rng.integers(0, table.shape[1], (n, N_TABLES, 1)).astype(np.int32)
@@ -109,7 +109,7 @@ def of_rows(gigabytes: float, sizes: Sizes, repeats: int) -> None:
             return lutjax.weighted_lookup(weights, own, jnp.ones(own.shape), groups=N_TABLES).sum()
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        gradient = tables.value_and_grad(loss)({"memory": jnp.asarray(table.gather(ids))}, jnp.asarray(ids))[
+        gradient = optim.value_and_grad(loss)({"memory": jnp.asarray(table.gather(ids))}, jnp.asarray(ids))[
             1
         ]["memory"]
         gradient = jax.device_get(host.opened(table.gradient_of(gradient, ids)))
@@ -132,7 +132,7 @@ def of_kinds(sizes: Sizes, repeats: int) -> None:
     rows = np.full((n_rows, WIDTH), 0.01, np.float32)
     table = HostTable((1, n_rows, WIDTH), np.float32, jax.nn.initializers.zeros)
     filled(table, jax.random.key(0))
-    table.start(tables.SGD())
+    table.start(optim.SGD())
     out, ones = table.gather(ids[:, None, None]), np.ones((n, 1, WIDTH), np.float32)
     look_up = WeightedLookup.of(
         (None, ids[:, None, None], np.ones((n, 1, 1), np.float32)),

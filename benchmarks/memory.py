@@ -46,9 +46,11 @@ from language_models import (  # beside this file
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lutjax import optim
 from lutjax.layers.nnx import ProductKeyMemory
 from lutjax.models import GPTConfig
-from lutjax.training import nnx as training, presets, tables
+from lutjax.optim import nnx as training
+from lutjax.training import presets
 from lutjax.training.lm import Evaluation, Run, TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import Text
@@ -319,7 +321,7 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         "lutjax": jax.jit(lambda state, x: nnx.merge(graph, state)(x)),
         "simple": jax.jit(lambda state, x: simple(nnx.merge(graph, state), x)),
     }
-    tx = tables.Optimizer(tables.RowAdagrad(), 0.01)
+    tx = optim.Optimizer(optim.RowAdagrad(), 0.01)
     optimizer = training.Optimizer(layer, tx)
 
     def loss(layer: Any, x: Any, target: Any) -> jax.Array:

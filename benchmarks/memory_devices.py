@@ -31,8 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from language_models import about, add_line
 
 import lutjax
-from lutjax import sharding
-from lutjax.training import tables
+from lutjax import optim, sharding
 
 RECEIVED: dict[str, Callable[[int], float]] = {
     "all-gather": lambda n: (n - 1) / n,
@@ -110,7 +109,7 @@ class Step:
             raise ValueError(f"{size.tables} tables, {n_devices} devices")
         self.size, self.way, self.n_devices = size, way, n_devices
         self.mesh = Mesh(np.array(jax.devices()[:n_devices]), (AXIS,))
-        self.optimizer = tables.Optimizer(tables.RowAdagrad(), 0.1, tables={"weights"})
+        self.optimizer = optim.Optimizer(optim.RowAdagrad(), 0.1, tables={"weights"})
         params = {"weights": jnp.zeros((size.tables, size.rows, size.width))}
         of_table = {
             "jit": P(AXIS, None, None), "detectors": P(AXIS, None, None), "rows": P(None, AXIS, None), "whole": P()
@@ -134,7 +133,7 @@ class Step:
         def loss(params: Any) -> jax.Array:
             return jnp.mean((self._read(params["weights"], index, coefficients) - target) ** 2)
 
-        value, gradients = tables.value_and_grad(loss)(params)
+        value, gradients = optim.value_and_grad(loss)(params)
         if self.way != "jit":  # a mean over the samples of each of the devices
             value = jax.lax.pmean(value, AXIS)
             of_table = gradients["weights"].scaled(1 / self.n_devices)

@@ -50,7 +50,7 @@ def specs(
 
     Args:
       params: a pytree of arrays or `jax.ShapeDtypeStruct`: parameters of any library, an `nnx.State`, the state of
-        `lutjax.training.tables.Optimizer` or of an optax optimizer.
+        `lutjax.optim.Optimizer` or of an optax optimizer.
       mesh: the devices.
       axis: name of the mesh axis over which detectors are divided. By default ``"detectors"``; a mesh without an axis of that name has
         everything on all of its devices.
@@ -123,7 +123,7 @@ def lookup_in_blocks(
 
     Each device sends the ids and coefficients of its samples to all others, reads the rows of its block for all samples, and gets
     the sums of its own ones. A device adds what it has of a sum, and nothing for rows of others. The gradient of a block is that of
-    all samples: `lutjax.training.tables` moves it as a table of this device alone.
+    all samples: `lutjax.optim` moves it as a table of this device alone.
 
     Per device and step it receives ``samples * T * K`` ids and coefficients and ``samples * G * O`` sums, with the samples of all devices. Tables that are
     divided by detector send ``T / n`` of the groups alone where each table is a group of its own, so divide these so as long as there are as

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import lutjax
-from lutjax import cases
+from lutjax import cases, optim
 from lutjax.benchmark.measure import Timing, device_time
 from lutjax.benchmark.shapes import (
     DENSE,
@@ -25,7 +25,6 @@ from lutjax.benchmark.shapes import (
 from lutjax.cases import Case
 from lutjax.dispatch.contract import Direction
 from lutjax.dispatch.registry import Made, Platform, devices_of, kernel_registry
-from lutjax.training import tables
 
 IMPLEMENTATIONS = tuple(p.value for p in (Platform.NATIVE, Platform.TRITON, Platform.PALLAS, Platform.XLA))
 DTYPES = ("float32", "bfloat16")
@@ -310,7 +309,7 @@ def _outputs_and_gradients(
         # The sum is not used, so not computed.
         return jnp.sum(y * jax.lax.stop_gradient(_cotangent(y, dy))), y
 
-    gradient = tables.value_and_grad(loss, tables=lambda name, a: name == case.table, has_aux=True)
+    gradient = optim.value_and_grad(loss, tables=lambda name, a: name == case.table, has_aux=True)
     (_, y), gradients = gradient(params)
     return y, gradients
 

@@ -45,7 +45,7 @@ def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[
     """Return the names of the parameters that are tables, as the layers of a model say while `init` makes them.
 
     A name is the path in the parameters, joined by ``/``, as in ``"first/weights"``. It is what the option `tables` of
-    `lutjax.training.tables`, `lutjax.training.parameters` and `lutjax.sharding` takes.
+    `lutjax.optim` and `lutjax.sharding` takes.
 
     Args:
       init: ``init`` of a Flax Linen module or of a transformed function of Haiku.

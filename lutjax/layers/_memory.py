@@ -107,8 +107,8 @@ class NgramMemorySpec(Spec):
         `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
       accumulate: fixed-point accumulation of the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a `lutjax.training.host.HostTables` elsewhere. Then `weights` is a
-        `lutjax.training.host.HostTable`, and the layer keeps the key of its initial rows, `weights_key`. See docs/host-memory.md.
+      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a `lutjax.optim.host.HostTables` elsewhere. Then `weights` is a
+        `lutjax.optim.host.HostTable`, and the layer keeps the key of its initial rows, `weights_key`. See docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
@@ -271,7 +271,7 @@ class NgramMemorySpec(Spec):
             self._addressed, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
         )
         index, place = address(jnp.asarray(tokens), segments, history)
-        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
+        weights = arrays["weights"]  # the array itself: see lutjax.optim
         ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
         rows = read_rows(self, weights, index[..., None], ones, groups=self.n_tables)
         rest = {name: array for name, array in arrays.items() if name != "weights"}

@@ -125,7 +125,7 @@ class ScoredSpec(Spec):
         return spec, quantize(weights)
 
     def _scored_tables(self, arrays: Arrays) -> Any:
-        weights = arrays["weights"]  # the array itself: see lutjax.training.tables
+        weights = arrays["weights"]  # the array itself: see lutjax.optim
         return lutjax.QuantizedTables(weights, arrays["exponents"]) if self.quantized else weights
 
     def _all_tables(self, deterministic: bool | None) -> bool:

@@ -248,7 +248,7 @@ class Spec:
     def _cast(self, array: Any) -> Any:
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or array is None or jnp.asarray(array).dtype == dtype:
-            return array  # the array itself: see lutjax.training.tables
+            return array  # the array itself: see lutjax.optim
         return jnp.asarray(array).astype(dtype)
 
     def _stored(self, tables: Any) -> Any:
@@ -259,7 +259,7 @@ class Spec:
         """
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):
-            return tables  # the array itself: see lutjax.training.tables
+            return tables  # the array itself: see lutjax.optim
         widened = self._cast(tables)
         if (reads := _table_reads.current()) is not None:
             reads.stand_in(tables, widened)  # a sparse gradient of the copy is that of the table
@@ -412,7 +412,7 @@ def build(
         )
     if not placed and not owner and any(v.drawn for v in spec.variables()):
         raise ValueError(
-            f"{spec.layer}: placement is 'host'; layers of Flax Linen and Haiku hold arrays alone: give lutjax.training.host.HostTables(), which has the "
+            f"{spec.layer}: placement is 'host'; layers of Flax Linen and Haiku hold arrays alone: give lutjax.optim.host.HostTables(), which has the "
             "tables of a model."
         )
     spec.check(given)

@@ -21,16 +21,16 @@ from lutjax.dispatch._transforms import apply
 from lutjax.dispatch.contract import Call
 from lutjax.values._dtypes import accumulator
 
-_CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
+_CURE = "use lutjax.optim.Optimizer, optim.global_norm or optim.clip_by_global_norm"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TableGradient:
     """Gradient of one table: its look-up and the cotangent of the output, instead of an array of the shape of the table.
 
-    Made by `lutjax.training.tables.value_and_grad`, applied by `lutjax.update_table`. It is a pytree, but arithmetic on its leaves,
+    Made by `lutjax.optim.value_and_grad`, applied by `lutjax.update_table`. It is a pytree, but arithmetic on its leaves,
     or on itself, raises a TypeError. `jax.numpy.isfinite` of its leaves is not arithmetic, and does not find a NaN: use it on
-    `lutjax.training.tables.global_norm`.
+    `lutjax.optim.global_norm`.
 
     Attributes:
       look_up: the call that read the table, with None instead of the table.
@@ -108,11 +108,11 @@ class TableGradient:
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
           >>> from jax.sharding import Mesh, PartitionSpec as P
-          >>> from lutjax.training import tables
+          >>> from lutjax import optim
           >>> anchors, mesh = jnp.array([[[0, 1]]]), Mesh(jax.devices(), ("data",))
           >>> def step(weights, x):
           ...     loss = lambda params: lutjax.lut(x, params["weights"], anchors).sum()
-          ...     _, gradients = tables.value_and_grad(loss)({"weights": weights})
+          ...     _, gradients = optim.value_and_grad(loss)({"weights": weights})
           ...     return lutjax.update_table(weights, gradients["weights"].gathered("data"), 1.0)[0]
           >>> step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
           >>> jax.jit(step)(jnp.zeros((1, 2, 1)), jnp.ones((2 * mesh.size, 2))).sum() == -2 * mesh.size

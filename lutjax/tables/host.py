@@ -380,7 +380,7 @@ class HostTable:
 
         Example:
           >>> import jax, jax.numpy as jnp
-          >>> from lutjax.training.host import HostTable
+          >>> from lutjax.optim.host import HostTable
           >>> table = HostTable((2, 1000, 4), jnp.float32, jax.nn.initializers.ones)
           >>> table.draw(jax.random.key(0))
           >>> table.weighted_lookup(jnp.array([[3, 5], [7, 0]]), jnp.array([[1.0, 0.5], [1.0, 1.0]]))
@@ -419,7 +419,7 @@ class HostTable:
 
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
-          >>> from lutjax.training.host import HostTable
+          >>> from lutjax.optim.host import HostTable
           >>> table = HostTable((1, 2, 1), jnp.float32, lambda key, shape, dtype: jnp.array([[[1], [7]]], dtype))
           >>> table.draw(jax.random.key(0))
           >>> table.lookup(lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]])))

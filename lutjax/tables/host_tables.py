@@ -27,7 +27,7 @@ class HostTables(Mapping[str, HostTable]):
     rows, when it runs for the first time, as in ``init``. There, rows are read as zeros. Then `draw` makes the rows, of the keys that ``init`` returned beside the
     parameters, which are the same numbers as ``init`` would draw for tables on a device.
 
-    It is a mapping, so it is what the argument `host` of `lutjax.training.tables.value_and_grad`, and `lutjax.training.host.RowPrefetcher` take. It is compared and hashed by its identity, so it can
+    It is a mapping, so it is what the argument `host` of `lutjax.optim.value_and_grad`, and `lutjax.optim.host.RowPrefetcher` take. It is compared and hashed by its identity, so it can
     be an attribute of a module.
 
     Args:
@@ -38,17 +38,18 @@ class HostTables(Mapping[str, HostTable]):
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from lutjax.layers.linen import ProductKeyMemory
-      >>> from lutjax.training import host, tables
+      >>> from lutjax import optim
+      >>> from lutjax.optim import host
       >>> memory = host.HostTables()
       >>> layer = ProductKeyMemory(8, 4, n_keys=16, k=2, placement=memory)
       >>> others = layer.init(jax.random.key(0), jnp.ones((3, 8)))
       >>> params = others.pop("params")
       >>> memory.draw(others["keys"])
-      >>> memory.start(tables.RowAdam())
+      >>> memory.start(optim.RowAdam())
       >>> @jax.jit
       ... def step(params, others, x):
       ...     loss = lambda params: jnp.mean((layer.apply({"params": params, **others}, x) - 1) ** 2)
-      ...     value, (_, gradients) = tables.value_and_grad(loss, host=memory)(params)
+      ...     value, (_, gradients) = optim.value_and_grad(loss, host=memory)(params)
       ...     return value, gradients
       >>> losses = []
       >>> for _ in range(3):
@@ -127,7 +128,7 @@ class HostTables(Mapping[str, HostTable]):
         """Move all tables by one step, each by its rule; outside of jit.
 
         Args:
-          gradients: of all tables, from `lutjax.training.tables.value_and_grad` with these as `host`.
+          gradients: of all tables, from `lutjax.optim.value_and_grad` with these as `host`.
           rate: the learning rate of the step.
 
         Raises:

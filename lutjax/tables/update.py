@@ -54,10 +54,10 @@ def update_table(
     Args:
       weights: ``[T, R, O]``, of any dtype that look-ups take; 16-bit rows are summed in float32. Or ``[E]``, a list of edges: each is a row
         of one number, with a state of its own.
-      gradient: from `lutjax.training.tables.value_and_grad`.
+      gradient: from `lutjax.optim.value_and_grad`.
       rate: the learning rate of this step, perhaps traced.
       rule: how a row moves: `SGD` (the default), `RowAdagrad`, `RowMomentum` or `RowAdam` of
-        `lutjax.training.tables`.
+        `lutjax.optim`.
       state: of that rule, from ``rule.init(weights)``; not needed by a rule without state.
       rates: factors of the learning rate: one for each table, ``[T]``, or for each edge, ``[T or 1, R or 1, O or 1]``, of a list ``[E]``. They scale steps, not
         gradients, and what flows through the look-up. None: 1.
@@ -75,11 +75,11 @@ def update_table(
 
     Example:
       >>> import jax.numpy as jnp, lutjax
-      >>> from lutjax.training import tables
+      >>> from lutjax import optim
       >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
       >>> loss = lambda params: lutjax.lookup(params["weights"], d).sum()
       >>> params = {"weights": jnp.zeros((1, 2, 3))}
-      >>> _, gradients = tables.value_and_grad(loss)(params)
+      >>> _, gradients = optim.value_and_grad(loss)(params)
       >>> table, _ = lutjax.update_table(params["weights"], gradients["weights"], 0.5)
       >>> table[0]
       Array([[ 0. ,  0. ,  0. ],
@@ -89,7 +89,7 @@ def update_table(
     if not isinstance(gradient, TableGradient):
         raise TypeError(
             f"update_table: gradient is {_checks.describe(gradient)}; expected a TableGradient, as "
-            "lutjax.training.tables.value_and_grad returns for tables."
+            "lutjax.optim.value_and_grad returns for tables."
         )
     _checks.floats(
         "update_table", "weights", weights, len(gradient.shape), "[detectors, rows, outputs], or [edges]"

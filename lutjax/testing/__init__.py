@@ -131,7 +131,7 @@ def check_factored(
     transformation: str = "none",
     tolerance: float | None = None,
 ) -> None:
-    """Compare cotangents with the reference where that of the table is a `lutjax.training.tables.TableGradient`.
+    """Compare cotangents with the reference where that of the table is a `lutjax.optim.TableGradient`.
 
     Args:
       case: as for `check`; of an op that looks up.

@@ -13,12 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int, UInt8
 
 import lutjax
+from lutjax import optim
 from lutjax._extras import needed_by
 from lutjax._typing import Array
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, _attention
+from lutjax.optim import host
 from lutjax.tables.host import cpu, opened
-from lutjax.training import host, hosts, meshes, optimizers, parameters, tables
+from lutjax.training import host_memory, hosts, meshes, optimizers
 from lutjax.training.lm_config import SAME, ModelConfig, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
@@ -99,20 +101,19 @@ class Run(ModelRun[LanguageModel]):
         structure = structure_of(model)
         memory = memory_tables(model)
         self._detector_tables = structure.tables - memory
-        rule: tables.RowRule = tables.SGD()
+        rule: optim.RowRule = optim.SGD()
         moved = structure.tables
         if training.table_optimizer == SAME:
             moved = memory
-            if training.table_rate != 1:  # by place: the optimizer of the rest has a list of its parameters
-                others = [name for name in structure.parameters if name not in memory]
-                places = [str(k) for k, name in enumerate(others) if name in self._detector_tables]
-                rest = optax.chain(rest, tables.scaled(dict.fromkeys(places, training.table_rate)))
+            if training.table_rate != 1:
+                rates = dict.fromkeys(self._detector_tables, training.table_rate)
+                rest = optax.chain(rest, optim.scaled(rates))
         else:
             of_name = optimizers.TABLE_OPTIMIZERS[training.table_optimizer]
             rule = of_name(weight_decay=training.table_weight_decay)
         of_memory = optimizers.TABLE_OPTIMIZERS[training.memory_optimizer]
         self._rule_of_memory = of_memory(weight_decay=training.memory_weight_decay)
-        self._optimizer = tables.Optimizer(
+        self._optimizer = optim.Optimizer(
             rule,
             rate,
             rest=rest,
@@ -152,13 +153,13 @@ class Run(ModelRun[LanguageModel]):
         if self._on_host:
             self._on_mesh, options = None if mesh is None else host.ShardedHostTable(mesh), dict[str, Any]()
             if mesh is not None:
-                host.share(self.structure, mesh)
+                host_memory.share(self.structure, mesh)
                 options = {"of_state": self._shardings(mesh), "of_data": where, "on_mesh": self._on_mesh}
             depth = self.training.memory_depth
             put = jax.device_put if self._on_mesh is None else self._on_mesh
             lands = self._on_mesh is None  # the step is the last that reads its rows
             self.ahead = host.RowPrefetcher(self._on_host, self._ids, self._rate_of_memory, depth, put, lands)
-            self.advance = host.Steps(self._step_on_host, text, self.ahead, **options)
+            self.advance = host_memory.Steps(self._step_on_host, text, self.ahead, **options)
             return
         if not self.training.select_every:
             self.advance = self._repeated(self.step, text, where)
@@ -238,12 +239,12 @@ class Run(ModelRun[LanguageModel]):
 
     def write_beside(self, folder: Path) -> None:
         if self._on_host:
-            host.save(folder, self._on_host, self.ahead.queued())
+            host_memory.save(folder, self._on_host, self.ahead.queued())
 
     def read_beside(self, folder: Path, others: Any) -> None:
         if self._on_host:
-            host.load(folder, self.structure, others, self._rule_of_memory)
-            rows = host.queued(folder, self.ahead.abstract(), self.training.memory_depth)
+            host_memory.load(folder, self.structure, others, self._rule_of_memory)
+            rows = host_memory.queued(folder, self.ahead.abstract(), self.training.memory_depth)
             self.ahead.begin(int(folder.name), rows)
 
     @functools.cached_property
@@ -302,14 +303,14 @@ class Run(ModelRun[LanguageModel]):
 
     def _step_on_host(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], batch: host.Batch
-    ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
-        """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host.Steps`."""
+    ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
+        """Return what `step` does, with the gradients of tables in the memory of the host. See `lutjax.training.host_memory.Steps`."""
         state, loss, gradients = self._stepped(state, number, text, batch)
         return state, loss, {name: opened(g) for name, g in gradients.items()}
 
     def _stepped(
         self, state: State, number: Array, text: UInt8[Array, "bytes"], fetched: host.Batch
-    ) -> tuple[State, Array, dict[str, tables.TableGradient]]:
+    ) -> tuple[State, Array, dict[str, optim.TableGradient]]:
         training, context = self.training, self.config.context
         starts, dropout_key = self._starts(number, text.size - self._padding)
         part = jnp.arange(training.batch_size) // (training.batch_size // training.microbatches)
@@ -327,7 +328,7 @@ class Run(ModelRun[LanguageModel]):
             total = losses.sum() * training.microbatches  # the parts' losses and gradients are averaged
             objective = total if training.loss == "sum" else mean
             if training.total_variation:
-                objective += training.total_variation * parameters.cell_total_variation(
+                objective += training.total_variation * optim.cell_total_variation(
                     params, self._detector_tables
                 )
             return objective, (mean, arrays(model)[1])
@@ -335,11 +336,11 @@ class Run(ModelRun[LanguageModel]):
         # Names in the pair of parameters and rows that are differentiated.
         factored = {f"0/{name}" for name in self._factored} | {f"1/{name}" for name in self._on_host}
         if factored or training.table_gradient != "dense":
-            value_and_grad = tables.value_and_grad(loss_of, tables=factored, has_aux=True)
+            value_and_grad = optim.value_and_grad(loss_of, tables=factored, has_aux=True)
         else:
             value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
         if training.microbatches > 1:
-            value_and_grad = tables.microbatched(value_and_grad, training.microbatches)
+            value_and_grad = optim.microbatched(value_and_grad, training.microbatches)
         windows = _windows(text, starts, context)
         if self.mesh is not None:  # each device looks for all bytes in the part of the text that it has
             windows = jax.lax.with_sharding_constraint(windows, meshes.everywhere(self.mesh))
@@ -353,7 +354,7 @@ class Run(ModelRun[LanguageModel]):
         gradients = (gradients[0], of_rows)
         if training.clip is not None:
             gradients = meshes.with_all_samples(gradients, self.mesh)
-            gradients = tables.clip_by_global_norm(gradients, training.clip)
+            gradients = optim.clip_by_global_norm(gradients, training.clip)
         with jax.numpy_dtype_promotion("standard"):  # Optax promotes the number of steps implicitly
             params, optimizer = self._optimizer.apply(state.params, gradients[0], state.optimizer)
         return State(params, others, optimizer), jnp.mean(losses), gradients[1]
@@ -431,7 +432,7 @@ def _reads(ids: np.ndarray, n_rows: int) -> lutjax.Usage:
     return lutjax.Usage(np.stack([np.bincount(of_table.ravel(), minlength=n_rows) for of_table in ids]))
 
 
-def _with_ids(gradient: tables.TableGradient, ids: Array) -> tables.TableGradient:
+def _with_ids(gradient: optim.TableGradient, ids: Array) -> optim.TableGradient:
     look_up: Any = gradient.look_up
     return dataclasses.replace(
         gradient, look_up=look_up.replace(index=jnp.asarray(ids).reshape(look_up.index.shape))

@@ -6,19 +6,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lutjax import _names
+from lutjax import _names, optim
 from lutjax._extras import needed_by
 from lutjax._names import ANNEALINGS, OPTIMIZERS, SCHEDULES
-from lutjax.training import tables
 
 with needed_by(__name__):
     import optax
 
 
-TABLE_OPTIMIZERS: dict[str, Callable[..., tables.RowRule]] = dict(
+TABLE_OPTIMIZERS: dict[str, Callable[..., optim.RowRule]] = dict(
     zip(
         _names.TABLE_OPTIMIZERS,
-        (tables.SGD, tables.RowAdagrad, tables.RowMomentum, tables.RowAdam),
+        (optim.SGD, optim.RowAdagrad, optim.RowMomentum, optim.RowAdam),
         strict=True,
     )
 )

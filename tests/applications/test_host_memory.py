@@ -26,9 +26,10 @@ from small_runs import MEMORY
 
 import lutjax
 from lutjax.models import GPT, GPTConfig, Slots
+from lutjax.optim import host as training_on_host
 from lutjax.tables import _registered, host as tables_on_host
 from lutjax.tables.gradient import TableGradient
-from lutjax.training import experiments, host as training_on_host, hosts, lm_runs, models, runs
+from lutjax.training import experiments, hosts, lm_runs, models, runs
 from lutjax.training.lm import Run, TrainingConfig
 
 TEXT = np.random.default_rng(0).integers(0, 64, 3000).astype(np.uint8)

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch._partition import some_element
-from lutjax.training import tables
 
 
 @pytest.fixture

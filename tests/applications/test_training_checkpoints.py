@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lutjax.training import automaton, checkpoints, lm_runs, runs, tables
+from lutjax import optim as tables
+from lutjax.training import automaton, checkpoints, lm_runs, runs
 from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {

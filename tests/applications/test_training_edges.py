@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lutjax import optim as tables
 from lutjax.layers.nnx import SparseLUT
-from lutjax.training import checkpoints, loop, tables
-from lutjax.training.nnx import Optimizer, value_and_grad
+from lutjax.optim.nnx import Optimizer, value_and_grad
+from lutjax.training import checkpoints, loop
 from lutjax.wiring import Edges, add_edges, carry_over, from_edges
 
 T, C, INPUTS, OUTPUTS = 3, 2, 6, 7

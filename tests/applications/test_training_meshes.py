@@ -16,8 +16,9 @@ from jax.sharding import AbstractMesh, PartitionSpec as P
 from machine import needs_devices
 from small_runs import FOX, TEXT
 
+from lutjax import optim as tables
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm, lm_runs, meshes, models, runs, tables
+from lutjax.training import lm, lm_runs, meshes, models, runs
 
 
 def of_tables(*detectors: int) -> dict[str, Any]:

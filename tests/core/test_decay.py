@@ -11,8 +11,8 @@ from definitions import definition, run
 from hypothesis import given, settings
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 T, R, OUTPUTS, WAYS, BATCH = 2, 5, 3, 2, 3
 RULES = (

@@ -21,8 +21,7 @@ from drawn_cases import Spec
 from hypothesis import given, settings
 
 import lutjax
-from lutjax import ops, reads, tables as factored_tables, testing, wiring
-from lutjax.training import tables
+from lutjax import ops, optim as tables, reads, tables as factored_tables, testing, wiring
 from lutjax.values import _row_rules
 
 Arrays = dict[str, Any]

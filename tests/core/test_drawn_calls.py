@@ -19,8 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from machine import needs_devices
 
 import lutjax
-from lutjax import testing
-from lutjax.training import tables
+from lutjax import optim as tables, testing
 
 Arrays = dict[str, Any]
 OPS = tuple(drawn_cases.REPRESENTATIVES)

@@ -15,8 +15,8 @@ from definitions import definition, run
 from hypothesis import given, settings
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 Arrays = dict[str, Any]
 OPS = ("lut", "sparse_lut", "lut_attention", "lut_pair_attention")

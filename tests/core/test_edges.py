@@ -11,9 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
-from lutjax import reference
+from lutjax import optim as tables, reference
 from lutjax.testing import assert_close
-from lutjax.training import tables
 from lutjax.wiring import Edges, add_edges, carry_over, edges as ids_of, from_edges, remove_edges
 
 T, C, OUTPUTS, INPUTS, BATCH = 3, 2, 7, 6, 9

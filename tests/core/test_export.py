@@ -10,10 +10,9 @@ from every_layer import CASES as LAYERS
 from layer_libraries import by_kind, function as of_library, inputs_of, variables_of
 
 import lutjax
-from lutjax import testing, wiring
+from lutjax import optim as tables, testing, wiring
 from lutjax.cases import Draw, Tag
 from lutjax.testing import _ahead_of_time, assert_close
-from lutjax.training import tables
 
 # Sizes are annotated as ints, which symbolic ones are not: as a user calls the package.
 pytestmark = pytest.mark.usefixtures("without_typechecking")

@@ -491,7 +491,7 @@ def test_a_checked_nan_shows():
 
 @pytest.mark.slow
 def test_updates_in_place_are_not_checked():
-    from lutjax.training import tables
+    from lutjax import optim as tables
 
     d = lutjax.detect_signs(jnp.ones((3, 4, 1)))
     params = {"weights": jnp.ones((4, 2, 2))}

@@ -8,8 +8,7 @@ from cases import slow_except
 from folders import GOLDEN
 
 import lutjax
-from lutjax import reads
-from lutjax.training import tables
+from lutjax import optim as tables, reads
 
 KINDS = ("fc", "ext_fc", "attn", "ext_concat", "ext_product", "ext_sparse")
 

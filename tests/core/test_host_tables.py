@@ -19,18 +19,19 @@ from cases import slow, slow_except
 from flax import linen as nn, nnx
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.kernels import _triton
 from lutjax.layers import haiku, linen
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory, host_tables_of
 from lutjax.ops.weighted_lookup import WeightedLookup
+from lutjax.optim import host as training_host
+from lutjax.optim.nnx import update_host, value_and_grad
 from lutjax.tables import _registered, host
 from lutjax.tables._registered import RegistrationError
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, Normal
 from lutjax.tables.host_tables import HostTables
-from lutjax.training import host as training_host, tables
-from lutjax.training.nnx import update_host, value_and_grad
 
 FIXED = lutjax.FixedPoint(2.0**16)
 X = np.random.default_rng(1).normal(size=(3, 8, 6)).astype(np.float32)
@@ -311,7 +312,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="row_axis 'rows'; tables in the memory of the host are whole"):
         made("keys", "host", row_axis="rows")
     with pytest.raises(
-        ValueError, match=r"Linen and Haiku hold arrays alone: give lutjax.training.host.HostTables"
+        ValueError, match=r"Linen and Haiku hold arrays alone: give lutjax.optim.host.HostTables"
     ):
         linen.NgramMemory(6, rows=20, placement="host").init(jax.random.key(0), X, TOKENS)
     with pytest.raises(ValueError, match="a layer of Flax NNX has its tables itself: give 'host'"):

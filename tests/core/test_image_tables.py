@@ -10,11 +10,10 @@ from flax import nnx
 from layer_libraries import Case, assert_refused, by_kind, inputs_of, nnx_layer
 
 import lutjax
-from lutjax import reads, wiring
+from lutjax import optim as tables, reads, wiring
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
 from lutjax.layers._spec import QUANTIZED
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 TABLES = {"n_detectors": 4, "n_anchors": 3}
 SCORED = {**TABLES, "read": reads.PowersOfTwo(), "table_dropout": 0.5}

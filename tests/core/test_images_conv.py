@@ -23,10 +23,9 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax import reads, wiring
+from lutjax import optim as tables, reads, wiring
 from lutjax.layers import _images, linen, nnx as layers
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 KEY = np.zeros(2, np.uint32)  # the bits of jax.random.key(0)
 

@@ -18,6 +18,7 @@ from layer_libraries import (
 )
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch.registry import Backend, Device
 from lutjax.layers import _largest
 from lutjax.layers._largest import largest, places_by_groups
@@ -25,7 +26,7 @@ from lutjax.layers._product_keys import _pairs
 from lutjax.layers.haiku import NgramMemory as HaikuNgramMemory
 from lutjax.layers.linen import NgramMemory as LinenNgramMemory
 from lutjax.layers.nnx import NgramMemory, ProductKeyExperts, ProductKeyMemory
-from lutjax.training import nnx as training, tables
+from lutjax.optim import nnx as training
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 20, (3, 14)).astype(np.int32)

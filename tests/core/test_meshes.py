@@ -17,7 +17,7 @@ from layer_libraries import LIBRARIES, by_kind, function, nnx_layer, variables_o
 from machine import needs_devices
 
 import lutjax
-from lutjax import models, sharding, testing
+from lutjax import models, optim as tables, sharding, testing
 from lutjax.cases import Tag
 from lutjax.models import (
     GPTConfig,
@@ -26,7 +26,6 @@ from lutjax.models import (
     LogicTreeNetConfig,
     LUTTransformerConfig,
 )
-from lutjax.training import tables
 
 pytestmark = needs_devices(2)
 

@@ -12,9 +12,8 @@ from commands import command
 from folders import ROOT
 
 import lutjax
-from lutjax import testing
+from lutjax import optim as tables, testing
 from lutjax.benchmark import results, shapes
-from lutjax.training import tables
 
 
 @pytest.fixture(autouse=True)

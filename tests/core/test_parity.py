@@ -24,9 +24,8 @@ from cases import (
 from jax.extend.core import jaxprs_in_params
 
 import lutjax
-from lutjax import testing
+from lutjax import optim as tables, testing
 from lutjax.cases import Tag
-from lutjax.training import tables
 
 pytestmark = pytest.mark.gpu  # worth running wherever implementations run
 

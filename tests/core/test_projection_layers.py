@@ -22,11 +22,11 @@ from layer_libraries import (
 )
 
 import lutjax
-from lutjax import reads
+from lutjax import optim as parameters, optim as tables, reads
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
 from lutjax.layers._spec import QUANTIZED
+from lutjax.optim import nnx as nnx_training
 from lutjax.testing import assert_close
-from lutjax.training import nnx as nnx_training, parameters, tables
 
 SIZES = {"heads": 3, "tables": 2, "bits": 2}
 CASES = {

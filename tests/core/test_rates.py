@@ -12,11 +12,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 from lutjax.ops.lookup import Lookup
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 T, C, K, INPUTS, BATCH = 4, 5, 3, 6, 5
 RNG = np.random.default_rng(0)

@@ -12,9 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
-from lutjax import sharding
+from lutjax import optim as tables, sharding
 from lutjax.layers import linen
-from lutjax.training import tables
 
 pytestmark = needs_devices(2)
 

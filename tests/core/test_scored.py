@@ -10,8 +10,7 @@ import pytest
 from cases import slow, slow_except
 
 import lutjax
-from lutjax import reads
-from lutjax.training import tables
+from lutjax import optim as tables, reads
 
 READS = {
     "hard": reads.Hard(),

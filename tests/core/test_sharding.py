@@ -17,10 +17,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
 import lutjax
-from lutjax import FixedPoint, reads, sharding
+from lutjax import FixedPoint, optim as tables, reads, sharding
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.ops.lut_at_places import Windows, lut_at_places
-from lutjax.training import tables
 
 EXACT = FixedPoint(2.0**12)
 T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6

@@ -14,10 +14,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
 
 import lutjax
-from lutjax import reference
+from lutjax import optim as tables, reference
 from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
-from lutjax.training import tables
 
 T, C, N, K, L, INPUTS, OUTPUTS = 3, 1, 1, 2, 5, 4, 6
 RNG = np.random.default_rng(0)

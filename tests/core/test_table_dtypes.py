@@ -13,11 +13,11 @@ from flax import nnx
 from layer_libraries import LIBRARIES, Case, by_kind, function, inputs_of, variables_of
 
 import lutjax
-from lutjax import reads
+from lutjax import optim as tables, reads
 from lutjax.layers import nnx as lutjax_nnx
 from lutjax.layers.nnx import quantize
+from lutjax.optim import nnx as training
 from lutjax.testing import assert_close
-from lutjax.training import nnx as training, tables
 
 FEW = {
     "LUT": CASES["LUT, groups"],

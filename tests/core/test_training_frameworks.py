@@ -15,10 +15,10 @@ from flax.training import train_state
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import lutjax
-from lutjax import sharding
+from lutjax import optim as parameters, optim as tables, sharding
 from lutjax.layers import haiku as haiku_layers, linen as linen_layers, nnx as nnx_layers
+from lutjax.optim import linen as linen_training, nnx as nnx_training
 from lutjax.testing import assert_close
-from lutjax.training import linen as linen_training, nnx as nnx_training, parameters, tables
 
 FEATURES = 6
 SIZES = {"n_detectors": 4, "n_anchors": 3, "weights_init": jax.nn.initializers.normal(1.0)}

@@ -15,9 +15,8 @@ from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
-from lutjax import FixedPoint
+from lutjax import FixedPoint, optim as tables
 from lutjax.testing import _ahead_of_time, assert_close
-from lutjax.training import tables
 
 BATCH, LENGTH, INPUTS = 8, 4, 6
 RNG = np.random.default_rng(0)
@@ -370,7 +369,7 @@ def test_a_norm_needs_no_memory_of_a_table():
 
 # ------------------------------------------------------------------------------------- no numbers
 PARAMS = {"bias": np.zeros(3, np.float32), "weights": np.zeros((4, 32, 3), np.float32)}
-CURE = "use lutjax.training.tables.Optimizer, tables.global_norm or tables.clip_by_global_norm"
+CURE = "use lutjax.optim.Optimizer, optim.global_norm or optim.clip_by_global_norm"
 
 
 def gradients_of_both(params=PARAMS, x=None):

@@ -22,11 +22,10 @@ from click.testing import Result
 from commands import command
 
 import lutjax
-from lutjax import testing, tuning
+from lutjax import optim as tables, testing, tuning
 from lutjax.benchmark import search, shapes
 from lutjax.benchmark.measure import Timing
 from lutjax.dispatch.registry import Backend, Device
-from lutjax.training import tables
 from lutjax.tuning import Launch, _files, _launch, _launches
 
 H200 = Device(Backend.GPU, "NVIDIA H200")

@@ -15,14 +15,14 @@ from machine import needs_gpu
 from small_runs import MEMORY
 
 import lutjax
-from lutjax import reads, testing
+from lutjax import optim as tables, optim as training_tables, reads, testing
 from lutjax.kernels._triton import _rules
 from lutjax.layers.nnx import NgramMemory, ProductKeyMemory
 from lutjax.models import GPT, GPTConfig, Slots, _attention
+from lutjax.optim import nnx as training
+from lutjax.optim.host import RowPrefetcher, given
 from lutjax.tables import _registered
 from lutjax.tables.host import HostTable, Normal
-from lutjax.training import nnx as training, tables, tables as training_tables
-from lutjax.training.host import RowPrefetcher, given
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

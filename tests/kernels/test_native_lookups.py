@@ -10,8 +10,7 @@ import pytest
 from cases import fast_size, rates_of, slow
 
 import lutjax
-from lutjax import testing
-from lutjax.training import tables
+from lutjax import optim as tables, testing
 
 if why := native_kernels.why_not():
     pytest.skip(why, allow_module_level=True)

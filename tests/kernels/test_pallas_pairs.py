@@ -12,7 +12,7 @@ from lutjax import testing
 from lutjax.kernels._pallas.tpu import _limits, _shifts, detect, lut_pair_attention
 from lutjax.ops.detect import Detect
 from lutjax.ops.lut_pair_attention import LutPairAttention
-from lutjax.training.tables import SGD, RowAdagrad
+from lutjax.optim import SGD, RowAdagrad
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 

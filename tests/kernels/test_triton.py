@@ -30,7 +30,7 @@ from cases import (
 from flax import nnx
 
 import lutjax
-from lutjax import reads, testing, tuning, wiring
+from lutjax import optim as tables, reads, testing, tuning, wiring
 from lutjax.dispatch.registry import Backend, Device, Request
 from lutjax.kernels import _nvidia, _triton
 from lutjax.layers import nnx as nnx_layers
@@ -40,7 +40,6 @@ from lutjax.ops.gate_network import gate_network
 from lutjax.ops.lookup import Lookup
 from lutjax.tables import _registered, host
 from lutjax.testing import _ahead_of_time
-from lutjax.training import tables
 
 for package in lutjax.kernel_registry.get("lookup", platform="triton", backend="gpu").requires:
     if importlib.util.find_spec(package) is None:

@@ -18,9 +18,9 @@ from folders import ROOT
 from pages import read
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch.registry import kernel_registry
 from lutjax.testing import _ahead_of_time
-from lutjax.training import tables
 from lutjax.values import _ngrams
 
 README = (ROOT / "README.md").read_text()

@@ -8,7 +8,7 @@ learnable. All others are state. State belongs to the model as much as parameter
 - ``wires`` and ``readers``: the ids of the inputs that gates read, and the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``weights`` and ``exponents`` of tables of integers;
-- ``weights_key``, ``down_key`` and ``up_key``, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
+- ``weights_key``, ``down_key`` and ``up_key``, of which tables in the memory of the host are drawn (`lutjax.optim.host.HostTables`);
 - ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
 - ``cached_...`` and ``cache_index``: the latest keys, only for attention with ``decode=True``.
 
@@ -82,7 +82,7 @@ _OWN = {
 
     With its tables in the memory of the host, beside parameters and state::
 
-      >>> from lutjax.training.host import HostTables
+      >>> from lutjax.optim.host import HostTables
       >>> memory = HostTables()
       >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, rows=1000, placement=memory)(x, tokens))
       >>> params, state = f.init(jax.random.key(0), x, tokens)

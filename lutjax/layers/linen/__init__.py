@@ -8,7 +8,7 @@ logits, scores, and thresholds if they are learnable. All others belong to the m
 - ``wires``: the ids of the inputs that gates read, and ``readers``, the reverse of that list;
 - ``thresholds``: those of a `Thermometer` that does not learn them;
 - ``quantised`` (the spelling of existing checkpoints): tables of integers, ``weights`` and ``exponents``;
-- ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.training.host.HostTables`);
+- ``keys``: of random numbers, of which tables in the memory of the host are drawn (`lutjax.optim.host.HostTables`);
 - ``inputs``: ``in_features``, whose shape is the number of inputs, only for layers without the argument `in_features`;
 - ``cache``: the latest keys, only for attention with ``decode=True``, and the only one that a call changes.
 
@@ -82,7 +82,7 @@ _OWN = {
 
     With its tables in the memory of the host, beside the variables::
 
-      >>> from lutjax.training.host import HostTables
+      >>> from lutjax.optim.host import HostTables
       >>> memory = HostTables()
       >>> layer = NgramMemory(16, rows=1000, placement=memory)
       >>> variables = layer.init(jax.random.key(0), x, tokens)

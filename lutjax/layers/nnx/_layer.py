@@ -142,7 +142,7 @@ class Layer(nnx.Module):
         return {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
 
     def _arrays(self) -> dict[str, Any]:
-        # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.training.tables.
+        # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.optim.
         return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
 
     def _check_origin(self) -> None:
@@ -232,8 +232,8 @@ class Random(Switched):
 def tables_of(model: nnx.Module) -> frozenset[str]:
     """Return the names of the parameters of a model that are tables: those in `Tables`, whatever they are called.
 
-    A name is the path in the module, joined by ``/``. It is what the option `tables` of `lutjax.training.tables`,
-    `lutjax.training.parameters` and `lutjax.sharding` takes.
+    A name is the path in the module, joined by ``/``. It is what the option `tables` of `lutjax.optim` and
+    `lutjax.sharding` takes.
 
     Example:
       >>> from flax import nnx

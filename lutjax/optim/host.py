@@ -1,4 +1,4 @@
-"""Training of tables in the memory of the host: rows of batches to come are gathered while the device computes."""
+"""Training of host-resident tables: the CPU prefetches rows of upcoming batches while the device computes."""
 
 import contextlib
 import contextvars
@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lutjax.tables import _registered
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostMemoryError, HostTable, given, in_threads, opened
-from lutjax.tables.host_tables import HostTables, share_of, shares
-from lutjax.training import hosts, meshes
-from lutjax.training.errors import CheckpointError
-from lutjax.training.loop import Advance, Repeated, State
-from lutjax.values._row_rules import RowRule
+from lutjax.tables.host_tables import HostTables
 
 __all__ = [
     "Batch",
@@ -37,15 +32,15 @@ __all__ = [
 
 _SMALL = 1 << 20  # bytes that JAX fetches as fast as anybody
 
-FOLDER = "host"
-"""Folder of a checkpoint with what lies in the memory of the host."""
+_SAMPLES = "data"
+"""Mesh axis over which `ShardedHostTable` divides samples."""
 
 
 class Batch(NamedTuple):
     """Rows of a batch on the device, by the names of their tables.
 
     Attributes:
-      rows: ``[tables, reads, numbers]`` each, see `lutjax.training.host.HostTable.gather`.
+      rows: ``[tables, reads, numbers]`` each, see `lutjax.optim.host.HostTable.gather`.
       ids: by which these rows are told apart, ``[n, tables, ways]``, below their number: of the same row the same, in the order of the ids in the table.
     """
 
@@ -86,10 +81,11 @@ class RowPrefetcher:
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, numpy as np
-      >>> from lutjax.training import host, tables
+      >>> from lutjax import optim
+      >>> from lutjax.optim import host
       >>> table = host.HostTable((1, 100, 2), np.float32, jax.nn.initializers.zeros)
       >>> table.draw(jax.random.key(0))
-      >>> table.start(tables.SGD())
+      >>> table.start(optim.SGD())
       >>> ids = lambda step: {"memory": np.full((3, 1, 1), step, np.int32)}
       >>> ahead = host.RowPrefetcher({"memory": table}, ids, rate=lambda step: 0.5)
       >>> def loss(rows, index):
@@ -98,7 +94,7 @@ class RowPrefetcher:
       ...         return (lutjax.weighted_lookup(weights, own, jnp.ones(own.shape)) - 1).sum()
       >>> for step in range(2):
       ...     batch = ahead.batch(step)
-      ...     ahead.update(step, tables.value_and_grad(loss)(batch.rows, batch.ids["memory"])[1])
+      ...     ahead.update(step, optim.value_and_grad(loss)(batch.rows, batch.ids["memory"])[1])
       >>> ahead.wait()
       >>> table.weights[0, :3, 0]
       array([-1.5, -1.5,  0. ], dtype=float32)
@@ -138,7 +134,7 @@ class RowPrefetcher:
 
         Args:
           step: number of the step.
-          gradients: of the rows of the batch, as `lutjax.training.tables.value_and_grad` returns them.
+          gradients: of the rows of the batch, as `lutjax.optim.value_and_grad` returns them.
         """
         assert step == self._next, "batch(step) comes first"
         ids, _, batch = self._queue.popleft()
@@ -295,7 +291,7 @@ class RowPrefetcher:
 class ShardedHostTable:
     """Places on a mesh of the arrays of a `Batch`: samples are divided over its devices. It is what `RowPrefetcher` takes as `put`.
 
-    Where there are several processes that share the rows (`lutjax.training.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
+    Where there are several processes that share the rows (`lutjax.optim.host.HostTable.share`), each puts there the rows that it has, and zeros; `whole` adds them.
 
     Args:
       mesh: with an axis ``data``, over which samples are divided; of all devices of all processes, as many of each.
@@ -305,7 +301,7 @@ class ShardedHostTable:
     Example:
       >>> import jax, numpy as np
       >>> from jax.sharding import Mesh
-      >>> from lutjax.training import host
+      >>> from lutjax.optim import host
       >>> put = host.ShardedHostTable(Mesh(jax.devices(), ("data",)))
       >>> n = 2 * jax.device_count()
       >>> rows, ids = np.ones((3, n, 4), np.float32), np.arange(3 * n).reshape(n, 3, 1)
@@ -315,9 +311,9 @@ class ShardedHostTable:
     """
 
     def __init__(self, mesh: Mesh):
-        self._n, self._mesh = hosts.count(), mesh
-        self._of_ids = NamedSharding(mesh, PartitionSpec(meshes.DATA))
-        of_rows = PartitionSpec(None, meshes.DATA) if self._n == 1 else PartitionSpec(mesh.axis_names)
+        self._n, self._mesh = jax.process_count(), mesh
+        self._of_ids = NamedSharding(mesh, PartitionSpec(_SAMPLES))
+        of_rows = PartitionSpec(None, _SAMPLES) if self._n == 1 else PartitionSpec(mesh.axis_names)
         self._of_rows = NamedSharding(mesh, of_rows)
 
     def __call__(self, batch: Batch) -> Batch:
@@ -326,7 +322,7 @@ class ShardedHostTable:
         def put(rows: np.ndarray) -> jax.Array:
             shape = self._shape(rows)
             if self._n == 1:
-                return hosts.put(rows, self._of_rows)
+                return _put(rows, self._of_rows)
             size, n_local = shape[2], self._mesh.size // self._n
 
             def of_device(part: Any) -> np.ndarray:
@@ -336,7 +332,7 @@ class ShardedHostTable:
 
             return jax.make_array_from_callback(shape, self._of_rows, of_device)
 
-        ids = {name: hosts.put(a, self._of_ids) for name, a in batch.ids.items()}
+        ids = {name: _put(a, self._of_ids) for name, a in batch.ids.items()}
         return Batch({name: put(a) for name, a in batch.rows.items()}, ids)
 
     def abstract(self, batch: Batch) -> Batch:
@@ -370,150 +366,6 @@ class ShardedHostTable:
         return found
 
 
-def share(structure: Any, mesh: Mesh) -> None:
-    """Give each process a block of the rows of a structure's tables, which are not made yet, and say on which devices they are read."""
-    for table, _ in structure.host_tables.values():
-        table.share(hosts.index(), hosts.count(), mesh)
-
-
-class Steps(Repeated):
-    """Steps that read rows of an `RowPrefetcher`, one jitted call each.
-
-    Args:
-      step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
-      data: pytree of arrays that is passed to every step; put on the device when it is used first.
-      ahead: of the tables.
-      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
-      on_mesh: where those of a batch lie.
-    """
-
-    def __init__(
-        self,
-        step: Any,
-        data: Any,
-        ahead: RowPrefetcher,
-        *,
-        of_state: Any = None,
-        of_data: Any = None,
-        on_mesh: ShardedHostTable | None = None,
-    ):
-        self.step, self._data, self._of_data, self.ahead = step, data, of_data, ahead
-        self._on_mesh = on_mesh
-        options: dict[str, Any] = {}
-        if of_state is not None:
-            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
-            # Each process needs all of a gradient, and one alone takes it from wherever it is.
-            options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
-        self._jitted = jax.jit(step, donate_argnums=0, **options)
-
-    def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
-        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
-        state, losses = self._run(self._jitted, state, first, [count])
-        return state, losses[0]
-
-    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
-        """Run steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
-        return self._run(self._jitted, state, first, ends)
-
-    def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
-        losses = []
-        for number in range(first, first + ends[-1]):
-            batch = self.ahead.batch(number)
-            state, loss, gradients = program(state, np.int32(number), self.data, batch)
-            self.ahead.update(number, gradients)
-            losses.append(loss)
-        self.ahead.wait()
-        found = np.asarray(jax.device_get(losses), np.float32)
-        parts = zip([0, *ends[:-1]], ends, strict=True)
-        # Added one after the other, as on the device.
-        return state, np.asarray([np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts])
-
-    def trace(self, state: State) -> None:
-        """Trace the program for such states; calls use this trace."""
-        self._jitted.trace(state, np.int32(0), self.data, self._batch())
-
-    def _batch(self) -> Batch:
-        batch = self.ahead.abstract()
-        return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
-
-    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
-        """Return the program for states of these shapes and dtypes, and how to call it."""
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        program = self._jitted.lower(state, number, self.data, self._batch()).compile()
-
-        def advance(state: State, first: int, count: int) -> tuple[State, Any]:
-            state, losses = self._run(program, state, first, [count])
-            return state, losses[0]
-
-        return program, advance
-
-
-def save(
-    folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
-) -> None:
-    """Write tables, and rows of steps to come, into the folder of a checkpoint; in all processes, each of which writes what it has."""
-    of_host = HostTables(tables)
-    of_host.save(folder / FOLDER)
-    for i, (name, table) in enumerate(of_host.items()):
-        for k, rows in enumerate(queued):
-            np.save(share_of(table, folder / FOLDER / str(i)) / f"queued_{k}.npy", rows[name])
-
-
-def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
-    """Make the tables of a structure, of what a checkpoint has of them.
-
-    Args:
-      folder: folder of the checkpoint.
-      structure: a `lutjax.training.models.Structure`.
-      others: `State.others`, with the keys of the draws.
-      rule: by which rows are moved further; None: no state is read.
-
-    Raises:
-      CheckpointError: the checkpoint has other tables.
-      HostMemoryError: the memory of the host is too small.
-    """
-    keys = structure.host_keys(others)
-    tables = HostTables({name: table for name, (table, _) in structure.host_tables.items()})
-    for name, table in tables.items():
-        table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
-        if rule is not None:
-            table.start(rule)
-    with _refused(folder):
-        tables.load(folder / FOLDER)
-
-
-def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
-    """Return the rows of steps to come that `save` wrote.
-
-    Args:
-      folder: folder of the checkpoint.
-      like: shapes and dtypes of a batch; see `RowPrefetcher.abstract`.
-      depth: number of queued steps.
-
-    Raises:
-      CheckpointError: they are of another run.
-    """
-    found: list[dict[str, np.ndarray]] = []
-    for k in range(depth):
-        rows = {}
-        for i, (name, wanted) in enumerate(sorted(like.rows.items())):
-            with _refused(folder):
-                paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
-                of_each = [np.load(path, allow_pickle=False) for path in paths]
-                # Each process has written its own rows, and zeros.
-                rows[name] = functools.reduce(np.add, of_each)
-            if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
-                raise CheckpointError(
-                    f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
-                    f"{wanted.dtype}{list(wanted.shape)}."
-                )
-        found.append(rows)
-    return found
-
-
-@contextlib.contextmanager
-def _refused(folder: Path) -> Any:
-    try:
-        yield
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"the checkpoint {folder} does not fit this model: {error}") from error
+def _put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Return an array on the devices of all processes, from the host array of every process."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda part: np.asarray(array[part]))

@@ -1,15 +1,9 @@
-"""Training tables at the cost of the rows that a step touches.
-
-`value_and_grad` is `jax.value_and_grad` of a loss, except that the gradient of each table is a
-`TableGradient`, the factors of what would be an array of the table's shape. `Optimizer` moves tables by row-wise
-rules in their own memory and everything else by any optax optimizer. `global_norm` and `clip_by_global_norm` are those of
-optax for such gradients, which optax itself refuses.
-"""
+"""Optimizer that updates tables in place and all other parameters with Optax."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,42 +13,16 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from lutjax import sharding
 from lutjax._arguments import shown
 from lutjax._extras import needed_by
-from lutjax.tables.collect import (
-    Chosen,
-    Split,
-    TableUseError,
-    chosen,
-    is_factored,
-    microbatched,
-    value_and_grad,
-)
-from lutjax.tables.gradient import TableGradient
-from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, squared_norm, update_table
+from lutjax.optim._transformations import update_dense
+from lutjax.tables.collect import Chosen, Split, chosen, is_factored
+from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, update_table
 from lutjax.values._dtypes import accumulator
-from lutjax.values._row_rules import DECAY, SGD, RowAdagrad, RowAdam, RowMomentum, RowRule, RowState
+from lutjax.values._row_rules import RowRule, RowState
 
-with needed_by(__name__):
+with needed_by("lutjax.optim.Optimizer"):
     import optax
 
-
-__all__ = [
-    "SGD",
-    "Optimizer",
-    "OptimizerState",
-    "RowAdagrad",
-    "RowAdam",
-    "RowMomentum",
-    "RowRule",
-    "TableGradient",
-    "TableUseError",
-    "clip_by_global_norm",
-    "global_norm",
-    "microbatched",
-    "normalized",
-    "scaled",
-    "value_and_grad",
-]
-
+__all__ = ["Optimizer", "OptimizerState"]
 
 _MOST_STEPS = 2**31 - 1
 
@@ -75,35 +43,39 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Moves tables by a row-wise rule in their own memory, and the other parameters by an optax optimizer.
+    """Optimizer that updates tables in place with a row rule, and all other parameters with Optax.
 
     ``init`` and ``apply`` are pure functions. A training step made of `value_and_grad` and `apply`, jitted with
-    donated parameters and state, needs no memory of the size of a table beside the tables and the rule's state.
+    donated parameters and state, allocates no other array with the shape of a table.
+
+    It is not an `optax.GradientTransformation`: updates of a table would be an array of its shape. `row_transform` applies
+    the same rules to dense gradients inside of Optax.
 
     Attributes:
-      rule: how rows move.
+      rule: update rule of the rows.
       rate: learning rate of the tables, a number or a schedule: a function of the number of steps done.
-      rest: any optax optimizer, for all that is no table; by default SGD with the same rate. What it clips is theirs
-        alone: for a norm of all gradients call `clip_by_global_norm` before `apply`.
+      rest: any Optax optimizer for all other parameters; by default SGD with the same rate. It gets the tree of parameters with an
+        `optax.MaskedNode` in place of each table, so labels and masks by name work. Its clipping sees no table gradients:
+        call `clip_by_global_norm` before `apply` for the norm of all gradients.
       rules: rules of some tables, by name, in place of `rule`: those of a memory, for example, beside tables of detectors.
       rates: factors of the rate for some tables, by name: a number, an array with one for each table, ``[T]``, or one for each edge,
         ``[T or 1, R or 1, O or 1]`` (of `lutjax.sparse_lookup` ``[T or 1, R or 1, K or 1]``).
       tables: which parameters are tables: their names, as `lutjax.layers.linen.tables_of` finds them, or a function of name and
-        array. `lutjax.training.nnx.Optimizer` asks the layers of its model, so there it may be left out.
+        array. `lutjax.optim.nnx.Optimizer` asks the layers of its model, so there it may be left out.
 
     Source: docs/semantics.md, section 8.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, optax
-      >>> from lutjax.training import tables
+      >>> from lutjax import optim
       >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=10)
       >>> params = {"weights": jnp.zeros((4, 2**10, 5)), "bias": jnp.zeros(5)}
       >>> def loss(params, x):
       ...     return jnp.mean((lutjax.lut(x, params["weights"], anchors) + params["bias"] - 1) ** 2)
-      >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
+      >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
       >>> @jax.jit
       ... def step(params, state, x):
-      ...     value, gradients = tables.value_and_grad(loss)(params, x)
+      ...     value, gradients = optim.value_and_grad(loss)(params, x)
       ...     return *optimizer.apply(params, gradients, state), value
       >>> state = optimizer.init(params)
       >>> for _ in range(3):
@@ -124,7 +96,7 @@ class Optimizer:
         for name, rule in {"rule": self.rule, **{f"rules[{n!r}]": r for n, r in self.rules.items()}}.items():
             if not isinstance(rule, RowRule):
                 raise TypeError(
-                    f"Optimizer: {name} is {shown(rule)}; expected a rule of rows, such as tables.RowAdagrad()."
+                    f"Optimizer: {name} is {shown(rule)}; expected a rule of rows, such as optim.RowAdagrad()."
                 )
         number = isinstance(self.rate, int | float) or hasattr(self.rate, "dtype")
         if not number and not callable(self.rate):
@@ -178,7 +150,7 @@ class Optimizer:
         for name in self.rates:
             self._rates_of(name, split.tables[name])
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
-        return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(split.others))
+        return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(_masked(split, split.others)))
 
     def _rule_of(self, name: str) -> RowRule:
         return self.rules.get(name, self.rule)
@@ -216,8 +188,8 @@ class Optimizer:
         Example:
           >>> import jax.numpy as jnp, optax
           >>> from jax.sharding import AbstractMesh
-          >>> from lutjax.training import tables
-          >>> optimizer = tables.Optimizer(tables.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
+          >>> from lutjax import optim
+          >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
           >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
           >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
           >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
@@ -232,36 +204,30 @@ class Optimizer:
             by_rows=by_rows,
         )
         named = jax.tree_util.tree_leaves_with_path(params)
-        every = zip(named, jax.tree.leaves(specs(params)), strict=True)
-        others = [
-            (array, spec)
-            for (path, array), spec in every
+        others = {
+            path: (array, spec)
+            for (path, array), spec in zip(named, jax.tree.leaves(specs(params)), strict=True)
             if jax.tree_util.keystr(path, simple=True, separator="/") not in state.rows
-        ]
+        }
 
-        def per_parameter(part: Any) -> bool:
-            return isinstance(part, list) and len(part) == len(others)
-
-        def like(param: Any, spec: PartitionSpec, a: Any) -> PartitionSpec:
-            if len(a.shape) != len(param.shape):
+        def of_rest(path: tuple[Any, ...], array: Any) -> PartitionSpec:
+            # Optax keeps arrays of parameters in copies of their tree: the end of the path is that of the parameter.
+            ends = (path[first:] for first in range(len(path) + 1))
+            param, spec = next((others[end] for end in ends if end in others), (None, None))
+            if param is None or spec is None or len(array.shape) != len(param.shape):
                 return PartitionSpec()
-            return PartitionSpec(
-                *(p if n == m else None for p, n, m in zip(spec, a.shape, param.shape, strict=False))
-            )
-
-        def of_part(part: Any) -> Any:
-            if not per_parameter(part):
-                return PartitionSpec()
-            return [
-                jax.tree.map(functools.partial(like, *other), a)
-                for a, other in zip(part, others, strict=True)
-            ]
+            sizes = zip(spec, array.shape, param.shape, strict=False)
+            return PartitionSpec(*(axis if n == m else None for axis, n, m in sizes))
 
         step: Any = PartitionSpec()
-        return OptimizerState(
-            step,
-            specs(state.rows),
-            jax.tree.map(of_part, state.rest, is_leaf=per_parameter),
+        rest = jax.tree_util.tree_map_with_path(of_rest, state.rest)
+        return OptimizerState(step, specs(state.rows), rest)
+
+    def update(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: tables are updated in place, see `apply`."""
+        raise TypeError(
+            "Optimizer.update: tables are updated in place, and Optax needs updates of their shape. Call apply(params, gradients, state), "
+            "or use optim.row_transform(rule, rate) with dense gradients."
         )
 
     def apply(self, params: Any, gradients: Any, state: OptimizerState) -> tuple[Any, OptimizerState]:
@@ -291,17 +257,17 @@ class Optimizer:
         rate = self.rate(state.step) if callable(self.rate) else self.rate
         moved = {}
         for name, table in split.tables.items():
-            update = update_table if is_factored(of_tables[name]) else _update_all
+            update = update_table if is_factored(of_tables[name]) else update_dense
             factor, rates = self.rates.get(name, 1.0), None
             if np.ndim(factor):
                 factor, rates = 1.0, self._rates_of(name, table)
             moved[name] = update(
                 table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
             )
-        updates, rest = self._rest.update(others, state.rest, split.others)
-        params = split.join(
-            optax.apply_updates(split.others, updates), {n: table for n, (table, _) in moved.items()}
-        )
+        params_of_rest = _masked(split, split.others)
+        updates, rest = self._rest.update(_masked(split, others), state.rest, params_of_rest)
+        others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
+        params = split.join(others, {n: table for n, (table, _) in moved.items()})
         step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1
         return params, OptimizerState(step, {n: rows for n, (_, rows) in moved.items()}, rest)
 
@@ -326,14 +292,14 @@ class Optimizer:
 
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
-          >>> from lutjax.training import tables
-          >>> rule = tables.SGD(weight_decay=0.5, decay="every")
-          >>> optimizer = tables.Optimizer(rule, rate=1.0, tables={"weights"})
+          >>> from lutjax import optim
+          >>> rule = optim.SGD(weight_decay=0.5, decay="every")
+          >>> optimizer = optim.Optimizer(rule, rate=1.0, tables={"weights"})
           >>> loss = lambda params, row: 0 * lutjax.weighted_lookup(params["weights"], row, jnp.ones((1, 1))).sum()
           >>> params = {"weights": jnp.ones((1, 2, 1))}
           >>> state = optimizer.init(params)
           >>> for row in (0, 0, 1):  # every step halves
-          ...     _, gradients = tables.value_and_grad(loss)(params, jnp.array([[row]]))
+          ...     _, gradients = optim.value_and_grad(loss)(params, jnp.array([[row]]))
           ...     params, state = optimizer.apply(params, gradients, state)
           >>> params["weights"].ravel(), optimizer.current(params, state)[0]["weights"].ravel()
           (Array([0.25 , 0.125], dtype=float32), Array([0.125, 0.125], dtype=float32))
@@ -357,171 +323,10 @@ class Optimizer:
         return params, state._replace(rows={name: of_rows for name, (_, of_rows) in found.items()})
 
 
-def _update_all(
-    table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any
-) -> tuple[jax.Array, RowState]:
-    """Return a table after a step of a rule, from its gradient as an array."""
-    dtype = accumulator(table.dtype)
-    gradient = gradient.astype(dtype)
-    rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
-    moved, new = rule.step_table(table.astype(dtype), gradient, state, rate)
-    touched = gradient != 0 if gradient.ndim == 1 else jnp.any(gradient != 0, -1, keepdims=True)
-    of_rows = {name: a for name, a in state.items() if name != DECAY}
-    moved, new = jax.tree.map(
-        lambda n, o: jnp.where(touched, n.astype(o.dtype), o),
-        (moved, {name: new[name] for name in of_rows}),
-        (table, of_rows),
-    )
-    return moved, rule.after(state, new, rate)
+def _masked(split: Split, others: list[Any]) -> Any:
+    """Return the tree of parameters for Optax, without tables."""
+    return split.join(others, dict.fromkeys(split.tables, optax.MaskedNode()))
 
 
 def _same_rates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return a.keys() == b.keys() and all(a[n] is b[n] or np.array_equal(a[n], b[n]) for n in a)
-
-
-def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Multiplies the updates of some parameters by factors: learning-rate factors of any optax optimizer, for tables and others.
-
-    It comes after the optimizer in `optax.chain`. For tables that an `Optimizer` moves, its `rates` are the same factors.
-
-    Args:
-      rates: by the name of the parameter, a number, an array with one for each table, ``[T]``, or an array that broadcasts to
-        the parameter and has as many axes.
-
-    Raises:
-      ValueError, TypeError: on use: there is no such parameter, factors have a wrong shape, or a gradient is a `TableGradient`.
-
-    Source: docs/semantics.md, section 8.
-
-    Example:
-      >>> import jax.numpy as jnp, optax
-      >>> from lutjax.training import tables
-      >>> tx = optax.chain(optax.sgd(1.0), tables.scaled({"weights": jnp.array([1.0, 0.5])}))
-      >>> params = {"bias": jnp.ones(3), "weights": jnp.ones((2, 1, 1))}
-      >>> updates, _ = tx.update(params, tx.init(params))
-      >>> updates["weights"].ravel(), updates["bias"]
-      (Array([-1. , -0.5], dtype=float32), Array([-1., -1., -1.], dtype=float32))
-    """
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        found = []
-
-        def multiply(path: Any, value: Any) -> Any:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            if name not in rates:
-                return value
-            found.append(name)
-            _refuse_factored("scaled", value)
-            return value * of_edges("scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype)
-
-        multiplied = jax.tree_util.tree_map_with_path(multiply, updates, is_leaf=is_factored)
-        unknown = sorted(set(rates) - set(found))
-        if unknown:
-            raise ValueError(f"scaled: rates names {unknown}, which are no parameters.")
-        return multiplied, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _refuse_factored(name: str, gradient: Any) -> None:
-    if is_factored(gradient):
-        raise TypeError(
-            f"{name}: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
-            "its to_dense())."
-        )
-
-
-def global_norm(gradients: Any) -> jax.Array:
-    """Return the norm of gradients, all of them taken as one vector: what `optax.global_norm` is for dense ones.
-
-    A row that is looked up several times has the sum of their gradients, so the norm of a table's gradient takes about as
-    long as a step of a row rule (`RowAdagrad`, for example), and a few numbers for each row of one detector and each of
-    its look-ups in memory, never an array of the table's shape. Inside a `jax.shard_map` with a table that is the same on
-    all devices, the sum over the devices is made as such an array.
-
-    Args:
-      gradients: a pytree of arrays and `TableGradient`.
-
-    Returns:
-      A scalar, float32 or, if there are float64 gradients, float64.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, lutjax
-      >>> from lutjax.training import tables
-      >>> x = jnp.array([[0.5, 0.25], [0.75, 0.25]])  # both look up row 1
-      >>> d = lutjax.detect(x, jnp.array([[[0, 1]]]))
-      >>> loss = lambda params: lutjax.lookup(params["weights"], d).sum()
-      >>> _, gradients = tables.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
-      >>> tables.global_norm(gradients)
-      Array(2., dtype=float32)
-    """
-    squares = [
-        squared_norm(g) if is_factored(g) else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
-        for g in jax.tree.leaves(gradients, is_leaf=is_factored)
-    ]
-    dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
-    return jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))
-
-
-def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
-    """Return gradients whose `global_norm` is at most `max_norm`: all of them times one number, if it is more.
-
-    Args:
-      gradients: a pytree of arrays and `TableGradient`, as from `value_and_grad`.
-      max_norm: a positive number, perhaps traced.
-
-    Raises:
-      ValueError: `max_norm` is not positive, as far as it is known.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, lutjax
-      >>> from lutjax.training import tables
-      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
-      >>> loss = lambda params: 8 * lutjax.lookup(params["weights"], d).sum()
-      >>> _, gradients = tables.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
-      >>> tables.global_norm(tables.clip_by_global_norm(gradients, 0.5))
-      Array(0.5, dtype=float32)
-    """
-    if not isinstance(max_norm, int | float) and not hasattr(max_norm, "dtype"):
-        raise TypeError(f"clip_by_global_norm: max_norm is {shown(max_norm)}; expected a number.")
-    if isinstance(max_norm, int | float) and not max_norm > 0:
-        raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
-    norm = global_norm(gradients)
-    limit = jnp.asarray(max_norm, norm.dtype)
-    factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
-
-    def scaled(gradient: Any) -> Any:
-        return gradient.scaled(factor) if is_factored(gradient) else gradient * factor.astype(gradient.dtype)
-
-    return jax.tree.map(scaled, gradients, is_leaf=is_factored)
-
-
-def normalized(eps: float = 1e-16) -> optax.GradientTransformation:
-    """Divides the gradient of each parameter by its largest magnitude, or by `eps` if that is larger.
-
-    For gradients as arrays: the largest magnitude of a factored one is not known without its sums.
-
-    Raises:
-      TypeError: on use, a gradient is a `TableGradient`.
-
-    Source: docs/semantics.md, section 8.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from lutjax.training import tables
-      >>> updates, _ = tables.normalized().update({"w": jnp.array([-4.0, 1.0])}, None)
-      >>> updates["w"]
-      Array([-1.  ,  0.25], dtype=float32)
-    """
-
-    def divide(gradient: Any) -> jax.Array:
-        _refuse_factored("normalized", gradient)
-        largest = jnp.max(jnp.abs(gradient), initial=0)
-        return jnp.divide(gradient, jnp.maximum(largest, jnp.asarray(eps, gradient.dtype)))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        return jax.tree.map(divide, updates, is_leaf=is_factored), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,4 +1,4 @@
-"""Training tables of Flax NNX models: `lutjax.training.tables` with modules in place of parameters."""
+"""Training tables of Flax NNX models: `lutjax.optim` with modules in place of parameters."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,10 +8,11 @@ import jax
 
 from lutjax._extras import needed_by
 from lutjax.layers.nnx import host_tables_of, tables_of
+from lutjax.optim import _optimizer
+from lutjax.tables import collect
 from lutjax.tables.collect import Chosen
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host_tables import HostTables
-from lutjax.training import tables
 
 with needed_by(__name__):
     from flax import nnx
@@ -23,7 +24,7 @@ __all__ = ["Optimizer", "update_host", "value_and_grad"]
 def value_and_grad(
     loss: Callable[..., Any], *, tables: Chosen | None = None, has_aux: bool = False, host: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """`lutjax.training.tables.value_and_grad` of a loss of a module.
+    """`lutjax.optim.value_and_grad` of a loss of a module.
 
     Variables that are no `nnx.Param` and that the loss changes, statistics of a batch norm or the counts of a dropout's
     `nnx.Rngs`, are changed in the module, as by `nnx.value_and_grad`. The loss must not add variables.
@@ -42,7 +43,7 @@ def value_and_grad(
       as `nnx.to_pure_dict` makes them, with a `TableGradient` for each table.
 
     Raises:
-      TableUseError: as `lutjax.training.tables.value_and_grad`. A layer has to hand its table to the op as
+      TableUseError: as `lutjax.optim.value_and_grad`. A layer has to hand its table to the op as
         ``variable.get_value()``; an index, even ``variable[...]``, makes another array. The module is unchanged then.
 
     Source: docs/semantics.md, section 8.
@@ -51,7 +52,7 @@ def value_and_grad(
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import LUT
-      >>> from lutjax.training.nnx import value_and_grad
+      >>> from lutjax.optim.nnx import value_and_grad
       >>> model = nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=10, rngs=nnx.Rngs(0)))
       >>> loss, gradients = value_and_grad(lambda model, x: model(x).sum())(model, jnp.ones((3, 8)))
       >>> gradients["layers"][0]["weights"].cotangent.shape
@@ -70,15 +71,12 @@ def value_and_grad(
 
         wanted = tables_of(model) if tables is None else tables
         on_host = {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
-        gradient = _value_and_grad(pure, tables=wanted, has_aux=True, host=on_host)
+        gradient = collect.value_and_grad(pure, tables=wanted, has_aux=True, host=on_host)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
         nnx.update(model, filled(others, changed))
         return ((value, aux) if has_aux else value), gradients
 
     return differentiated
-
-
-_value_and_grad = tables.value_and_grad  # the option `tables` hides the module
 
 
 def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate: Any) -> None:
@@ -98,8 +96,8 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import ProductKeyMemory
-      >>> from lutjax.training.nnx import update_host, value_and_grad
-      >>> from lutjax.training.tables import RowAdam
+      >>> from lutjax.optim.nnx import update_host, value_and_grad
+      >>> from lutjax.optim import RowAdam
       >>> layer = ProductKeyMemory(8, 4, n_keys=16, k=2, placement="host", rngs=nnx.Rngs(0))
       >>> layer.weights.start(RowAdam())
       >>> @nnx.jit
@@ -119,7 +117,7 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
 
 
 class Optimizer(nnx.Module):
-    """A `lutjax.training.tables.Optimizer` with its state, as `nnx.Optimizer` is an optax optimizer with its state.
+    """A `lutjax.optim.Optimizer` with its state, as `nnx.Optimizer` is an optax optimizer with its state.
 
     Args:
       model: whose `nnx.Param` are trained.
@@ -138,10 +136,10 @@ class Optimizer(nnx.Module):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import LUT
-      >>> from lutjax.training import tables
-      >>> from lutjax.training.nnx import Optimizer, value_and_grad
+      >>> from lutjax import optim
+      >>> from lutjax.optim.nnx import Optimizer, value_and_grad
       >>> model = LUT(8, 5, n_detectors=4, n_anchors=10, rngs=nnx.Rngs(0))
-      >>> optimizer = Optimizer(model, tables.Optimizer(tables.RowAdagrad(), rate=0.1))
+      >>> optimizer = Optimizer(model, optim.Optimizer(optim.RowAdagrad(), rate=0.1))
       >>> @nnx.jit(donate_argnums=(0, 1))
       ... def step(model, optimizer, x):
       ...     loss, gradients = value_and_grad(lambda model, x: ((model(x) - 1) ** 2).mean())(model, x)
@@ -151,7 +149,7 @@ class Optimizer(nnx.Module):
       [1.0, 0.36, 0.16]
     """
 
-    def __init__(self, model: nnx.Module, tx: tables.Optimizer):
+    def __init__(self, model: nnx.Module, tx: _optimizer.Optimizer):
         self.tx = tx if tx.tables is not None else dataclasses.replace(tx, tables=tables_of(model))
         self.state = nnx.data(jax.tree.map(nnx.optimizer.OptState, self.tx.init(_arrays(model))))
 
@@ -169,7 +167,7 @@ class Optimizer(nnx.Module):
         self._keep(model, *self.tx.apply(_arrays(model), gradients, self._state))
 
     def current(self, model: nnx.Module, rows: Mapping[str, Any] | None = None) -> None:
-        """Take the decay of all steps so far of the rows of the module's tables: see `lutjax.training.tables.Optimizer.current`.
+        """Take the decay of all steps so far of the rows of the module's tables: see `lutjax.optim.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.

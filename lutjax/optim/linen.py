@@ -1,4 +1,4 @@
-"""Training tables of Flax Linen models: `lutjax.training.tables` in a train state."""
+"""Training tables of Flax Linen models: `lutjax.optim` in a train state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from lutjax._extras import needed_by
 from lutjax._typing import Array
-from lutjax.training import tables
+from lutjax.optim._optimizer import Optimizer
 
 with needed_by(__name__):
     from flax import struct
@@ -33,18 +33,18 @@ class TrainState(struct.PyTreeNode):
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from lutjax.layers.linen import LUT, tables_of
-      >>> from lutjax.training import tables
-      >>> from lutjax.training.linen import TrainState
+      >>> from lutjax import optim
+      >>> from lutjax.optim.linen import TrainState
       >>> model = LUT(8, 5, n_detectors=4, n_anchors=10)
       >>> example = jax.random.key(0), jnp.ones((3, 8))
       >>> others = model.init(*example)
       >>> params = others.pop("params")
-      >>> tx = tables.Optimizer(tables.RowAdagrad(), rate=0.1, tables=tables_of(model.init, *example))
+      >>> tx = optim.Optimizer(optim.RowAdagrad(), rate=0.1, tables=tables_of(model.init, *example))
       >>> state = TrainState.create(apply_fn=model.apply, params=params, others=others, tx=tx)
       >>> def step(state, x):
       ...     def loss(params):
       ...         return ((state.apply_fn({"params": params, **state.others}, x) - 1) ** 2).mean()
-      ...     value, gradients = tables.value_and_grad(loss, tables=state.tx.tables)(state.params)
+      ...     value, gradients = optim.value_and_grad(loss, tables=state.tx.tables)(state.params)
       ...     return state.apply_gradients(grads=gradients), value
       >>> step = jax.jit(step, donate_argnums=0)
       >>> for _ in range(3):
@@ -56,7 +56,7 @@ class TrainState(struct.PyTreeNode):
     apply_fn: Callable[..., Any] = struct.field(pytree_node=False)
     params: Any
     others: Any
-    tx: tables.Optimizer = struct.field(pytree_node=False)
+    tx: Optimizer = struct.field(pytree_node=False)
     opt_state: Any
 
     @property
@@ -71,7 +71,7 @@ class TrainState(struct.PyTreeNode):
         *,
         apply_fn: Callable[..., Any],
         params: Any,
-        tx: tables.Optimizer,
+        tx: Optimizer,
         others: Any = None,
         **more: Any,
     ) -> "TrainState":
@@ -87,7 +87,7 @@ class TrainState(struct.PyTreeNode):
         """Return the state after a step; `more`: attributes to replace, such as `others` with new statistics.
 
         Args:
-          grads: from `lutjax.training.tables.value_and_grad` of the parameters.
+          grads: from `lutjax.optim.value_and_grad` of the parameters.
           **more: attributes to replace, such as `others` with new statistics.
 
         Raises:
@@ -97,7 +97,7 @@ class TrainState(struct.PyTreeNode):
         return self.replace(params=params, opt_state=opt_state, **more)
 
     def current(self, rows: Mapping[str, Any] | None = None) -> "TrainState":
-        """Return the state with the decay of all steps so far taken of the rows of all tables: see `lutjax.training.tables.Optimizer.current`.
+        """Return the state with the decay of all steps so far taken of the rows of all tables: see `lutjax.optim.Optimizer.current`.
 
         Raises:
           ValueError: as ``tx.current``.

@@ -1,4 +1,4 @@
-"""Parameters of a model by kind: tables, scalars of reads, matrices and vectors. For optimizers, and for penalties on tables."""
+"""Parameter kinds as Optax labels and masks, and a penalty on tables."""
 
 import math
 from typing import Any
@@ -29,10 +29,10 @@ def kind_of(name: str, array: Any, tables: Chosen) -> str:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from lutjax.training import parameters
-      >>> parameters.kind_of("block/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
+      >>> from lutjax import optim
+      >>> optim.kind_of("block/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
       'table'
-      >>> parameters.kind_of("mine/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
+      >>> optim.kind_of("mine/weights", jnp.zeros((8, 16, 4)), tables={"block/weights"})
       'matrix'
     """
     tables = chosen("kind_of", tables)
@@ -55,9 +55,9 @@ def kinds(params: Any, tables: Chosen) -> Any:
 
     Example:
       >>> import functools, jax.numpy as jnp, optax
-      >>> from lutjax.training import parameters
+      >>> from lutjax import optim
       >>> params = {"weights": jnp.zeros((8, 16, 4)), "log_tau": jnp.zeros(()), "kernel": jnp.zeros((4, 4))}
-      >>> kinds = functools.partial(parameters.kinds, tables={"weights"})
+      >>> kinds = functools.partial(optim.kinds, tables={"weights"})
       >>> kinds(params)
       {'kernel': 'matrix', 'log_tau': 'scalar', 'weights': 'table'}
       >>> optimizer = optax.multi_transform(
@@ -77,8 +77,8 @@ def decayed(params: Any, tables: Chosen) -> Any:
 
     Example:
       >>> import functools, jax.numpy as jnp, optax
-      >>> from lutjax.training import parameters
-      >>> mask = functools.partial(parameters.decayed, tables={"weights"})
+      >>> from lutjax import optim
+      >>> mask = functools.partial(optim.decayed, tables={"weights"})
       >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=mask)
       >>> mask({"weights": jnp.zeros((8, 16, 4)), "kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)})
       {'bias': False, 'kernel': True, 'weights': False}
@@ -89,7 +89,7 @@ def decayed(params: Any, tables: Chosen) -> Any:
 def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     """Return the mean of `lutjax.cell_total_variation` over the layers of a model that have tables.
 
-    Its gradient is of the shape of the tables, so it is for `jax.grad`. `lutjax.training.tables.value_and_grad` refuses it for
+    Its gradient is of the shape of the tables, so it is for `jax.grad`. `lutjax.optim.value_and_grad` refuses it for
     the tables whose gradient is in factors.
 
     Args:
@@ -101,9 +101,9 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from lutjax.training import parameters
+      >>> from lutjax import optim
       >>> params = {"a": {"weights": jnp.array([[[1.0], [3.0]]])}, "b": {"weights": jnp.zeros((1, 2, 1))}}
-      >>> parameters.cell_total_variation(params, tables={"a/weights", "b/weights"})
+      >>> optim.cell_total_variation(params, tables={"a/weights", "b/weights"})
       Array(2., dtype=float32)
     """
     found = [

@@ -1,0 +1,76 @@
+"""Norms of gradients, dense or sparse."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._arguments import shown
+from lutjax.tables.collect import is_factored
+from lutjax.tables.update import squared_norm
+from lutjax.values._dtypes import accumulator
+
+__all__ = ["clip_by_global_norm", "global_norm"]
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """Return the norm of all gradients as one vector, like `optax.global_norm` for dense gradients.
+
+    Gradients of a row that is read several times are summed first. This takes about as long as a step of a row rule, and never
+    allocates an array with the shape of the table, except inside of a `jax.shard_map` with replicated tables.
+
+    Args:
+      gradients: a pytree of arrays and `TableGradient`.
+
+    Returns:
+      A scalar, float32 or, if there are float64 gradients, float64.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax import optim
+      >>> x = jnp.array([[0.5, 0.25], [0.75, 0.25]])  # both look up row 1
+      >>> d = lutjax.detect(x, jnp.array([[[0, 1]]]))
+      >>> loss = lambda params: lutjax.lookup(params["weights"], d).sum()
+      >>> _, gradients = optim.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
+      >>> optim.global_norm(gradients)
+      Array(2., dtype=float32)
+    """
+    squares = [
+        squared_norm(g) if is_factored(g) else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
+        for g in jax.tree.leaves(gradients, is_leaf=is_factored)
+    ]
+    dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
+    return jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))
+
+
+def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
+    """Scale gradients so that their `global_norm` is at most `max_norm`, like `optax.clip_by_global_norm`.
+
+    Args:
+      gradients: a pytree of arrays and `TableGradient`, as from `value_and_grad`.
+      max_norm: a positive number, perhaps traced.
+
+    Raises:
+      ValueError: `max_norm` is not positive, as far as it is known.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, lutjax
+      >>> from lutjax import optim
+      >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
+      >>> loss = lambda params: 8 * lutjax.lookup(params["weights"], d).sum()
+      >>> _, gradients = optim.value_and_grad(loss)({"weights": jnp.zeros((1, 2, 1))})
+      >>> optim.global_norm(optim.clip_by_global_norm(gradients, 0.5))
+      Array(0.5, dtype=float32)
+    """
+    if not isinstance(max_norm, int | float) and not hasattr(max_norm, "dtype"):
+        raise TypeError(f"clip_by_global_norm: max_norm is {shown(max_norm)}; expected a number.")
+    if isinstance(max_norm, int | float) and not max_norm > 0:
+        raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
+    norm = global_norm(gradients)
+    limit = jnp.asarray(max_norm, norm.dtype)
+    factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
+
+    def scaled(gradient: Any) -> Any:
+        return gradient.scaled(factor) if is_factored(gradient) else gradient * factor.astype(gradient.dtype)
+
+    return jax.tree.map(scaled, gradients, is_leaf=is_factored)

@@ -1,0 +1,222 @@
+"""Optax transformations of dense gradients."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lutjax._arguments import shown
+from lutjax._extras import needed_by
+from lutjax.tables.collect import is_factored
+from lutjax.tables.update import of_edges
+from lutjax.values._dtypes import accumulator
+from lutjax.values._row_rules import DECAY, RowRule, RowState
+
+with needed_by("lutjax.optim"):
+    import optax
+
+__all__ = ["RowTransformState", "normalized", "row_transform", "scaled", "update_dense"]
+
+
+class RowTransformState(NamedTuple):
+    """State of a `row_transform`.
+
+    Attributes:
+      count: number of steps, int32.
+      rows: row state of each parameter, in the tree of the parameters.
+    """
+
+    count: jax.Array
+    rows: Any
+
+
+def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """Return the Optax transformation that applies a row rule to dense gradients.
+
+    It composes with `optax.partition`, `optax.masked`, `optax.MultiSteps`, `optax.chain` and `optax.inject_hyperparams`. Rows with a
+    nonzero gradient count as read. Use it for small tables, and where sparse gradients are unavailable, as inside of a
+    `jax.lax.scan`. `Optimizer` updates large tables in place.
+
+    Args:
+      rule: row rule, such as ``optim.RowAdagrad()``.
+      learning_rate: a number or a schedule.
+
+    Returns:
+      A transformation of any arrays, whose last axis is a row. Leading axes may be added, as by a scan over layers. In an array with
+      one axis, an edge list for example, every element is a row.
+
+    Raises:
+      TypeError: `rule` is not a row rule; on use: a gradient is a `TableGradient`.
+      ValueError: on use: no parameters are given.
+
+    Source: docs/semantics.md, section 8.
+
+    Example:
+      >>> import functools, jax.numpy as jnp, optax
+      >>> from lutjax import optim
+      >>> params = {"weights": jnp.zeros((1, 2, 1)), "bias": jnp.zeros(1)}
+      >>> tx = optax.partition(
+      ...     {"table": optim.row_transform(optim.RowAdagrad(), 0.5), "vector": optax.sgd(0.1)},
+      ...     functools.partial(optim.kinds, tables={"weights"}),
+      ... )
+      >>> gradients = {"weights": jnp.array([[[4.0], [0.0]]]), "bias": jnp.ones(1)}
+      >>> updates, _ = tx.update(gradients, tx.init(params), params)
+      >>> updates["weights"].ravel(), updates["bias"]
+      (Array([-0.5,  0. ], dtype=float32), Array([-0.1], dtype=float32))
+    """
+    if not isinstance(rule, RowRule):
+        raise TypeError(
+            f"row_transform: rule is {shown(rule)}; expected a row rule, such as optim.RowAdagrad()."
+        )
+
+    def init(params: optax.Params) -> RowTransformState:
+        def of_rows(param: Any) -> RowState:
+            return _like_rows(rule.init(_as_table(param)), param)
+
+        return RowTransformState(jnp.zeros((), jnp.int32), jax.tree.map(of_rows, params))
+
+    def update(
+        updates: optax.Updates, state: RowTransformState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, RowTransformState]:
+        if params is None:
+            raise ValueError("row_transform: params is None; call update(gradients, state, params).")
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+
+        def change(gradient: Any, param: Any, rows: RowState) -> tuple[jax.Array, RowState]:
+            _refuse_factored("row_transform", gradient)
+            table = _as_table(param)
+            dtype = accumulator(table.dtype)
+            if param.ndim > 1:
+                rows = {name: a.reshape(-1, *a.shape[-2:]) for name, a in rows.items()}
+            # The difference in the dtype of the sum loses no bits of narrow tables.
+            table = table.astype(dtype)
+            moved, new = update_dense(table, _as_table(gradient), rate, rule, rows)
+            return (moved - table).reshape(param.shape), _like_rows(new, param)
+
+        leaves, structure = jax.tree.flatten(updates, is_leaf=is_factored)
+        given = structure.flatten_up_to(params), structure.flatten_up_to(state.rows)
+        found = [change(*one) for one in zip(leaves, *given, strict=True)]
+        return (
+            jax.tree.unflatten(structure, [a for a, _ in found]),
+            RowTransformState(
+                optax.safe_increment(state.count), jax.tree.unflatten(structure, [rows for _, rows in found])
+            ),
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def _as_table(array: Any) -> jax.Array:
+    """Return an array as a table ``[tables, rows, outputs]`` or an edge list ``[edges]``."""
+    array = jnp.asarray(array)
+    return array.reshape(-1, *array.shape[-2:]) if array.ndim > 1 else array.reshape(-1)
+
+
+def _like_rows(rows: RowState, param: Any) -> RowState:
+    """Return row state with the leading axes of a parameter."""
+    return {name: a.reshape(*param.shape[:-2], *a.shape[1:]) if a.ndim > 1 else a for name, a in rows.items()}
+
+
+def update_dense(
+    table: jax.Array, gradient: jax.Array, rate: Any, rule: RowRule, state: RowState, *, rates: Any = None
+) -> tuple[jax.Array, RowState]:
+    """Return a table and its row state after a step of a rule with a dense gradient.
+
+    Rows with a nonzero gradient count as read.
+    """
+    dtype = accumulator(table.dtype)
+    gradient = gradient.astype(dtype)
+    rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
+    moved, new = rule.step_table(table.astype(dtype), gradient, state, rate)
+    touched = gradient != 0 if gradient.ndim == 1 else jnp.any(gradient != 0, -1, keepdims=True)
+    of_rows = {name: a for name, a in state.items() if name != DECAY}
+    moved, new = jax.tree.map(
+        lambda n, o: jnp.where(touched, n.astype(o.dtype), o),
+        (moved, {name: new[name] for name in of_rows}),
+        (table, of_rows),
+    )
+    return moved, rule.after(state, new, rate)
+
+
+def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Return the Optax transformation that multiplies updates of some parameters by learning-rate factors.
+
+    Place it after the optimizer in `optax.chain`. For tables of an `Optimizer`, its `rates` are the same factors.
+
+    Args:
+      rates: factors by parameter name: a number, an array ``[T]`` with one factor per table, or an array that broadcasts to
+        the parameter and has the same number of axes.
+
+    Raises:
+      ValueError, TypeError: on use: a parameter does not exist, factors have a wrong shape, or a gradient is a `TableGradient`.
+
+    Source: docs/semantics.md, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from lutjax import optim
+      >>> tx = optax.chain(optax.sgd(1.0), optim.scaled({"weights": jnp.array([1.0, 0.5])}))
+      >>> params = {"bias": jnp.ones(3), "weights": jnp.ones((2, 1, 1))}
+      >>> updates, _ = tx.update(params, tx.init(params))
+      >>> updates["weights"].ravel(), updates["bias"]
+      (Array([-1. , -0.5], dtype=float32), Array([-1., -1., -1.], dtype=float32))
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        found = []
+
+        def multiply(path: Any, value: Any) -> Any:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if name not in rates:
+                return value
+            found.append(name)
+            _refuse_factored("scaled", value)
+            return value * of_edges("scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype)
+
+        multiplied = jax.tree_util.tree_map_with_path(multiply, updates, is_leaf=is_factored)
+        unknown = sorted(set(rates) - set(found))
+        if unknown:
+            raise ValueError(f"scaled: rates names {unknown}, which are no parameters.")
+        return multiplied, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _refuse_factored(name: str, gradient: Any) -> None:
+    if is_factored(gradient):
+        raise TypeError(
+            f"{name}: a gradient is a TableGradient; use the dense gradient of this table (jax.grad, or "
+            "its to_dense())."
+        )
+
+
+def normalized(eps: float = 1e-16) -> optax.GradientTransformation:
+    """Return the Optax transformation that divides each gradient by its largest magnitude, or by `eps` if that is larger.
+
+    It requires dense gradients: the largest magnitude of a sparse gradient is unknown before its rows are summed.
+
+    Raises:
+      TypeError: on use, a gradient is a `TableGradient`.
+
+    Source: docs/semantics.md, section 8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from lutjax import optim
+      >>> updates, _ = optim.normalized().update({"w": jnp.array([-4.0, 1.0])}, None)
+      >>> updates["w"]
+      Array([-1.  ,  0.25], dtype=float32)
+    """
+
+    def divide(gradient: Any) -> jax.Array:
+        _refuse_factored("normalized", gradient)
+        largest = jnp.max(jnp.abs(gradient), initial=0)
+        return jnp.divide(gradient, jnp.maximum(largest, jnp.asarray(eps, gradient.dtype)))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        return jax.tree.map(divide, updates, is_leaf=is_factored), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

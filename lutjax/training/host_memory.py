@@ -1,0 +1,171 @@
+"""Training runs with host-resident tables: their steps, and their part of a checkpoint."""
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from lutjax.optim import RowRule
+from lutjax.optim.host import Batch, HostTable, HostTables, RowPrefetcher, ShardedHostTable
+from lutjax.tables.host_tables import share_of, shares
+from lutjax.training import hosts, meshes
+from lutjax.training.errors import CheckpointError
+from lutjax.training.loop import Advance, Repeated, State
+
+FOLDER = "host"
+"""Folder of a checkpoint with what lies in the memory of the host."""
+
+
+def share(structure: Any, mesh: Mesh) -> None:
+    """Give each process a block of the rows of a structure's tables, which are not made yet, and say on which devices they are read."""
+    for table, _ in structure.host_tables.values():
+        table.share(hosts.index(), hosts.count(), mesh)
+
+
+class Steps(Repeated):
+    """Steps that read rows of an `RowPrefetcher`, one jitted call each.
+
+    Args:
+      step: one step, of the state, its number, the data and its `Batch`; returns the state, the loss, and gradients of the tables by name.
+      data: pytree of arrays that is passed to every step; put on the device when it is used first.
+      ahead: of the tables.
+      of_state, of_data: where the arrays of the state, and of the data, lie on a mesh; by default all are on one device.
+      on_mesh: where those of a batch lie.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        data: Any,
+        ahead: RowPrefetcher,
+        *,
+        of_state: Any = None,
+        of_data: Any = None,
+        on_mesh: ShardedHostTable | None = None,
+    ):
+        self.step, self._data, self._of_data, self.ahead = step, data, of_data, ahead
+        self._on_mesh = on_mesh
+        options: dict[str, Any] = {}
+        if of_state is not None:
+            everywhere = meshes.everywhere(jax.tree.leaves(of_state)[0].mesh)
+            # Each process needs all of a gradient, and one alone takes it from wherever it is.
+            options["out_shardings"] = (of_state, everywhere, everywhere if hosts.count() > 1 else None)
+        self._jitted = jax.jit(step, donate_argnums=0, **options)
+
+    def __call__(self, state: State, first: int, count: int) -> tuple[State, Any]:
+        """Run `count` steps from step `first`: the state after them and their mean loss. Consumes the state."""
+        state, losses = self._run(self._jitted, state, first, [count])
+        return state, losses[0]
+
+    def in_parts(self, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+        """Run steps from step `first`, as `lutjax.training.loop.Repeated.in_parts`."""
+        return self._run(self._jitted, state, first, ends)
+
+    def _run(self, program: Any, state: State, first: int, ends: Sequence[int]) -> tuple[State, Any]:
+        losses = []
+        for number in range(first, first + ends[-1]):
+            batch = self.ahead.batch(number)
+            state, loss, gradients = program(state, np.int32(number), self.data, batch)
+            self.ahead.update(number, gradients)
+            losses.append(loss)
+        self.ahead.wait()
+        found = np.asarray(jax.device_get(losses), np.float32)
+        parts = zip([0, *ends[:-1]], ends, strict=True)
+        # Added one after the other, as on the device.
+        return state, np.asarray([np.add.accumulate(found[a:b])[-1] / np.float32(b - a) for a, b in parts])
+
+    def trace(self, state: State) -> None:
+        """Trace the program for such states; calls use this trace."""
+        self._jitted.trace(state, np.int32(0), self.data, self._batch())
+
+    def _batch(self) -> Batch:
+        batch = self.ahead.abstract()
+        return batch if self._on_mesh is None else self._on_mesh.abstract(batch)
+
+    def compiled(self, state: State) -> tuple[jax.stages.Compiled, Advance]:
+        """Return the program for states of these shapes and dtypes, and how to call it."""
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        program = self._jitted.lower(state, number, self.data, self._batch()).compile()
+
+        def advance(state: State, first: int, count: int) -> tuple[State, Any]:
+            state, losses = self._run(program, state, first, [count])
+            return state, losses[0]
+
+        return program, advance
+
+
+def save(
+    folder: Path, tables: Mapping[str, HostTable], queued: Sequence[Mapping[str, np.ndarray]] = ()
+) -> None:
+    """Write tables, and rows of steps to come, into the folder of a checkpoint; in all processes, each of which writes what it has."""
+    of_host = HostTables(tables)
+    of_host.save(folder / FOLDER)
+    for i, (name, table) in enumerate(of_host.items()):
+        for k, rows in enumerate(queued):
+            np.save(share_of(table, folder / FOLDER / str(i)) / f"queued_{k}.npy", rows[name])
+
+
+def load(folder: Path, structure: Any, others: Any, rule: RowRule | None = None) -> None:
+    """Make the tables of a structure, of what a checkpoint has of them.
+
+    Args:
+      folder: folder of the checkpoint.
+      structure: a `lutjax.training.models.Structure`.
+      others: `State.others`, with the keys of the draws.
+      rule: by which rows are moved further; None: no state is read.
+
+    Raises:
+      CheckpointError: the checkpoint has other tables.
+      HostMemoryError: the memory of the host is too small.
+    """
+    keys = structure.host_keys(others)
+    tables = HostTables({name: table for name, (table, _) in structure.host_tables.items()})
+    for name, table in tables.items():
+        table.draw(jax.random.wrap_key_data(jnp.asarray(keys[name])))
+        if rule is not None:
+            table.start(rule)
+    with _refused(folder):
+        tables.load(folder / FOLDER)
+
+
+def queued(folder: Path, like: Batch, depth: int) -> list[dict[str, np.ndarray]]:
+    """Return the rows of steps to come that `save` wrote.
+
+    Args:
+      folder: folder of the checkpoint.
+      like: shapes and dtypes of a batch; see `RowPrefetcher.abstract`.
+      depth: number of queued steps.
+
+    Raises:
+      CheckpointError: they are of another run.
+    """
+    found: list[dict[str, np.ndarray]] = []
+    for k in range(depth):
+        rows = {}
+        for i, (name, wanted) in enumerate(sorted(like.rows.items())):
+            with _refused(folder):
+                paths = [share / f"queued_{k}.npy" for share in shares(folder / FOLDER / str(i))]
+                of_each = [np.load(path, allow_pickle=False) for path in paths]
+                # Each process has written its own rows, and zeros.
+                rows[name] = functools.reduce(np.add, of_each)
+            if (rows[name].shape, rows[name].dtype) != (wanted.shape, wanted.dtype):
+                raise CheckpointError(
+                    f"the checkpoint {folder} does not fit this run: {paths[0].name} of {name} is {rows[name].dtype}{list(rows[name].shape)}, not "
+                    f"{wanted.dtype}{list(wanted.shape)}."
+                )
+        found.append(rows)
+    return found
+
+
+@contextlib.contextmanager
+def _refused(folder: Path) -> Any:
+    try:
+        yield
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"the checkpoint {folder} does not fit this model: {error}") from error
