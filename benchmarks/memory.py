@@ -49,7 +49,6 @@ from matplotlib.figure import Figure
 from lutjax import optim
 from lutjax.layers.nnx import ProductKeyMemory
 from lutjax.models import GPTConfig
-from lutjax.optim import nnx as training
 from lutjax.training import presets
 from lutjax.training.lm import Evaluation, Run, TrainingConfig
 from lutjax.training.models import State
@@ -322,13 +321,13 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         "simple": jax.jit(lambda state, x: simple(nnx.merge(graph, state), x)),
     }
     tx = optim.Optimizer(optim.RowAdagrad(), 0.01)
-    optimizer = training.Optimizer(layer, tx)
+    optimizer = optim.nnx.Optimizer(layer, tx)
 
     def loss(layer: Any, x: Any, target: Any) -> jax.Array:
         return jnp.mean((layer(x) - target) ** 2)
 
     def step(layer: Any, optimizer: Any, x: Any, target: Any) -> jax.Array:
-        value, gradients = training.value_and_grad(loss)(layer, x, target)
+        value, gradients = optim.nnx.value_and_grad(loss)(layer, x, target)
         optimizer.update(layer, gradients)
         return value
 

@@ -87,7 +87,7 @@ class Optimizer:
     rule: RowRule
     rate: float | Callable[[Any], Any]
     _: dataclasses.KW_ONLY
-    rest: optax.GradientTransformation | None = None
+    rest: optax.GradientTransformation | optax.MultiSteps | None = None
     rules: Mapping[str, RowRule] = dataclasses.field(default_factory=dict, hash=False)
     rates: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     tables: Chosen | None = None
@@ -122,7 +122,7 @@ class Optimizer:
         return values(self) == values(other) and _same_rates(self.rates, other.rates)
 
     @property
-    def _rest(self) -> optax.GradientTransformation:
+    def _rest(self) -> optax.GradientTransformation | optax.MultiSteps:
         return optax.sgd(self.rate) if self.rest is None else self.rest
 
     def _split(self, params: Any) -> Split:
@@ -192,7 +192,7 @@ class Optimizer:
           >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
           >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
           >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
-          >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
+          >>> tuple(state.rest[0].mu["positions"]), tuple(state.rows["weights"]["sum_of_squares"])
           ((None, 'detectors', None), ('detectors', None, None))
         """
         state = jax.eval_shape(self.init, params)
