@@ -1,13 +1,12 @@
 """Differences between the versions of jax that are supported, in one place."""
 
-import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-# `jax.extend` has these by public names, but its import brings Pallas; see `import_pallas`.
+# `jax.extend` has these by public names, but its import brings Pallas; see `import_pallas` in `lutjax.training.loop`.
 from jax._src import core
 from jax._src.extend import random
 from jax.typing import DTypeLike
@@ -78,20 +77,3 @@ def abstract_device() -> tuple[str, str] | None:
     """Platform and kind of the device that an abstract mesh in scope names, if one does."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return None if device is None else (device.platform or "", device.device_kind)
-
-
-def coordination() -> Any:
-    """Return the client of the service through which processes that have joined by `jax.distributed` exchange small values."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
-
-
-def import_pallas() -> None:
-    """Import Pallas where kernels may use it.
-
-    Since jax 0.11 its import adds a setting to those that programs are compiled for. Kernels import it while a step is traced, and the next call
-    of that step would compile it again.
-    """
-    if jax.default_backend() != "cpu":
-        importlib.import_module("jax.experimental.pallas.tpu")  # the part with the setting, on GPUs too

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from lutjax._arguments import shown
+from lutjax._meshes import divided_by_compiler as divided_by_compiler, rows as rows, spec_of as spec_of
 from lutjax._typing import Array
+from lutjax.arguments import shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.ops.weighted_lookup import weighted_lookup
 from lutjax.values._fixed_point import FixedPoint

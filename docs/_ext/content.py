@@ -19,7 +19,7 @@ INHERITED = "Module,Variable,Param,Pytree,Object,tuple,str,int,dict,BaseExceptio
 def op_table(_: str = "", __: str = "") -> str:
     """Return the table of ops with a kernel in each implementation other than plain JAX."""
     from lutjax.dispatch.registry import kernel_registry
-    from lutjax.status._matrix import COLUMNS, rows
+    from lutjax.status.matrix import COLUMNS, rows
 
     columns = [column for column in COLUMNS if column.implementation != "xla"]
     lines = [f"| op | {' | '.join(c.title for c in columns)} | sparse updates |", "| --- |" + " --- |" * 5]
@@ -32,33 +32,33 @@ def op_table(_: str = "", __: str = "") -> str:
 
 @functools.cache
 def _recorded_cells() -> list[Any]:
-    from lutjax.status import _matrix, _records
+    from lutjax.status import matrix, results
 
-    return list(_matrix.matrix(_records.read(), None))
+    return list(matrix.matrix(results.read(), None))
 
 
 def support_matrix(platform: str, _: str = "") -> str:
     """Return the recorded validation results of a platform: a table, dtypes, devices and reasons for missing kernels."""
-    from lutjax.status import _matrix, _report
+    from lutjax.status import matrix, report
 
-    columns = {column.key for column in _matrix.COLUMNS if column.platform == platform}
+    columns = {column.key for column in matrix.COLUMNS if column.platform == platform}
     cells = [cell for cell in _recorded_cells() if cell.column in columns]
-    [table] = _report.platform_tables(cells)
-    lines = [_report.table_in_markdown(table), "", f"Dtypes: {'; '.join(table.dtypes)}.", ""]
-    lines += ["Validation results:", "", *(f"- {line}" for line in _report.remarks(cells)), ""]
-    lines += [*(f"- **{line}**" for line in _report.gaps(cells)), ""]
-    if reasons := _report.reasons(cells):
+    [table] = report.platform_tables(cells)
+    lines = [report.table_in_markdown(table), "", f"Dtypes: {'; '.join(table.dtypes)}.", ""]
+    lines += ["Validation results:", "", *(f"- {line}" for line in report.remarks(cells)), ""]
+    lines += [*(f"- **{line}**" for line in report.gaps(cells)), ""]
+    if reasons := report.reasons(cells):
         lines += [":::{dropdown} Missing kernels", *(f"- {line}" for line in reasons), ":::", ""]
     return "\n".join(lines)
 
 
 def support_legend(_: str = "", __: str = "") -> str:
     """Return the totals of the support matrix and the meanings of its words."""
-    from lutjax.status import _report
+    from lutjax.status import report
 
-    legend = [f"- {line}." for line in _report.legend_in_markdown()]
+    legend = [f"- {line}." for line in report.legend_in_markdown()]
     return "\n".join(
-        [*legend, "", f"{len(_recorded_cells())} cells: {_report.summary(_recorded_cells())}.", ""]
+        [*legend, "", f"{len(_recorded_cells())} cells: {report.summary(_recorded_cells())}.", ""]
     )
 
 

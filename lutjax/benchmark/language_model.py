@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax._typing import Array
 from lutjax.benchmark import shapes
 from lutjax.benchmark.measure import Timing, device_time, peak_bytes
 from lutjax.benchmark.shapes import DENSE, IN_PLACE, LanguageModel, OfOp
@@ -14,6 +13,7 @@ from lutjax.models import LUTTransformerConfig
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.presets import PRESETS, make
+from lutjax.values import Array
 
 
 class Step:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from lutjax._extras import needed_by
 from lutjax.benchmark.results import Machine, Result, duration, size
+from lutjax.extras import needed_by
 
 with needed_by(__name__):
     import rich.box

@@ -16,7 +16,7 @@ import lutjax
 from lutjax.benchmark.measure import Timing, copy_bandwidth
 from lutjax.benchmark.measurements import Measurement
 from lutjax.dispatch.registry import kernel_registry
-from lutjax.status._digests import digest_of
+from lutjax.status.results import digest_of
 
 
 @dataclasses.dataclass(frozen=True)

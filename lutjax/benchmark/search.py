@@ -18,11 +18,8 @@ from lutjax.benchmark import measurements, shapes
 from lutjax.benchmark.measure import device_time
 from lutjax.dispatch.contract import Call, Direction, Step
 from lutjax.dispatch.registry import Device, KernelSpec, Made, Platform, devices_of, kernel_registry
-from lutjax.tuning._files import Document, Entry, Key
-from lutjax.tuning._launch import Launch, Sizes, bucket
-from lutjax.tuning._launches import Asked, recorded, use
-from lutjax.values._detection import Detection
-from lutjax.values._dtypes import accumulator
+from lutjax.tuning import Asked, Document, Entry, Key, Launch, Sizes, bucket, recorded, use
+from lutjax.values import Detection, accumulator
 
 Effort = Literal["quick", "thorough"]
 EFFORTS: dict[Effort, int] = {"quick": 1, "thorough": 2}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from lutjax import cases
 from lutjax.cases import DENSE, FORWARD, IN_PLACE, ROWS, UPDATE, Kind, Size, Tag, Traffic
 from lutjax.dispatch.registry import kernel_registry
-from lutjax.values._fixed_point import FixedPoint
+from lutjax.values import FixedPoint
 
 __all__ = [
     "DENSE",

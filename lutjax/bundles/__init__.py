@@ -6,7 +6,7 @@ and models of Flax NNX the extra ``apps``.
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute, importable
+from lutjax.extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.bundles._reading import Bundle, read

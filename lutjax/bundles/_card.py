@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.bundles._layout import CONFIG, TENSORS, Config
-from lutjax.files._messages import in_a_line, printable
+from lutjax.files.messages import in_a_line, printable
 
 LAST = (
     "<!-- Written by lutjax save. Delete this line to keep this file when the model is saved here again. -->"

@@ -10,9 +10,9 @@ import numpy as np
 
 import lutjax
 from lutjax import reads, wiring
-from lutjax._extras import needed_by
-from lutjax.layers import _spec, nnx as layers
-from lutjax.values._edges import Edges
+from lutjax.extras import needed_by
+from lutjax.layers import nnx as layers, specifications
+from lutjax.values import Edges
 
 with needed_by(__name__):
     from flax import nnx
@@ -94,9 +94,9 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
     return nnx.eval_shape(lambda: layer(**options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})))
 
 
-def _kept(spec_type: type[_spec.Spec]) -> list[str]:
+def _kept(spec_type: type[specifications.Spec]) -> list[str]:
     left_out = {"implementation", *spec_type.given}
-    return [n for n in _spec.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
+    return [n for n in specifications.arguments(spec_type) if n not in left_out and not n.endswith("_init")]
 
 
 def _encoded(value: Any) -> Any:

@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._extras import needed_by
 from lutjax.bundles import _layers
 from lutjax.bundles._fit import fit
 from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
 from lutjax.bundles.errors import BundleError
-from lutjax.files import _json
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files import strict_json
+from lutjax.files.messages import in_a_line
 from lutjax.layers import nnx as layers
-from lutjax.layers._spec import QUANTIZED
-from lutjax.layers.nnx._variables import KINDS
+from lutjax.layers.nnx.parts import KINDS
+from lutjax.layers.specifications import QUANTIZED
 from lutjax.models import (
     GPT,
     GPTConfig,
@@ -152,7 +152,7 @@ def model(bundle: Bundle) -> Any:
     assert config.model is not None
     if config.architecture not in CONFIGS and config.architecture not in _layers.LAYERS:
         raise BundleError(
-            f"the bundle {bundle.folder} holds a {_json.shown(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
+            f"the bundle {bundle.folder} holds a {strict_json.shown(config.architecture)}; the models of this version are {', '.join(CONFIGS)}."
         )
     try:
         empty = _empty_of(bundle, config.model)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._extras import needed_by
 from lutjax.bundles import _tables
 from lutjax.bundles._layout import CODES, CONFIG, MOST_BYTES, TENSORS, Config
 from lutjax.bundles.errors import BundleError
-from lutjax.files import _json
-from lutjax.files._files import digest_of
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files import strict_json
+from lutjax.files.atomic import digest_of
+from lutjax.files.messages import in_a_line
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
     place, size = path / TENSORS, _size(path, TENSORS)
     if size != config.n_bytes:
         raise BundleError(
-            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {_json.shown(config.n_bytes)} as {CONFIG} says."
+            f"the bundle {path} is damaged: {TENSORS} has {size:,} bytes, not {strict_json.shown(config.n_bytes)} as {CONFIG} says."
         )
     try:
         _check_header(place, size)
@@ -113,7 +113,7 @@ def read_config(folder: Path) -> Config:
             f"the bundle {folder} is damaged: {CONFIG} has {size:,} bytes; at most {MOST_BYTES:,} are read."
         )
     try:
-        return Config.from_dict(_json.rename_fields(_json.loads((folder / CONFIG).read_bytes())))
+        return Config.from_dict(strict_json.rename_fields(strict_json.loads((folder / CONFIG).read_bytes())))
     except BundleError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error}") from None
     except ValueError as error:
@@ -161,11 +161,11 @@ def _check_tensors(file: Any, config: Config) -> None:
             if name in wanted
             else f"{TENSORS} has and {CONFIG} does not describe"
         )
-        raise ValueError(f"the tensor {_json.shown(name)}, which {where}")
+        raise ValueError(f"the tensor {strict_json.shown(name)}, which {where}")
     for name, (code, shape) in wanted.items():
         tensor = file.get_slice(name)
         there = tensor.get_dtype(), tuple(tensor.get_shape())
         if there != (code, shape):
             raise ValueError(
-                f"the tensor {_json.shown(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
+                f"the tensor {strict_json.shown(name)} is {there[0]}{list(there[1])} in {TENSORS}, and {code}{list(shape)} in {CONFIG}"
             )

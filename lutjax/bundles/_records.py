@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.bundles.errors import BundleError
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import Fields
 from lutjax.training import automaton, classifier, lm_runs, runs
 from lutjax.training.loaded import Loaded
 

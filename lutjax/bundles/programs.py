@@ -12,12 +12,12 @@ import jax.export
 import jax.numpy as jnp
 
 import lutjax
-from lutjax._extras import needed_by
 from lutjax.bundles import _modules
 from lutjax.bundles._layout import name_of
 from lutjax.bundles.errors import BundleError
 from lutjax.bundles.saving import save
-from lutjax.files._files import atomically, digest_of
+from lutjax.extras import needed_by
+from lutjax.files.atomic import atomically, digest_of
 from lutjax.models import LogicCA, LogicClassifier, LogicTreeNet, LUTTransformer
 from lutjax.models._decoder import Decoder, fed
 from lutjax.training.classifier import shape_of

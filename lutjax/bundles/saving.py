@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lutjax._arguments import shown
-from lutjax._extras import needed_by
+from lutjax.arguments import shown
 from lutjax.bundles import _card, _tables
 from lutjax.bundles._fit import flat
 from lutjax.bundles._layout import (
@@ -32,7 +31,8 @@ from lutjax.bundles._layout import (
 )
 from lutjax.bundles._reading import read_config
 from lutjax.bundles.errors import BundleError
-from lutjax.files._files import atomically, digest_of
+from lutjax.extras import needed_by
+from lutjax.files.atomic import atomically, digest_of
 
 MOST_NAME = 512
 """Characters of the longest name of a tensor."""

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from lutjax._names import BENCHMARK_ROWS
 from lutjax.cases._case import Size, Sizes, Tag
+from lutjax.names import BENCHMARK_ROWS
 
 ROWS = FORWARD, DENSE, IN_PLACE, UPDATE = BENCHMARK_ROWS
 """Rows of a shape. `FORWARD`: outputs. `DENSE`: outputs and all cotangents, that of the tables as an

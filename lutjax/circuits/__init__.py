@@ -4,14 +4,14 @@ A circuit knows no format: each is a module with functions of a circuit, such as
 ``circuits.blif.read(path)``.
 """
 
-from lutjax._lazy import modules_of
-from lutjax.circuits._resynthesis import resynthesize
 from lutjax.circuits._tabulation import tabulate
 from lutjax.circuits.builder import Builder, simplify
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.drawing import draw
 from lutjax.circuits.models import from_model, step_automaton
 from lutjax.circuits.ports import Format, Port
+from lutjax.circuits.resynthesis import resynthesize
+from lutjax.lazy import modules_of
 
 __all__ = [
     "Builder",

@@ -7,7 +7,7 @@ from typing import Any
 
 from lutjax.circuits import columns
 from lutjax.circuits.ports import Port
-from lutjax.files import _json
+from lutjax.files import strict_json
 
 Ports = Sequence[Port]
 
@@ -209,6 +209,6 @@ def in_a_comment(text: str) -> str:
 
 def _shown(value: Any) -> str:
     try:
-        return _json.shown(value)
+        return strict_json.shown(value)
     except (TypeError, ValueError):  # nothing that JSON holds
         return repr(value)[:60]

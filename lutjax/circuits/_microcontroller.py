@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lutjax.circuits import _about, _c_rows, _operations, _templates
-from lutjax.circuits._operations import Operations
+from lutjax.circuits import _about, _c_rows, _templates, gate_operations
 from lutjax.circuits._rows import bits_of_comparisons
 from lutjax.circuits.builder import ONE, ZERO, Builder, replayed
 from lutjax.circuits.c import constants, macro, macros, number_function, type_of, wrapped
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import MISSING, Columns, Number, whole_range
+from lutjax.circuits.gate_operations import Operations
 from lutjax.circuits.ports import Port, levels_of
 
 Style = Literal["functions", "tables"]
@@ -131,8 +131,8 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
                         bits.append(load(0, index, None, level + 1) ^ 1)
                     else:
                         bits.append(ONE if level < least else ZERO)
-    operations = _used(_operations.operations(layers, len(loads), bits), loads)
-    operations = _operations.short_lived(operations)
+    operations = _used(gate_operations.operations(layers, len(loads), bits), loads)
+    operations = gate_operations.short_lived(operations)
     answers, places = _places(circuit, layers)
     first = [0] * (1 + max((result for result, _ in places), default=-1))
     sinks = []
@@ -411,7 +411,7 @@ def _arguments(made: Program) -> tuple[str, str, str]:
 def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
     """Return functions that have an instruction for each operation, their calls, and the places for values that pass between them."""
     operations, loads = made.operations, made.loads
-    where, slots = _operations.places(dataclasses.replace(operations, literals=[]), chunk)
+    where, slots = gate_operations.places(dataclasses.replace(operations, literals=[]), chunk)
     first, n = operations.first, len(operations)
     sinks: dict[int, list[Sink]] = {}
     for sink in made.sinks:
@@ -473,8 +473,8 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
     """Return tables of operations and the function that reads them, its call, the places for values, and the bytes of tables."""
     kinds, ordered, payload = _steps(made)
     window = min(max(len(ordered) // 8, 100), _WINDOW)
-    ordered = _operations.in_runs(ordered, window)
-    where, slots = _operations.places(ordered, 1)
+    ordered = gate_operations.in_runs(ordered, window)
+    where, slots = gate_operations.places(ordered, 1)
     table: list[int] = []
     runs: list[list[int]] = []
     for g, (nodes, number) in enumerate(zip(ordered.fanins, ordered.tables, strict=True)):

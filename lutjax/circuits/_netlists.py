@@ -10,8 +10,8 @@ from typing import NamedTuple
 from lutjax.circuits import _names, netlist_json, truth
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port
-from lutjax.files import _json
-from lutjax.files._messages import in_a_line
+from lutjax.files import strict_json
+from lutjax.files.messages import in_a_line
 
 Signal = Hashable
 Product = tuple[int, int]  # inputs that it reads, and their values
@@ -36,9 +36,11 @@ def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Po
     Raises:
       ValueError: the text is no such line, or its ports have bits of other names; before their names are made.
     """
-    found = _json.loads(text)
+    found = strict_json.loads(text)
     if not isinstance(found, list) or len(found) != 2:
-        raise ValueError(f"it is {_json.shown(found)}; expected the ports of inputs and those of outputs")
+        raise ValueError(
+            f"it is {strict_json.shown(found)}; expected the ports of inputs and those of outputs"
+        )
     inputs, outputs = (
         tuple(netlist_json.ports_from_json(some, kind))
         for some, kind in zip(found, ("inputs", "outputs"), strict=True)

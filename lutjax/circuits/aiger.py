@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from lutjax.circuits import _netlists
 from lutjax.circuits.ands import and_graph
 from lutjax.circuits.circuit import Circuit
-from lutjax.files import _files
+from lutjax.files import atomic
 
 _PORTS = b"lutjax ports "  # begins the comment that holds the ports
 _INPUTS = 1 << 16  # that the binary form may have without their names
@@ -75,7 +75,7 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
       ValueError: a damaged file, one with latches, properties or constraints, or a comment with ports that are not those of the
         file. The message says where.
     """
-    content = _files.content(data)
+    content = atomic.content(data)
     if not isinstance(content, bytes | bytearray):
         raise TypeError(
             f"aiger.read: data is of type {type(content).__name__}; read the file as bytes, or give its pathlib.Path."

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lutjax.circuits import _netlists, truth
 from lutjax.circuits.circuit import Circuit
-from lutjax.files import _files
-from lutjax.files._messages import in_a_line
+from lutjax.files import atomic
+from lutjax.files.messages import in_a_line
 
 _PORTS = "lutjax ports "  # begins the comment that holds the ports
 _LINE = 100  # characters, after which lists of names go on in another line
@@ -109,7 +109,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
       ValueError: a text that is not BLIF, a comment with ports that are not those of the text, signals without or with two drivers, loops, and what a combinational circuit cannot
         have: latches, cells, models in models. The message has the number of the line.
     """
-    content = _files.content(text)
+    content = atomic.content(text)
     if isinstance(content, bytes):
         try:
             content = content.decode()

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits import _about, _c_rows, _names, _operations, _templates
+from lutjax.circuits import _about, _c_rows, _names, _templates, gate_operations
 from lutjax.circuits._formulas import formula
-from lutjax.circuits._operations import Operations
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Value
+from lutjax.circuits.gate_operations import Operations
 from lutjax.circuits.ports import Port
 
 Style = Literal["auto", "functions", "interpreter"]
@@ -71,7 +71,7 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     check_name(name, (*circuit.inputs, *circuit.outputs))
     if style not in ("auto", "functions", "interpreter"):
         raise ValueError(f"c.write: style is {style!r}; expected 'auto', 'functions' or 'interpreter'.")
-    program = _operations.operations(circuit)
+    program = gate_operations.operations(circuit)
     if style == "auto":
         style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
     if not len(program):  # outputs are inputs and constants: there is nothing to interpret
@@ -288,8 +288,8 @@ def macro(n: int, table: int) -> str:
 
 def _functions(program: Operations, name: str) -> tuple[str, int]:
     """Return functions that have an instruction for each operation, and the places for values that pass between them."""
-    program = _operations.short_lived(program)
-    where, slots = _operations.places(program, _FUNCTION)
+    program = gate_operations.short_lived(program)
+    where, slots = gate_operations.places(program, _FUNCTION)
     first, n = program.first, len(program)
     text = [f"x[{i}]" for i in range(-1, program.n_inputs)] + [f"v[{w}]" for w in where]
     lines, calls = [], []
@@ -325,8 +325,8 @@ def _output(literal: int, text: Sequence[str]) -> str:
 def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     """Return a table of operations and the loop that reads it, and the places for values."""
     window = min(max(len(program) // 8, 100), _WINDOW)
-    program = _operations.in_runs(_operations.short_lived(program), window)
-    where, slots = _operations.places(program, 1)
+    program = gate_operations.in_runs(gate_operations.short_lived(program), window)
+    where, slots = gate_operations.places(program, 1)
     read = _inputs_read(program)  # their values lie first
     place = [-1] * program.first + [len(read) + w for w in where]
     for k, node in enumerate(read):

@@ -12,7 +12,7 @@ from jaxtyping import UInt
 
 from lutjax.circuits import _about, _evaluation, truth
 from lutjax.circuits.ports import Port
-from lutjax.ops._checks import describe
+from lutjax.ops import describe
 
 MOST_INPUTS = 1 << 24
 """Bits of all input ports of a circuit, so that a wrong digit in a file does not take the memory of the machine."""

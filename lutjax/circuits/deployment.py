@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.circuits import (
     _names,
     _templates,
@@ -33,10 +33,10 @@ from lutjax.circuits.circuit import Circuit, evaluated as evaluated
 from lutjax.circuits.columns import Columns, Number, Value
 from lutjax.circuits.page import interface as interface
 from lutjax.circuits.ports import Port
-from lutjax.files import _json
-from lutjax.files._files import digest_of, entries, replacing
-from lutjax.files._json import Fields
+from lutjax.files import strict_json
+from lutjax.files.atomic import digest_of, entries, replacing
 from lutjax.files.errors import FolderError
+from lutjax.files.strict_json import Fields
 
 MANIFEST = "manifest.json"
 MOST_LEVELS = 1 << 31
@@ -151,7 +151,7 @@ class Vectors:
           ValueError: another text; the message says which sample is wrong.
         """
         try:
-            found, fields = _json.loads(text), Fields("vectors")
+            found, fields = strict_json.loads(text), Fields("vectors")
         except ValueError as error:
             raise ValueError(f"the text is not JSON: {error}.") from None
         source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
@@ -168,7 +168,7 @@ class Vectors:
                     ports |= {name: [] for name in numbers}
                 elif set(numbers) != set(ports):
                     raise ValueError(
-                        f"samples[{k}] has {side} {_json.shown(list(numbers))}; the first has {_json.shown(list(ports))}."
+                        f"samples[{k}] has {side} {strict_json.shown(list(numbers))}; the first has {strict_json.shown(list(ports))}."
                     )
                 for name, rows in ports.items():
                     rows.append(_numbers(f"samples[{k}]: {side}", name, numbers, rows))
@@ -182,7 +182,7 @@ def _row(where: str, sample: Any) -> list[Value]:
     """Return the raw row of a sample."""
     row: list[Value] = Fields(where).field(sample, "row", list)
     if not {type(cell) for cell in row} <= {int, float, str, type(None)}:
-        raise ValueError(f"{where}: 'row' is {_json.shown(row)}; expected numbers, texts and null.")
+        raise ValueError(f"{where}: 'row' is {strict_json.shown(row)}; expected numbers, texts and null.")
     return row
 
 
@@ -191,7 +191,9 @@ def _numbers(where: str, name: str, found: Mapping[str, Any], before: list[Any])
     row: list[float | int] = Fields(where).field(found, name, list)
     if not {type(number) for number in row} <= {int, float} or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
-        raise ValueError(f"{where}: {_json.shown(name)} is {_json.shown(row)}; expected {expected}.")
+        raise ValueError(
+            f"{where}: {strict_json.shown(name)} is {strict_json.shown(row)}; expected {expected}."
+        )
     return row
 
 
@@ -613,7 +615,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DeploymentError(f"{folder} is no export: it has no {MANIFEST}. `lutjax export` writes one.")
     found: Any = {}
     try:
-        found = _json.loads(path.read_bytes())
+        found = strict_json.loads(path.read_bytes())
         _check_manifest(found)
     except (OSError, ValueError) as error:
         known = found if isinstance(found, dict) else {}
@@ -638,19 +640,19 @@ def _check_manifest(found: Any) -> None:
         raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
     kind = fields.field(found, "kind", str)
     if kind not in KINDS:
-        raise ValueError(f"the manifest: 'kind' is {_json.shown(kind)}; expected {' or '.join(KINDS)}.")
+        raise ValueError(f"the manifest: 'kind' is {strict_json.shown(kind)}; expected {' or '.join(KINDS)}.")
     fields.field(found, "lutjax", str)
     for name, facts in fields.field(found, "files", dict).items():
-        of_file = Fields(f"files[{_json.shown(name)}]")
+        of_file = Fields(f"files[{strict_json.shown(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
             raise ValueError(
-                f"the manifest: files has {_json.shown(name)}, which is no name of a file of an export."
+                f"the manifest: files has {strict_json.shown(name)}, which is no name of a file of an export."
             )
         of_file.field(facts, "format", str)
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
             raise ValueError(
-                f"{of_file.where}: 'sha256' is {_json.shown(facts['sha256'])}; expected 64 hexadecimal digits."
+                f"{of_file.where}: 'sha256' is {strict_json.shown(facts['sha256'])}; expected 64 hexadecimal digits."
             )
     run = fields.field(found, "run", object)
     for name, kind_of_field in _RUN.items():
@@ -660,7 +662,7 @@ def _check_manifest(found: Any) -> None:
         fields.field(found, name, kind_of_field)
     if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
         raise ValueError(
-            f"the manifest: 'registers' is {_json.shown(found['registers'])}; expected a number of levels."
+            f"the manifest: 'registers' is {strict_json.shown(found['registers'])}; expected a number of levels."
         )
 
 

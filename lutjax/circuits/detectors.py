@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax.circuits import _names, _templates
-from lutjax.values import _quantized
+from lutjax.values import exponents, rounded as rounded_at
 
 _INT32 = np.iinfo(np.int32)
 _DTYPES = ("int8", "int16", "int32")
@@ -372,8 +372,8 @@ def integers(
     """
     if tables == "int8":
         array = jnp.asarray(weights, jnp.float32)
-        scale = jnp.maximum(_quantized.exponents(array, groups), -fraction)
-        values = np.asarray(_quantized.rounded(array, scale)).astype(np.int8)
+        scale = jnp.maximum(exponents(array, groups), -fraction)
+        values = np.asarray(rounded_at(array, scale)).astype(np.int8)
         return values, np.asarray(scale).ravel() + fraction
     limits = np.iinfo(tables)
     units = np.floor(np.ldexp(weights.astype(np.float64), fraction) + 0.5)

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lutjax._extras import needed_by
 from lutjax.circuits import dot
 from lutjax.circuits.circuit import Circuit
-from lutjax.files._messages import in_a_line
-from lutjax.files._pictures import as_drawn
+from lutjax.extras import needed_by
+from lutjax.files.messages import in_a_line
+from lutjax.files.pictures import as_drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.circuits import _programs, _templates, verilog, yosys
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Port

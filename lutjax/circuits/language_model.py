@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax.circuits.detectors import IntegerLUT, array, finest, integers, magnitudes, source, sums
-from lutjax.files import _json
-from lutjax.files._json import Fields
+from lutjax.files import strict_json
+from lutjax.files.strict_json import Fields
 
 EXACT = 2**24
 """Whole numbers below it are exact as float32, and so are their sums, in any order, as long as these are below it."""
@@ -411,11 +411,11 @@ def texts_from_json(text: str | bytes) -> list[Text]:
       ValueError: there are none, or one is not what a program can write; the message says which.
     """
     try:
-        rows = _json.loads(text)
+        rows = strict_json.loads(text)
     except ValueError as error:
         raise ValueError(f"the text is not JSON: {error}.") from None
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"it holds {_json.shown(rows)}; expected a list of texts.")
+        raise ValueError(f"it holds {strict_json.shown(rows)}; expected a list of texts.")
     return [_text(Fields(f"text {k}"), row) for k, row in enumerate(rows)]
 
 
@@ -433,7 +433,7 @@ def _text(fields: Fields, row: Any) -> Text:
         )
     if len(logits) != _BYTES or any(type(logit) is not int for logit in logits):
         raise ValueError(
-            f"{fields.where}: 'logits' is {_json.shown(logits)}; expected {_BYTES} whole numbers."
+            f"{fields.where}: 'logits' is {strict_json.shown(logits)}; expected {_BYTES} whole numbers."
         )
     return Text(prompt, temperature, top_k, seed, tuple(logits), continuation)
 

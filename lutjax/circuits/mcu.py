@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.circuits import _elf, _microcontroller, _programs, _templates, c
 from lutjax.circuits._microcontroller import Style
 from lutjax.circuits.circuit import Circuit, evaluated, numbers_of

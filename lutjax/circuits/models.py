@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.circuits._layers import of_layers
 from lutjax.circuits.builder import Builder
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Columns
+from lutjax.circuits.layers import of_layers
 from lutjax.circuits.ports import Format
 
 

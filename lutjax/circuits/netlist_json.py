@@ -23,7 +23,7 @@ from typing import Any
 
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.ports import Format, Port
-from lutjax.files import _files, _json
+from lutjax.files import atomic, strict_json
 
 FORMAT, VERSION = "lutjax.circuit", 1
 _TABLE = re.compile("[0-9a-f]{1,64}")  # of 256 answers
@@ -63,15 +63,15 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
       ValueError: a damaged text or one of another version; the message names the field.
     """
     try:
-        found = _json.loads(_files.content(text))
+        found = strict_json.loads(atomic.content(text))
     except ValueError as error:
         raise ValueError(f"netlist_json.read: the text is not JSON: {error}. Is the file complete?") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         named = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise _wrong("format", f"is {_json.shown(named)}; expected {_json.shown(FORMAT)}")
+        raise _wrong("format", f"is {strict_json.shown(named)}; expected {strict_json.shown(FORMAT)}")
     if found.get("version") != VERSION:
         raise _wrong(
-            "version", f"is {_json.shown(found.get('version'))}; this lutjax reads version {VERSION}"
+            "version", f"is {strict_json.shown(found.get('version'))}; this lutjax reads version {VERSION}"
         )
     for name in _FIELDS:
         if name not in found:
@@ -80,7 +80,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         if name not in _FIELDS:
             raise _wrong(name[:40], f"is not a field of version {VERSION}")
     if not isinstance(found["about"], dict):
-        raise _wrong("about", f"is {_json.shown(found['about'])}; expected an object")
+        raise _wrong("about", f"is {strict_json.shown(found['about'])}; expected an object")
     parts = _each(found, "parts", _part)
     tables = _each(found, "tables", _table)
     fanins = _each(found, "fanins", lambda nodes: tuple(_whole(n) for n in _list(nodes)))
@@ -150,13 +150,13 @@ def _list(found: Any, size: int | None = None) -> list[Any]:
 def _each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
     """Elements of a field; an error names the field and the element."""
     if not isinstance(found[field], list):
-        raise _wrong(field, f"is {_json.shown(found[field])}; expected a list")
+        raise _wrong(field, f"is {strict_json.shown(found[field])}; expected a list")
     elements = []
     for k, element in enumerate(found[field]):
         try:
             elements.append(read(element))
         except (ValueError, TypeError) as error:
-            raise _wrong(f"{field}[{k}]", f"is {_json.shown(element)}; {error}") from None
+            raise _wrong(f"{field}[{k}]", f"is {strict_json.shown(element)}; {error}") from None
     return elements
 
 

@@ -17,8 +17,8 @@ from lutjax.circuits._about import STARTS
 from lutjax.circuits.circuit import Circuit, gate_counts, gates_in_words
 from lutjax.circuits.columns import Value, of_circuit
 from lutjax.circuits.ports import Format, Port
-from lutjax.files import _json
-from lutjax.files._json import Fields
+from lutjax.files import strict_json
+from lutjax.files.strict_json import Fields
 
 _CELLS_OF_A_SIDE = 64
 _BITS_OF_A_NUMBER = 53  # in JavaScript
@@ -179,7 +179,7 @@ def read(text: str) -> Circuit:
         script = _script(text, "circuit")
         if not text.rstrip().endswith("</html>"):
             raise ValueError("the text does not end as a page does; is it complete?")
-        return _from_data(_json.loads(script))
+        return _from_data(strict_json.loads(script))
     except (ValueError, TypeError) as error:
         raise ValueError(f"page.read: {error}") from None
 
@@ -193,10 +193,12 @@ def _from_data(data: Any) -> Circuit:
     parts, literals = (fields.field(data, name, list) for name in ("parts", "literals"))
     for k, part in enumerate(parts):
         if not isinstance(part, list) or list(map(type, part)) != [str, int]:
-            raise ValueError(f"parts[{k}] is {_json.shown(part)}; expected a name, and a number of gates.")
+            raise ValueError(
+                f"parts[{k}] is {strict_json.shown(part)}; expected a name, and a number of gates."
+            )
     for k, literal in enumerate(literals):
         if type(literal) is not int:
-            raise ValueError(f"literals[{k}] is {_json.shown(literal)}; expected a whole number.")
+            raise ValueError(f"literals[{k}] is {strict_json.shown(literal)}; expected a whole number.")
     fanins, tables = _decode_gates(fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs))
     return Circuit(
         inputs=inputs,
@@ -258,10 +260,10 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
     done = subprocess.run(
         [node, "-e", program], input=given, capture_output=True, text=True, errors="replace", check=True
     )
-    answer = _json.loads(done.stdout)
+    answer = strict_json.loads(done.stdout)
     if not isinstance(answer, list) or not all(type(word) is int and 0 <= word < 1 << 32 for word in answer):
         raise ValueError(
-            f"evaluate_in_node: the script answers {_json.shown(answer)}; expected words of 32 bits."
+            f"evaluate_in_node: the script answers {strict_json.shown(answer)}; expected words of 32 bits."
         )
     return np.array(answer, np.uint32).reshape(-1, n)
 

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Shaped, UInt
 
 from lutjax.circuits import _names
-from lutjax.files._messages import in_a_line
-from lutjax.ops._checks import describe
+from lutjax.files.messages import in_a_line
+from lutjax.ops import describe
 
 _FORMAT = re.compile(r"(u?)(int|fixed)(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
 

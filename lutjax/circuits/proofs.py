@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.circuits import (
     _programs,
     abc,
@@ -36,8 +36,8 @@ from lutjax.circuits import (
 from lutjax.circuits.circuit import Circuit, by_port, evaluated, numbers_of
 from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors, as_called
 from lutjax.circuits.ports import Port
-from lutjax.files import _json
-from lutjax.files._files import entries
+from lutjax.files import strict_json
+from lutjax.files.atomic import entries
 
 MOST_INPUTS = 16
 """Circuits of at most so many input bits are compared on all inputs."""
@@ -275,7 +275,7 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
     manifest = deployment.read_manifest(folder)  # says where it is damaged
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
-        f"{name} is stated as {_json.shown(formats[name])}"
+        f"{name} is stated as {strict_json.shown(formats[name])}"
         for name in sorted(formats)
         if expected.get(name) != formats[name]
     ]
@@ -284,11 +284,13 @@ def _described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) ->
     for name in sorted(set(manifest["files"]) - set(different)):
         n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
         if n_bytes != size:
-            wrong.append(f"{name} has {size} bytes, stated are {_json.shown(n_bytes)}")
+            wrong.append(f"{name} has {size} bytes, stated are {strict_json.shown(n_bytes)}")
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
-            wrong.append(f"{name} is {_json.shown(stated.get(name))}, expected {_json.shown(value)}")
+            wrong.append(
+                f"{name} is {strict_json.shown(stated.get(name))}, expected {strict_json.shown(value)}"
+            )
     if wrong:
         raise FailedError("; ".join(wrong))
 

@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line; without its packages, print how to install them and exit with status 1."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        from lutjax._extras import command
+        from lutjax.extras import command
 
         sys.exit(f"lutjax: {', '.join(missing)} not found: {command(*missing)}")
 

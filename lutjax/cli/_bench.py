@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax._names import BENCHMARK_ROWS
 from lutjax.cli._flags import Command, Finite, Integer
 from lutjax.cli._huge_pages import huge_pages_option, restart_with_huge_pages
 from lutjax.cli._measuring import Progress, check_file, dtype_option, file_option, make_console, shape_option
 from lutjax.models._fields import MOST_INT
+from lutjax.names import BENCHMARK_ROWS
 
 if TYPE_CHECKING:
     from lutjax.benchmark.report import Result

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lutjax import _extras
+from lutjax import extras
 from lutjax.files.errors import FolderError
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|Out of memory"
@@ -38,7 +38,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            message = _extras.missing(f"lutjax {ctx.invoked_subcommand}", error)
+            message = extras.missing(f"lutjax {ctx.invoked_subcommand}", error)
             if message is None:
                 raise
             raise click.ClickException(message) from error

@@ -2,8 +2,8 @@
 
 import click
 
-from lutjax._names import FLOATS, Backend, Platform
 from lutjax.cli._flags import Command
+from lutjax.names import FLOATS, Backend, Platform
 
 
 @click.command(cls=Command)

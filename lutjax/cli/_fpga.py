@@ -102,7 +102,7 @@ def fpga(
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
     """Write a project for a board into a folder that is empty or not there."""
     from lutjax.circuits import boards, fpga as reporting
-    from lutjax.files._files import replacing
+    from lutjax.files.atomic import replacing
 
     place = folder.absolute()
     target = out or place.with_name(f"{place.name}_{board}")

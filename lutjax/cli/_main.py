@@ -2,7 +2,7 @@
 
 import click
 
-from lutjax._version import __version__
+from lutjax import __version__
 from lutjax.cli._bench import bench
 from lutjax.cli._errors import Commands
 from lutjax.cli._explain import explain

@@ -40,7 +40,7 @@ def predict(
     of images, or a folder of IDX or CIFAR-10 files. The output is a CSV table with the class and the
     votes of each row.
     """
-    from lutjax.files._files import atomically
+    from lutjax.files.atomic import atomically
     from lutjax.training import predictions, raw
     from lutjax.training.reports import Errors
     from lutjax.training.samples import SamplesError

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lutjax import _extras
+from lutjax import extras
 from lutjax.cli._errors import OUT_OF_MEMORY, explain
 from lutjax.cli._flags import FieldsCommand, Integer, MeshType, flag_of
 from lutjax.files.errors import FolderError
@@ -266,7 +266,7 @@ def _train(
     from lutjax.training.presets import fields_of
 
     if tensorboard and importlib.util.find_spec("tensorboardX") is None:
-        raise click.ClickException(f"--tensorboard needs tensorboardX: {_extras.command('tensorboardX')}")
+        raise click.ClickException(f"--tensorboard needs tensorboardX: {extras.command('tensorboardX')}")
     if dry_run and resume:
         raise click.UsageError("--dry-run describes a new run; leave out --resume.")
 

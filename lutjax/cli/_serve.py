@@ -46,7 +46,7 @@ def serve(folder: Path, host: str, port: int, model_name: str | None, grace: int
     POST /v1/completions, classifiers POST /v1/classify; GET /health, /metrics and /v1/models report the
     state. The server has no encryption or authentication: put a proxy in front of it.
     """
-    from lutjax._extras import needed_by
+    from lutjax.extras import needed_by
     from lutjax.files.errors import FolderError
     from lutjax.serving import Limits, application
 

@@ -12,8 +12,8 @@ from lutjax.cli._flags import Command
 from lutjax.cli._measuring import Progress, check_file, file_option, make_console
 
 if TYPE_CHECKING:
-    from lutjax.status._checks import CheckOne
-    from lutjax.status._matrix import Cell, Column
+    from lutjax.status.checks import CheckOne
+    from lutjax.status.matrix import Cell, Column
 
 MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"op"'}
 """For each option what stands near the beginning of the files that it writes."""
@@ -54,58 +54,58 @@ def status(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes that check share a GPU
     import jax
 
-    from lutjax.status import _checks, _matrix, _records, _report
+    from lutjax.status import checks, matrix, report, results
 
     if record == _HERE:
-        record = _records.path_of("TPU" if compiles else jax.devices()[0].device_kind)
+        record = results.path_of("TPU" if compiles else jax.devices()[0].device_kind)
     for name, path in (("--markdown", markdown), ("--record", record)):
         if path is not None:
             check_file(name, path, MARKS[name])
-    known = {op for op, _ in _matrix.rows()}
+    known = {op for op, _ in matrix.rows()}
     for op in ops:
         if op not in known:
             raise click.BadParameter(f"{op!r} is not one of {', '.join(sorted(known))}.", param_hint="--op")
-    columns = [c for c in _matrix.COLUMNS if not compiles or c.platform == "tpu"]
-    check: _checks.CheckOne | None
-    check = _checks.check_compilation if compiles else None if recorded else _checks.check
-    places = [place for place in _matrix.places(columns) if not ops or place[0] in ops]
+    columns = [c for c in matrix.COLUMNS if not compiles or c.platform == "tpu"]
+    check: checks.CheckOne | None
+    check = checks.check_compilation if compiles else None if recorded else checks.check
+    places = [place for place in matrix.places(columns) if not ops or place[0] in ops]
     console = make_console()
-    cells: list[_matrix.Cell] = []
-    recorded_cells = {} if compiles else _records.read()
+    cells: list[matrix.Cell] = []
+    recorded_cells = {} if compiles else results.read()
     try:
         with contextlib.ExitStack() as stack:
             if check is not None:
-                keys = dict.fromkeys(_matrix.to_check(recorded_cells, columns, ops or None))
-                check = stack.enter_context(_checks.in_processes(check, keys))
+                keys = dict.fromkeys(matrix.to_check(recorded_cells, columns, ops or None))
+                check = stack.enter_context(checks.in_processes(check, keys))
                 check = stack.enter_context(_with_progress(check, len(keys)))
-            for cell in _matrix.matrix(recorded_cells, check, columns, ops or None):
+            for cell in matrix.matrix(recorded_cells, check, columns, ops or None):
                 cells.append(cell)
     except KeyboardInterrupt:
         click.echo(f"Interrupted after {len(cells)} of {len(places)} cells.", err=True)
     if as_json:
-        click.echo(_report.as_json(cells))
+        click.echo(report.as_json(cells))
     else:
-        gaps = _report.gaps(cells)
-        console.print(f"{len(cells)} cells: {_report.summary(cells)}.", soft_wrap=True)
+        gaps = report.gaps(cells)
+        console.print(f"{len(cells)} cells: {report.summary(cells)}.", soft_wrap=True)
         console.print(f"gaps: {len(gaps)}" if gaps else "gaps: none")
         for line in gaps:
             console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
-        for table in _report.rich_tables(cells):
+        for table in report.rich_tables(cells):
             console.print(table)
-        legend = [f"{word}: {meaning}" for word, meaning in _report.LEGEND.items()]
-        missing = [*_report.not_installed(cells), *_report.reasons(cells)]
+        legend = [f"{word}: {meaning}" for word, meaning in report.LEGEND.items()]
+        missing = [*report.not_installed(cells), *report.reasons(cells)]
         for title, lines in (
             ("legend", legend),
-            ("validation results", _report.remarks(cells)),
+            ("validation results", report.remarks(cells)),
             ("missing kernels", missing),
         ):
             console.print(title)
             for line in lines:
                 console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
     if markdown is not None:
-        markdown.write_text(_report.markdown(cells), encoding="utf-8")
+        markdown.write_text(report.markdown(cells), encoding="utf-8")
     if record is not None:
-        _records.write(cells, record, recorded_cells)
+        results.write(cells, record, recorded_cells)
     for path in (markdown, record):
         if path is not None:
             click.echo(f"Wrote {path}", err=True)

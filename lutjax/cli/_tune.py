@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lutjax.benchmark.search import Found
-    from lutjax.tuning._files import Document
+    from lutjax.tuning import Document
 
 
 @click.command(cls=Command)
@@ -92,14 +92,14 @@ def _document(output: Path) -> "Document":
     """Return the file's launches as if measured by the installed packages; no launches if there is no file."""
     import dataclasses
 
+    from lutjax import tuning
     from lutjax.benchmark import search
-    from lutjax.tuning import _files
 
     new = search.document()
     if not output.exists():
         return new
     try:
-        old = _files.read(output)
+        old = tuning.read(output)
     except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--out") from None
     if old.device != new.device:

@@ -5,7 +5,7 @@ Hard outputs are the same; what is the same of soft ones is said of each. They n
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute, importable
+from lutjax.extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.convert._packages import difflogic, torch_dwn, torchlogix

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from lutjax.convert.errors import ConversionError
-from lutjax.files._messages import in_a_line
+from lutjax.files.messages import in_a_line
 from lutjax.models import LogicClassifier, LogicClassifierConfig
 
 GRADIENTS = {"soft": "soft", "hard": "straight_through"}

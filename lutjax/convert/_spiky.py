@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 
 from lutjax.convert._networks import array, modules
 from lutjax.convert.errors import ConversionError
-from lutjax.files._messages import in_a_line
+from lutjax.files.messages import in_a_line
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.models.transformer import ATTENTION

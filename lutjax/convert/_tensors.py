@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax._extras import needed_by
 from lutjax.convert.errors import ConversionError
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files.messages import in_a_line
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 

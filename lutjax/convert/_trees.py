@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from lutjax.convert._networks import Layer, check_layer, encoded, encoder, put
 from lutjax.convert.errors import ConversionError
-from lutjax.files._messages import in_a_line
-from lutjax.layers._logic_images import LogicConvSpec
+from lutjax.files.messages import in_a_line
+from lutjax.layers.specifications import LogicConvSpec
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
 
 PerLayer = int | Sequence[int]

@@ -20,12 +20,12 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from lutjax import _compat, _extras, _jit_key
-from lutjax._arguments import shown
-from lutjax._names import Backend as Backend, Platform as Platform
+from lutjax import _compat, _jit_key, extras
+from lutjax.arguments import shown
 from lutjax.dispatch import _records
 from lutjax.dispatch._parts import Parts
 from lutjax.dispatch.contract import DIRECTIONS, Call, Direction, Step
+from lutjax.names import Backend as Backend, Platform as Platform
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import trusted_ids
 from lutjax.values._row_rules import SGD, RowRule
@@ -437,7 +437,7 @@ def _missing(packages: tuple[str, ...]) -> str | None:
     missing = [package for package in packages if not _installed(package)]
     if not missing:
         return None
-    cure = _extras.command(*missing)
+    cure = extras.command(*missing)
     return f"needs {', '.join(missing)}, not installed{cure and f': {cure}'}"
 
 

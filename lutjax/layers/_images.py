@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec
 
 import lutjax
 from lutjax import _meshes, wiring
-from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
+from lutjax.arguments import require_array, shown
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
 from lutjax.layers._spec import Arrays, Example, Variable, names_layer
 from lutjax.layers._tables import TableSpec

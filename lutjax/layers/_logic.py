@@ -15,9 +15,8 @@ from jaxtyping import Float, Int, Shaped, UInt32
 
 import lutjax
 from lutjax import _compat, _meshes, wiring
-from lutjax._arguments import require_array
-from lutjax._names import ESTIMATORS, PARAMETERIZATIONS as PARAMETERIZATIONS
 from lutjax._typing import Array
+from lutjax.arguments import require_array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _choices
 from lutjax.layers._spec import (
@@ -31,6 +30,7 @@ from lutjax.layers._spec import (
     switched_call,
 )
 from lutjax.layers.initializers import Normal, residual_gates, residual_table
+from lutjax.names import ESTIMATORS, PARAMETERIZATIONS as PARAMETERIZATIONS
 from lutjax.ops._checks import MAX_WIRES, accumulation
 from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivative_of
 from lutjax.values._dtypes import accumulator
@@ -325,7 +325,7 @@ class _LogicSpec(Spec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _WiredSpec(_LogicSpec):
+class WiredSpec(_LogicSpec):
     """Base of specs whose gates or tables read inputs of a vector.
 
     Trained scores choose among the candidates of learned wirings (`CHOSEN`), or mix them.
@@ -434,7 +434,7 @@ class _WiredSpec(_LogicSpec):
 
     def _ready(
         self, arrays: Arrays, x: Any, deterministic: bool, key: Any, temperature: Any, tables: Any
-    ) -> tuple["_WiredSpec", Any, Any, Any]:
+    ) -> tuple["WiredSpec", Any, Any, Any]:
         """Return the spec at a temperature, checked inputs, tables of the estimator, and the key of scores."""
         spec = self.at(temperature)
         table_key, scores_key = _keys(key)
@@ -548,7 +548,7 @@ class _WiredSpec(_LogicSpec):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class LogicGatesSpec(_WiredSpec):
+class LogicGatesSpec(WiredSpec):
     """Differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
 
     With ``deterministic=True``, an argument of the layer and of each call, every gate is the one with the largest logit: bits in, bits out.
@@ -763,7 +763,7 @@ class LogicRNNSpec(LogicGatesSpec):
 class LayerCall:
     """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
 
-    spec: _WiredSpec
+    spec: WiredSpec
     arrays: Arrays
     options: Mapping[str, Any]
 
@@ -806,7 +806,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class _TableSpec(_WiredSpec):
+class _TableSpec(WiredSpec):
     """Base of specs with tables over bits."""
 
     _: dataclasses.KW_ONLY

@@ -16,8 +16,8 @@ from jaxtyping import UInt32
 
 import lutjax
 from lutjax import _meshes, wiring
-from lutjax._arguments import require_array
 from lutjax._typing import Array
+from lutjax.arguments import require_array
 from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
 from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees

@@ -14,12 +14,12 @@ from jaxtyping import Float, Int
 
 import lutjax
 from lutjax import _compat, _meshes, sharding
-from lutjax._arguments import require_array, shown
-from lutjax._names import PLACEMENTS
 from lutjax._typing import Array
+from lutjax.arguments import require_array, shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
+from lutjax.names import PLACEMENTS
 from lutjax.ops._checks import accumulation
 from lutjax.tables.host import HostTable, Normal
 from lutjax.tables.host_tables import KEY, HostTables

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 
 import lutjax
 from lutjax import _meshes
-from lutjax._arguments import require_array
 from lutjax._typing import Array
+from lutjax.arguments import require_array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._largest import largest
 from lutjax.layers._memory import MATRIX, check_placement, normalized, placed, read_rows, rows_here

@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 
 import lutjax
 from lutjax import _meshes
-from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
+from lutjax.arguments import require_array, shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import (
     QUANTIZED,

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from lutjax._arguments import checked, require_array, shown
 from lutjax._typing import Array
+from lutjax.arguments import checked, require_array, shown
 from lutjax.dispatch import _table_reads
 from lutjax.layers._copies import state_of
 from lutjax.tables.host_tables import HostTables

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 
 import lutjax
 from lutjax import _meshes
-from lutjax._arguments import require_array, shown
 from lutjax._typing import Array, Integer
+from lutjax.arguments import require_array, shown
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _counts, _pages
 from lutjax.layers._spec import Arrays, Example, Initializer, Spec, Variable, names_layer, plain_call

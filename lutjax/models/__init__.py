@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute, importable
+from lutjax.extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.models._slots import Slots

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
-from lutjax._typing import Array
 from lutjax.dispatch.registry import Backend, devices_of
+from lutjax.values import Array
 
 _HALF_DTYPES = (jnp.bfloat16, jnp.float16)
 _OLDEST_CAPABILITY = 8

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from lutjax._typing import Array
 from lutjax.models._logic_configs import N_NEIGHBORS
+from lutjax.values import Array
 
 NEIGHBORS = [(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)]
 CENTER = N_NEIGHBORS

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Shaped, UInt32
 
 import lutjax
-from lutjax._typing import Array
 from lutjax.models._automaton_wires import NEIGHBORS
+from lutjax.values import Array
 
 
 def packed(bits: Bool[Array, "*rows width"]) -> UInt32[jax.Array, "*rows words"]:

@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._spec import Initializer
 from lutjax.layers.initializers import residual_gates, residual_table
 from lutjax.layers.nnx import BinaryLUT, GroupSum, LogicGates, SoftLUT, Thermometer
+from lutjax.layers.specifications import Initializer
 from lutjax.models._encoder import encoder_of
+from lutjax.values import Array
 
 Gates = LogicGates | SoftLUT | BinaryLUT
 

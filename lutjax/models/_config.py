@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lutjax._arguments import checked, plain, require_rngs, shown
+from lutjax.arguments import checked, plain, require_rngs, shown
 from lutjax.models._fields import MOST_INT, check_floats
 
 MOST_THRESHOLDS, MOST_LAYERS, MOST_DEPTH = 1 << 16, 1 << 12, 16

@@ -10,11 +10,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
-from lutjax import _meshes
-from lutjax._arguments import require_array
-from lutjax._typing import Array
-from lutjax.ops import _checks
-from lutjax.values._ids import as_int32, is_concrete
+from lutjax import ops, sharding
+from lutjax.arguments import require_array
+from lutjax.values import Array, as_int32, is_concrete
 
 
 class Decoder(nnx.Module):
@@ -79,7 +77,7 @@ class Decoder(nnx.Module):
     def embed(self, tokens: Int[Array, "*batch length"]) -> Float[jax.Array, "*batch length features"]:
         """Return the vectors of tokens."""
         _check_tokens(type(self).__name__, tokens)
-        return _meshes.rows(self._vectors(), jnp.asarray(tokens))
+        return sharding.rows(self._vectors(), jnp.asarray(tokens))
 
     def hidden(
         self,
@@ -97,9 +95,7 @@ class Decoder(nnx.Module):
         z = jnp.asarray(z)
         if segments is not None:
             lengths = z.shape[:-2], z.shape[-2], z.shape[-2]
-            segments, _ = _checks.segments(
-                type(self).__name__, segments, segments, *lengths, ("segments",) * 2
-            )
+            segments, _ = ops.segments(type(self).__name__, segments, segments, *lengths, ("segments",) * 2)
         y: jax.Array = self._hidden(z, tokens, decode, segments, deterministic=deterministic, rngs=rngs)
         return y
 
@@ -153,8 +149,8 @@ class Decoder(nnx.Module):
             return jnp.zeros((*prompt.shape[:-1], 0), jnp.int32)
         graphdef, state = nnx.split(self)
         draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
-        tokens: jax.Array = _meshes.divided_by_compiler(
-            draw, lambda _, prompt, *rest: _meshes.spec_of(prompt)
+        tokens: jax.Array = sharding.divided_by_compiler(
+            draw, lambda _, prompt, *rest: sharding.spec_of(prompt)
         )(state, prompt, lengths, key, warmth)
         return tokens
 
@@ -208,8 +204,8 @@ class Decoder(nnx.Module):
 
         def divided(function: Any) -> Any:
             whole = [jax.sharding.PartitionSpec()] * len(cache)
-            return _meshes.divided_by_compiler(
-                functools.partial(function, **static), lambda *_: (whole, _meshes.spec_of(prompt))
+            return sharding.divided_by_compiler(
+                functools.partial(function, **static), lambda *_: (whole, sharding.spec_of(prompt))
             )
 
         keys = _split(key, n_tokens)
@@ -310,10 +306,10 @@ _INT32 = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 def _check_lengths(prompt: Array, lengths: Array) -> None:
     """Raise ValueError if there is not one length for each text, or one that is known is not possible."""
-    _checks.integers(
+    ops.integers(
         "generate", "lengths", lengths, prompt.ndim - 1, f"{list(prompt.shape[:-1])}, one of each text"
     )
-    _checks.require(
+    ops.require(
         lengths.shape == prompt.shape[:-1],
         "generate",
         "lengths",

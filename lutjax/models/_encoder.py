@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from lutjax._arguments import shown
-from lutjax._typing import Array
-from lutjax.layers._logic import GRADIENTS
+from lutjax.arguments import shown
 from lutjax.layers.nnx import Thermometer
+from lutjax.layers.specifications import GRADIENTS
+from lutjax.values import Array
 
 
 def encoder_of(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from lutjax._arguments import shown
+from lutjax.arguments import shown
 
 CHOICES = "choices"
 """Key of the names in the metadata of a field."""

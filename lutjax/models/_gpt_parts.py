@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from lutjax import _names, reads
-from lutjax._typing import Array
+from lutjax import names, reads
 from lutjax.layers.initializers import Normal
+from lutjax.values import Array
 
 READS: dict[str, reads.Read] = dict(
     zip(
-        _names.READS,
+        names.READS,
         (
             reads.Hard(),
             reads.Blend(),

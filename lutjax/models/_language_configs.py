@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lutjax._names import FLOATS, PLACEMENTS, READS
 from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._fields import check_names, one_of
+from lutjax.names import FLOATS, PLACEMENTS, READS
 
 FEED_FORWARD = ("projection_lut", "scored_lut", "lut", "dense")
 
@@ -97,9 +97,7 @@ class GPTConfig(Config):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"GPTConfig: dropout is {self.dropout}; it is a rate, 0 <= dropout < 1.")
         # The specs check the rest.
-        from lutjax.layers._memory import NgramMemorySpec
-        from lutjax.layers._projection import ProjectionLUTSpec
-        from lutjax.layers._tables import LUTSpec
+        from lutjax.layers.specifications import LUTSpec, NgramMemorySpec, ProjectionLUTSpec
 
         scored = self.projection_lut_options()
         self._check_spec(ProjectionLUTSpec, scored, bits="lut_bits", tables="lut_tables", heads="lut_heads")
@@ -248,15 +246,17 @@ class LUTTransformerConfig(Config):
                 "where a token was, so they need n_position_bits=0 and attention='concatenated'."
             )
         # The specs check the rest.
-        from lutjax.layers import _tables
+        from lutjax.layers import specifications
 
         attention = (
-            _tables.LUTAttentionSpec if self.attention == "concatenated" else _tables.LUTPairAttentionSpec
+            specifications.LUTAttentionSpec
+            if self.attention == "concatenated"
+            else specifications.LUTPairAttentionSpec
         )
         attention(**self.attention_options())
         for part, options in (("ffn", self.ffn_options()), ("unembed", self.unembed_options())):
             names = {"n_anchors": f"{part}_anchors", "n_detectors": f"{part}_detectors"}
-            self._check_spec(_tables.LUTSpec, options, **names)
+            self._check_spec(specifications.LUTSpec, options, **names)
 
     def attention_options(self) -> dict[str, Any]:
         """Options of each attention layer."""

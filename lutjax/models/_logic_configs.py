@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lutjax._arguments import shown
-from lutjax._names import ESTIMATORS, PARAMETERIZATIONS
+from lutjax.arguments import shown
 from lutjax.models._config import FOLLOWS, MOST_DEPTH, MOST_THRESHOLDS, Config
 from lutjax.models._fields import check_names, one_of
+from lutjax.names import ESTIMATORS, PARAMETERIZATIONS
 
 N_NEIGHBORS = 8
 
@@ -302,8 +302,7 @@ class LogicTreeNetConfig(Config):
             raise ValueError(f"{where}: learned_thresholds is True, but n_thresholds is 0: samples are bits.")
         if self.edges and not self.n_thresholds:
             raise ValueError(f"{where}: edges is True, but n_thresholds is 0: samples are bits.")
-        from lutjax.layers._logic import LogicGatesSpec, SoftLUTSpec
-        from lutjax.layers._logic_images import LEAVES
+        from lutjax.layers.specifications import LEAVES, LogicGatesSpec, SoftLUTSpec
         from lutjax.models._encoder import check_threshold_gradient
 
         check_threshold_gradient(where, self.threshold_gradient)
@@ -359,13 +358,13 @@ class LogicTreeNetConfig(Config):
 
     def tree_specs(self) -> list[Any]:
         """Return the specs of the layers of trees."""
-        from lutjax.layers._logic_images import LogicConvSpec
+        from lutjax.layers.specifications import LogicConvSpec
 
         return [LogicConvSpec(**arguments) for arguments in self.tree_arguments()]
 
     def tree_arguments(self) -> list[dict[str, Any]]:
         """Return the arguments of each layer of trees."""
-        from lutjax.layers._logic_images import LogicConvSpec
+        from lutjax.layers.specifications import LogicConvSpec
 
         height, width, _ = self.in_shape
         shape, every = (height, width, self.n_maps * max(self.n_thresholds, 1)), []

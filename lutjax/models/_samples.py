@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from lutjax._arguments import require_array
-from lutjax._typing import Array
+from lutjax.arguments import require_array
+from lutjax.values import Array
 
 
 def of_shape(where: str, x: Array, shape: tuple[int, ...]) -> Any:

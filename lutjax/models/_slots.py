@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from lutjax._typing import Array
 from lutjax.models._decoder import Decoder, block, check_temperature, drawn, fed, noise_of, typed_key
 from lutjax.models._pages import Pages, Text, n_entries
 from lutjax.models.transformer import LUTTransformer
+from lutjax.values import Array
 
 _Places = tuple[Array, Array]
 """Tables of blocks of texts, and how many tokens of each are in them."""

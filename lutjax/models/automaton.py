@@ -14,24 +14,21 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int, Shaped
 
 import lutjax
-from lutjax import _meshes, circuits
-from lutjax._arguments import require_array, shown
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax import circuits, sharding
+from lutjax.arguments import require_array, shown
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits._layers import bits_of, tables_of
 from lutjax.circuits.columns import Columns
-from lutjax.layers._logic import truth_of
-from lutjax.layers._spec import Initializer, missing
+from lutjax.circuits.layers import bits_of, tables_of
+from lutjax.extras import needed_by
 from lutjax.layers.initializers import residual_gates
-from lutjax.layers.nnx import Wires, _variables
+from lutjax.layers.nnx import Wires, parts
+from lutjax.layers.specifications import Initializer, missing, truth_of
 from lutjax.models._automaton_wires import CENTER, NEIGHBORS, draw, pairs
 from lutjax.models._automaton_words import packed, shifted, unpacked
 from lutjax.models._config import require_arguments
 from lutjax.models._logic_configs import LogicCAConfig as LogicCAConfig
 from lutjax.ops.gate_network import gate_network
-from lutjax.values._ids import check_once
-from lutjax.values._wires import check_wires
+from lutjax.values import Array, check_once, check_wires
 
 with needed_by("lutjax.models.automaton"):
     from flax import nnx
@@ -74,7 +71,7 @@ class LogicCA(nnx.Module):
         self.config = config
         init: Initializer = residual_gates(strength=config.residual)
         logits = init(rngs.params(), (config.n_gates, 16), jnp.float32)
-        self.logits = _variables.Param(logits.T)
+        self.logits = parts.Param(logits.T)
         wires = draw(rngs.params(), config.wired, perception=config.perception, kernels=config.kernels)
         self.wires = nnx.List(Wires(w) for w in wires)
         self.readers = nnx.List(
@@ -85,7 +82,7 @@ class LogicCA(nnx.Module):
             )
             for w, (copies, n_inputs, n_gates) in zip(wires, config.wired, strict=True)
         )
-        _variables.link(self._variables())
+        parts.link(self._variables())
 
     def _variables(self) -> dict[str, nnx.Variable[Any]]:
         ids = {f"wires[{i}]": w for i, w in enumerate(self.wires)}
@@ -98,7 +95,7 @@ class LogicCA(nnx.Module):
         Raises:
           ValueError: an id is out of range, or there is none, or the logits are from the state of an automaton with other wires.
         """
-        _variables.check(type(self).__name__, self._variables())
+        parts.check(type(self).__name__, self._variables())
         wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
         for layer, (w, r, sizes) in enumerate(zip(wires, readers, self.config.wired, strict=True)):
             _check_known(w, r, layer, sizes)
@@ -354,18 +351,18 @@ def run_soft(
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = _meshes.divided_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
+    last: jax.Array = sharding.divided_by_compiler(run, spec)(jnp.asarray(state), coefficients, wiring, key)
     return last
 
 
 def _spec_of_state(state: jax.Array, *rest: Any) -> PartitionSpec:
     """Return how states lie on a mesh with explicit axes: as the first one."""
-    return _meshes.spec_of(state)
+    return sharding.spec_of(state)
 
 
 def _spec_of_states(state: jax.Array, *rest: Any) -> PartitionSpec:
     """Return how those of all steps lie on a mesh with explicit axes: each as the first one."""
-    return PartitionSpec(None, *_meshes.spec_of(state))
+    return PartitionSpec(None, *sharding.spec_of(state))
 
 
 def _run_soft(
@@ -524,7 +521,7 @@ def run_hard(
     """
     run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = _meshes.divided_by_compiler(run, spec)(
+    last: jax.Array = sharding.divided_by_compiler(run, spec)(
         jnp.asarray(state), gates, tuple(wiring.wires), key
     )
     return last

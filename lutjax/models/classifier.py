@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from lutjax._extras import needed_by
-from lutjax._typing import Array
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits._layers import of_layers
 from lutjax.circuits.columns import Columns
+from lutjax.circuits.layers import of_layers
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers.nnx._logic import in_sequence
+from lutjax.extras import needed_by
+from lutjax.layers.nnx.parts import in_sequence
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._classifier_layers import layers_of
 from lutjax.models._config import require_arguments
 from lutjax.models._logic_configs import LogicClassifierConfig as LogicClassifierConfig
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import PackedClassifier, number_of, outputs_of
+from lutjax.values import Array
 
 with needed_by("lutjax.models.classifier"):
     from flax import nnx

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from lutjax import _meshes
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax import sharding
 from lutjax.dispatch.registry import Implementation
-from lutjax.layers._memory import History
+from lutjax.extras import needed_by
 from lutjax.layers.nnx import LUT, NgramMemory, ProjectionLUT
+from lutjax.layers.specifications import History
 from lutjax.models._attention import attend
 from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
@@ -23,7 +22,7 @@ from lutjax.models._language_configs import (
     SCORED as SCORED,
     GPTConfig as GPTConfig,
 )
-from lutjax.values._dtypes import accumulator
+from lutjax.values import Array, accumulator
 
 with needed_by("lutjax.models.gpt"):
     from flax import nnx
@@ -259,9 +258,9 @@ class _Attention(nnx.Module):
         Caches are rings: the key of a position lies at its remainder by the context. They are operands of a matrix product for each
         text and head as they are, so that a step writes one column and one row and moves nothing else.
         """
-        decode = _meshes.divided_by_compiler(
+        decode = sharding.divided_by_compiler(
             functools.partial(_decoded, self.config.context),
-            lambda keys, values, query, *rest: tuple(map(_meshes.spec_of, (query, keys, values))),
+            lambda keys, values, query, *rest: tuple(map(sharding.spec_of, (query, keys, values))),
         )
         y: jax.Array
         y, self.cached_key[...], self.cached_value[...] = decode(

@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Int, Num, UInt32
 
 import lutjax
-from lutjax import _meshes
-from lutjax._typing import Array
+from lutjax import sharding
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits._layers import of_layers, stages_of_tables
 from lutjax.circuits.columns import Columns
+from lutjax.circuits.layers import of_layers, stages_of_tables
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._samples import of_shape
+from lutjax.values import Array
 
 # Words of every gate that are computed before the next words: the values of two layers stay in the cache.
 _BLOCK = 64
@@ -191,9 +191,9 @@ def by_samples(function: Callable[..., jax.Array], samples: int = -1, results: i
     """
 
     def spec(packed: Any, x: jax.Array) -> PartitionSpec:
-        return PartitionSpec(*(None,) * (results - 1), _meshes.spec_of(x)[samples])
+        return PartitionSpec(*(None,) * (results - 1), sharding.spec_of(x)[samples])
 
-    return _meshes.divided_by_compiler(function, spec)
+    return sharding.divided_by_compiler(function, spec)
 
 
 def _of_batch(packed: PackedClassifier, x: jax.Array) -> jax.Array:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Shaped, UInt32
 
-from lutjax._arguments import require_array
-from lutjax._typing import Array
+from lutjax.arguments import require_array
 from lutjax.circuits import Circuit
-from lutjax.circuits._operations import operations
+from lutjax.circuits.gate_operations import operations
 from lutjax.models._automaton_words import packed, shifted, unpacked
+from lutjax.values import Array
 
 
 @jax.tree_util.register_static

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._extras import needed_by
-from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
+from lutjax.extras import needed_by
 from lutjax.layers.nnx import LUT, LUTAttention, LUTPairAttention
 from lutjax.models._config import require_arguments
 from lutjax.models._decoder import Decoder
@@ -17,7 +16,7 @@ from lutjax.models._language_configs import (
     LUTTransformerConfig as LUTTransformerConfig,
 )
 from lutjax.models._pages import n_entries
-from lutjax.values._dtypes import accumulator
+from lutjax.values import Array, accumulator
 
 with needed_by("lutjax.models.transformer"):
     from flax import nnx

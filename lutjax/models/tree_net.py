@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num, UInt32
 
 import lutjax
-from lutjax import _meshes
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax import sharding
 from lutjax.circuits import Builder, Circuit, Format
-from lutjax.circuits._layers import of_layers
 from lutjax.circuits.columns import Columns
+from lutjax.circuits.layers import of_layers
 from lutjax.dispatch.registry import Implementation
+from lutjax.extras import needed_by
 from lutjax.layers.nnx import GroupSum, LogicConv, LogicGates, SoftLUT
 from lutjax.models._circuits import WithCircuit
 from lutjax.models._config import require_arguments
@@ -25,6 +24,7 @@ from lutjax.models._encoder import encoder_of
 from lutjax.models._logic_configs import LogicTreeNetConfig as LogicTreeNetConfig
 from lutjax.models._samples import of_shape
 from lutjax.models.packed import Packed, bits_of, by_samples, classes_of_bits, through_layers
+from lutjax.values import Array
 
 with needed_by("lutjax.models.tree_net"):
     from flax import nnx
@@ -263,7 +263,7 @@ def with_edges(x: jax.Array) -> jax.Array:
             maps[1].append(after - 2 * x + before)
         return jnp.concatenate([x, *maps[0], *maps[1]])
 
-    result: jax.Array = _meshes.divided_by_compiler(maps_of, _meshes.spec_of)(x)
+    result: jax.Array = sharding.divided_by_compiler(maps_of, sharding.spec_of)(x)
     return result
 
 

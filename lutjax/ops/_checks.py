@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax._arguments import shown
+from lutjax.arguments import shown
 from lutjax.values._detection import Detection
 from lutjax.values._dtypes import FLOATS
 from lutjax.values._edges import Edges, check_bounds

@@ -9,7 +9,7 @@ and all other parameters with Optax. `row_transform` applies the same rules to d
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute, importable
+from lutjax.extras import attribute, importable
 from lutjax.optim._gradients import clip_by_global_norm, global_norm
 from lutjax.optim._parameters import cell_total_variation, decayed, kind_of, kinds
 from lutjax.tables.collect import TableUseError, microbatched, value_and_grad

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lutjax._arguments import shown
+from lutjax.arguments import shown
 from lutjax.tables.collect import is_factored
 from lutjax.tables.update import squared_norm
 from lutjax.values._dtypes import accumulator

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lutjax import sharding
-from lutjax._arguments import shown
-from lutjax._extras import needed_by
-from lutjax.optim._transformations import update_dense
+from lutjax.arguments import shown
+from lutjax.extras import needed_by
+from lutjax.optim._transformations import next_step, update_dense
 from lutjax.tables.collect import Chosen, Split, chosen, is_factored
 from lutjax.tables.update import check_devices, check_rates, check_state, of_edges, update_table
 from lutjax.values._dtypes import accumulator
@@ -24,8 +24,6 @@ with needed_by("lutjax.optim.Optimizer"):
 
 __all__ = ["Optimizer", "OptimizerState"]
 
-_MOST_STEPS = 2**31 - 1
-
 
 class OptimizerState(NamedTuple):
     """State of an `Optimizer`.
@@ -33,7 +31,7 @@ class OptimizerState(NamedTuple):
     Attributes:
       step: steps done, int32; it stays at the largest that int32 holds.
       rows: state of the rows of each table, by the table's name.
-      rest: optax state of the other parameters.
+      rest: Optax state of the other parameters, with lists in place of trees of all these parameters.
     """
 
     step: jax.Array
@@ -150,7 +148,8 @@ class Optimizer:
         for name in self.rates:
             self._rates_of(name, split.tables[name])
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
-        return OptimizerState(jnp.zeros((), jnp.int32), rows, self._rest.init(_masked(split, split.others)))
+        others = _masked(split, split.others)
+        return OptimizerState(jnp.zeros((), jnp.int32), rows, _listed(self._rest.init(others), others))
 
     def _rule_of(self, name: str) -> RowRule:
         return self.rules.get(name, self.rule)
@@ -192,7 +191,7 @@ class Optimizer:
           >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
           >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
           >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
-          >>> tuple(state.rest[0].mu["positions"]), tuple(state.rows["weights"]["sum_of_squares"])
+          >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
           ((None, 'detectors', None), ('detectors', None, None))
         """
         state = jax.eval_shape(self.init, params)
@@ -219,9 +218,15 @@ class Optimizer:
             sizes = zip(spec, array.shape, param.shape, strict=False)
             return PartitionSpec(*(axis if n == m else None for axis, n, m in sizes))
 
+        def init_rest(params: Any) -> tuple[Any, Any]:
+            split = self._split(params)
+            tree = _masked(split, split.others)
+            return self._rest.init(tree), tree
+
         step: Any = PartitionSpec()
-        rest = jax.tree_util.tree_map_with_path(of_rest, state.rest)
-        return OptimizerState(step, specs(state.rows), rest)
+        rest, tree = jax.eval_shape(init_rest, params)
+        rest = jax.tree_util.tree_map_with_path(of_rest, rest)
+        return OptimizerState(step, specs(state.rows), _listed(rest, tree))
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: tables are updated in place, see `apply`."""
@@ -265,11 +270,13 @@ class Optimizer:
                 table, of_tables[name], rate * factor, self._rule_of(name), state.rows[name], rates=rates
             )
         params_of_rest = _masked(split, split.others)
-        updates, rest = self._rest.update(_masked(split, others), state.rest, params_of_rest)
+        structure = jax.tree.structure(jax.eval_shape(self._rest.init, params_of_rest))
+        state_of_rest = jax.tree.unflatten(structure, jax.tree.leaves(state.rest))
+        updates, rest = self._rest.update(_masked(split, others), state_of_rest, params_of_rest)
         others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
         params = split.join(others, {n: table for n, (table, _) in moved.items()})
-        step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1
-        return params, OptimizerState(step, {n: rows for n, (_, rows) in moved.items()}, rest)
+        rows = {name: of_rows for name, (_, of_rows) in moved.items()}
+        return params, OptimizerState(next_step(state.step), rows, _listed(rest, params_of_rest))
 
     def current(
         self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None
@@ -326,6 +333,16 @@ class Optimizer:
 def _masked(split: Split, others: list[Any]) -> Any:
     """Return the tree of parameters for Optax, without tables."""
     return split.join(others, dict.fromkeys(split.tables, optax.MaskedNode()))
+
+
+def _listed(state: Any, others: Any) -> Any:
+    """Return Optax state with lists in place of trees of all other parameters, as checkpoints store it."""
+    structure: Any = jax.tree.structure(others)
+
+    def is_tree(part: Any) -> bool:
+        return bool(structure == jax.tree.structure(part))
+
+    return jax.tree.map(lambda a: jax.tree.leaves(a) if is_tree(a) else a, state, is_leaf=is_tree)
 
 
 def _same_rates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

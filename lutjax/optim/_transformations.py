@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lutjax._arguments import shown
-from lutjax._extras import needed_by
+from lutjax.arguments import shown
+from lutjax.extras import needed_by
 from lutjax.tables.collect import is_factored
 from lutjax.tables.update import of_edges
 from lutjax.values._dtypes import accumulator
@@ -16,18 +16,21 @@ from lutjax.values._row_rules import DECAY, RowRule, RowState
 with needed_by("lutjax.optim"):
     import optax
 
-__all__ = ["RowTransformState", "normalized", "row_transform", "scaled", "update_dense"]
+__all__ = ["RowTransformState", "next_step", "normalized", "row_transform", "scaled", "update_dense"]
+
+
+_MOST_STEPS = 2**31 - 1
 
 
 class RowTransformState(NamedTuple):
     """State of a `row_transform`.
 
     Attributes:
-      count: number of steps, int32.
+      step: number of steps done, int32.
       rows: row state of each parameter, in the tree of the parameters.
     """
 
-    count: jax.Array
+    step: jax.Array
     rows: Any
 
 
@@ -81,7 +84,7 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
     ) -> tuple[optax.Updates, RowTransformState]:
         if params is None:
             raise ValueError("row_transform: params is None; call update(gradients, state, params).")
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
 
         def change(gradient: Any, param: Any, rows: RowState) -> tuple[jax.Array, RowState]:
             _refuse_factored("row_transform", gradient)
@@ -94,23 +97,25 @@ def row_transform(rule: RowRule, learning_rate: optax.ScalarOrSchedule) -> optax
             moved, new = update_dense(table, _as_table(gradient), rate, rule, rows)
             return (moved - table).reshape(param.shape), _like_rows(new, param)
 
+        structure: Any
         leaves, structure = jax.tree.flatten(updates, is_leaf=is_factored)
         given = structure.flatten_up_to(params), structure.flatten_up_to(state.rows)
         found = [change(*one) for one in zip(leaves, *given, strict=True)]
-        return (
-            jax.tree.unflatten(structure, [a for a, _ in found]),
-            RowTransformState(
-                optax.safe_increment(state.count), jax.tree.unflatten(structure, [rows for _, rows in found])
-            ),
-        )
+        changes, rows = (jax.tree.unflatten(structure, [one[i] for one in found]) for i in range(2))
+        return changes, RowTransformState(next_step(state.step), rows)
 
     return optax.GradientTransformation(init, update)
 
 
+def next_step(step: jax.Array) -> jax.Array:
+    """Return the number of steps after one more; it stays at the largest int32."""
+    return jnp.minimum(step, _MOST_STEPS - 1) + 1
+
+
 def _as_table(array: Any) -> jax.Array:
     """Return an array as a table ``[tables, rows, outputs]`` or an edge list ``[edges]``."""
-    array = jnp.asarray(array)
-    return array.reshape(-1, *array.shape[-2:]) if array.ndim > 1 else array.reshape(-1)
+    table: jax.Array = jnp.asarray(array)
+    return table.reshape(-1, *table.shape[-2:]) if table.ndim > 1 else table.reshape(-1)
 
 
 def _like_rows(rows: RowState, param: Any) -> RowState:

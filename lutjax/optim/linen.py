@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxtyping import Int
 
-from lutjax._extras import needed_by
 from lutjax._typing import Array
+from lutjax.extras import needed_by
 from lutjax.optim._optimizer import Optimizer
 
 with needed_by(__name__):

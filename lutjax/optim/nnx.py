@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.layers.nnx import host_tables_of, tables_of
 from lutjax.optim import _optimizer
 from lutjax.tables import collect

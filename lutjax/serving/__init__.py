@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import attribute, importable
+from lutjax.extras import attribute, importable
 
 if TYPE_CHECKING:
     from lutjax.serving._app import application

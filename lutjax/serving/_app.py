@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lutjax._extras import needed_by
-from lutjax.files._json import listed, shown
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import listed, shown
 from lutjax.models import LogicClassifier, LogicTreeNet
 from lutjax.models._decoder import Decoder
 from lutjax.serving._engine import Engine, FullError, Job, StoppedError

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from lutjax import _compat, _meshes
-from lutjax._arguments import shown
 from lutjax._typing import Array
+from lutjax.arguments import shown
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch._leading_axes import folded
 from lutjax.dispatch.contract import Call

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from lutjax import _compat, _meshes
-from lutjax._arguments import shown
+from lutjax.arguments import shown
 from lutjax.dispatch import _table_reads
 from lutjax.tables.gradient import TableGradient, seal
 from lutjax.tables.host import HostTable

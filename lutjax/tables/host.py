@@ -23,8 +23,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from lutjax._arguments import shown
 from lutjax._typing import Array
+from lutjax.arguments import shown
 from lutjax.dispatch import _table_reads
 from lutjax.dispatch.contract import Step
 from lutjax.dispatch.registry import (

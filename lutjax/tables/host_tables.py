@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from lutjax._arguments import shown
+from lutjax.arguments import shown
 from lutjax.tables.gradient import TableGradient
 from lutjax.tables.host import HostTable
 from lutjax.values._row_rules import RowRule

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lutjax._arguments import shown
-from lutjax._extras import needed_by
+from lutjax.arguments import shown
 from lutjax.bundles._layout import is_bundle
+from lutjax.extras import needed_by
 
 
 def load(folder: str | os.PathLike[str], into: Any = None) -> Any:

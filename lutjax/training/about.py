@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.bundles._layout import is_bundle
-from lutjax.files import _json
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line, printable
+from lutjax.files import strict_json
+from lutjax.files.messages import in_a_line, printable
+from lutjax.files.strict_json import Fields
 from lutjax.training import checkpoints, model_folders, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.raw import Form
@@ -165,4 +165,4 @@ def _word(value: Any) -> str:
 
 
 def _words(names: list[str]) -> str:
-    return _json.listed(names, 300)
+    return strict_json.listed(names, 300)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 
 if TYPE_CHECKING:
     from lutjax.models import LogicCA

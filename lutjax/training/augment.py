@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from lutjax._typing import Array
+from lutjax.values import Array
 
 SHIFT, TURN, STRETCH = 0.5, 0.15, 0.1
 """Pixels, radians and the logarithm of a factor: the most that `warp` does with strength 1."""

@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 import lutjax
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax.extras import needed_by
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import meshes, models, runs
 from lutjax.training.automaton_config import N_BOARDS, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
+from lutjax.values import Array
 
 with needed_by(__name__):
     import optax

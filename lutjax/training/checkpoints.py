@@ -25,11 +25,11 @@ from typing import Any
 
 import jax
 
-from lutjax._extras import needed_by
-from lutjax.files import _json
-from lutjax.files._files import digest_of
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files import strict_json
+from lutjax.files.atomic import digest_of
+from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import Fields
 
 with needed_by(__name__):
     import orbax.checkpoint as ocp
@@ -335,7 +335,7 @@ def _content(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, f"{_META} has changed since it was written")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {_json.shown(content.get('format'))}; this version reads {FORMAT}."
+            f"the checkpoint {folder} has format {strict_json.shown(content.get('format'))}; this version reads {FORMAT}."
         )
     try:
         _check(content)
@@ -356,11 +356,13 @@ def _check(content: Mapping[str, Any]) -> None:
     fields = Fields(_META)
     fields.field(content, "meta", dict)
     if "step" in content and fields.field(content, "step", int) < 0:
-        raise ValueError(f"{_META}: 'step' is {_json.shown(content['step'])}; expected a number of steps.")
+        raise ValueError(
+            f"{_META}: 'step' is {strict_json.shown(content['step'])}; expected a number of steps."
+        )
     for name, digest in fields.field(content, "files", dict).items():
         if not isinstance(digest, str) or not _is_inside(name):
             raise ValueError(
-                f"{_META}: files has {_json.shown(name)}, which is no file of a checkpoint with its digest."
+                f"{_META}: files has {strict_json.shown(name)}, which is no file of a checkpoint with its digest."
             )
     for name, arrays in fields.field(content, "arrays", dict).items():
         for key, signature in Fields(f"{_META}: arrays").field({name: arrays}, name, dict).items():
@@ -371,7 +373,7 @@ def _check(content: Mapping[str, Any]) -> None:
                 or any(type(size) is not int for size in shape)
             ):
                 raise ValueError(
-                    f"{_META}: the array {_json.shown(f'{name}/{key}')} is {_json.shown(signature)}; expected a dtype and a shape."
+                    f"{_META}: the array {strict_json.shown(f'{name}/{key}')} is {strict_json.shown(signature)}; expected a dtype and a shape."
                 )
 
 

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Num
 
 import lutjax
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax.extras import needed_by
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.models.tree_net import with_edges
 from lutjax.training import meshes, models, optimizers, runs
@@ -22,6 +21,7 @@ from lutjax.training.classifier_config import TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure
 from lutjax.training.raw import Form
 from lutjax.training.samples import Samples, SamplesError
+from lutjax.values import Array
 
 with needed_by(__name__):
     import optax

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from lutjax._names import ANNEALINGS
 from lutjax.models._config import MOST_THRESHOLDS
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._logic_configs import LogicClassifierConfig, LogicTreeNetConfig
+from lutjax.names import ANNEALINGS
 from lutjax.training.configs import Configs, Intervals, Schedule, Training
 
 THRESHOLDS = ("uniform", "gaussian", "distributive", "learned")

@@ -17,11 +17,11 @@ from lutjax import circuits
 from lutjax.bundles._layout import is_bundle
 from lutjax.bundles.errors import BundleError
 from lutjax.circuits import deployment, mcu, proofs
-from lutjax.circuits._resynthesis import MOST_INPUTS
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Columns, Value
 from lutjax.circuits.deployment import Vectors
 from lutjax.circuits.ports import Format, Port
+from lutjax.circuits.resynthesis import MOST_INPUTS
 from lutjax.models import LogicCA, LogicTreeNetConfig, PackedClassifier, PackedTreeNet
 from lutjax.models.packed import votes_of
 from lutjax.training import automaton, checkpoints, classifier, model_folders, predictions, reports, runs

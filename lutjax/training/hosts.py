@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from lutjax import _compat
 from lutjax.training.errors import HostError
 
 T = TypeVar("T")
@@ -295,8 +294,15 @@ def _gather(value: Any, deadline: float | None = None) -> list[Any]:
     return values
 
 
+def _coordination() -> Any:
+    """Return the client through which processes exchange small values; JAX has no public name for it."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def _set(key: str, value: Any) -> None:
-    _compat.coordination().key_value_set_bytes(key, pickle.dumps(value))
+    _coordination().key_value_set_bytes(key, pickle.dumps(value))
 
 
 def _get(key: str, deadline: float | None = None) -> Any:
@@ -308,7 +314,7 @@ def _get(key: str, deadline: float | None = None) -> Any:
     while True:
         try:
             # A short wait, so that Ctrl-C is heard.
-            return pickle.loads(_compat.coordination().blocking_key_value_get_bytes(key, 2000))
+            return pickle.loads(_coordination().blocking_key_value_get_bytes(key, 2000))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise

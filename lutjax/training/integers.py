@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax._extras import needed_by
-from lutjax._typing import Array
 from lutjax.circuits import language_model
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.circuits.language_model import TEMPERATURES, TEXTS, Draws, IntegerLanguageModel, Text
+from lutjax.extras import needed_by
 from lutjax.models import LUTTransformer, LUTTransformerConfig
 from lutjax.models._decoder import fed
 from lutjax.training import checkpoints, lm_runs, model_folders, models, runs
@@ -23,6 +22,7 @@ from lutjax.training.lm import Evaluation, LanguageModel, structure_of
 from lutjax.training.lm_config import ModelConfig
 from lutjax.training.model_folders import ModelFolder
 from lutjax.training.text import TextError
+from lutjax.values import Array
 
 with needed_by(__name__):
     from flax import nnx

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int, UInt8
 
 import lutjax
 from lutjax import optim
-from lutjax._extras import needed_by
-from lutjax._typing import Array
+from lutjax.extras import needed_by
 from lutjax.layers import nnx as layers
 from lutjax.models import GPT, GPTConfig, LUTTransformer, _attention
 from lutjax.optim import host
@@ -24,6 +23,7 @@ from lutjax.training import host_memory, hosts, meshes, optimizers
 from lutjax.training.lm_config import SAME, ModelConfig, TrainingConfig as TrainingConfig
 from lutjax.training.models import ModelRun, State, Structure, arrays
 from lutjax.training.text import Bytes
+from lutjax.values import Array
 
 with needed_by(__name__):
     import optax

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lutjax._names import OPTIMIZERS, SCHEDULES, TABLE_OPTIMIZERS
 from lutjax.models._fields import check_names, one_of
 from lutjax.models._language_configs import GPTConfig, LUTTransformerConfig
+from lutjax.names import OPTIMIZERS, SCHEDULES, TABLE_OPTIMIZERS
 from lutjax.training import presets
 from lutjax.training.configs import Configs, Intervals, Schedule, Training
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import math
 import signal
 import time
@@ -14,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lutjax import _compat
-from lutjax._typing import Array
 from lutjax.training import meshes
+from lutjax.values import Array
 
 T = TypeVar("T")
 
@@ -34,6 +34,16 @@ CALL = 0.1
 
 MOST = 128
 """Most logging intervals in a call."""
+
+
+def import_pallas() -> None:
+    """Import Pallas where kernels may use it.
+
+    Since jax 0.11 its import adds a setting to those that programs are compiled for. Kernels import it while a step is
+    traced, and the next call of that step would compile it again.
+    """
+    if jax.default_backend() != "cpu":
+        importlib.import_module("jax.experimental.pallas.tpu")  # the part with the setting, on GPUs too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +133,7 @@ class Repeated:
         self._call(self._jitted.trace, state, 0, [1])
 
     def _call(self, program: Callable[..., T], state: State, first: int, ends: Sequence[int]) -> T:
-        _compat.import_pallas()
+        import_pallas()
         padded = np.full(MOST, ends[-1], np.int32)
         padded[: len(ends)] = ends
         return program(state, np.int32(first), padded, self.data)

@@ -11,8 +11,8 @@ from typing import Any
 
 from lutjax.bundles._layout import CONFIG, Config, is_bundle
 from lutjax.bundles.errors import BundleError
-from lutjax.files import _files
-from lutjax.files._messages import in_a_line
+from lutjax.files import atomic
+from lutjax.files.messages import in_a_line
 from lutjax.training import checkpoints, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loaded import Loaded
@@ -80,7 +80,7 @@ def digest_of(folder: Path) -> str:
     if not is_bundle(folder):
         return checkpoints.peek(folder / runs.FOLDER)[2]
     _config(folder)
-    found = _files.digest_of(folder / CONFIG)
+    found = atomic.digest_of(folder / CONFIG)
     assert found is not None
     return found
 

@@ -11,19 +11,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from lutjax import optim
-from lutjax._extras import needed_by
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files.messages import in_a_line
 from lutjax.layers import nnx as layers
 from lutjax.optim.nnx import filled
-from lutjax.tables.collect import Split
 from lutjax.tables.host import HostTable
 from lutjax.training import checkpoints, host_memory, hosts, meshes, runs
 from lutjax.training.errors import CheckpointError
 from lutjax.training.loop import Repeated, Step
 
 with needed_by(__name__):
-    import optax
     from flax import nnx
 
 
@@ -226,26 +223,8 @@ def save(
     """Write a checkpoint into the folder of a run; see `runs.save`. An optimizer's state of None is left out."""
     trees = {"model": _model_tree(state.params, state.others)}
     if state.optimizer is not None:
-        trees["optimizer"] = _listed(state.optimizer, state.params)
+        trees["optimizer"] = state.optimizer
     runs.save(folder, step, trees, record, None if run is None else run.write_beside)
-
-
-def _listed(optimizer: Any, params: Any) -> Any:
-    """Return an optimizer's state with lists in place of trees of parameters: checkpoints number them."""
-
-    def of_tables(state: Any) -> Any:
-        if not isinstance(state, optim.OptimizerState):
-            return state
-        split = Split(params, frozenset(state.rows))
-        tree = jax.tree.structure(split.join(split.others, dict.fromkeys(split.tables, optax.MaskedNode())))
-
-        def is_tree(part: Any) -> bool:
-            return bool(jax.tree.structure(part) == tree)
-
-        rest = jax.tree.map(lambda a: jax.tree.leaves(a) if is_tree(a) else a, state.rest, is_leaf=is_tree)
-        return state._replace(rest=rest)
-
-    return jax.tree.map(of_tables, optimizer, is_leaf=lambda a: isinstance(a, optim.OptimizerState))
 
 
 def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
@@ -256,9 +235,7 @@ def restore(folder: Path, step: int, run: ModelRun[Any]) -> State:
     """
     abstract = run.abstract()
     params, others = _restore_model(folder, step, run.structure, (abstract.params, abstract.others))
-    found = runs.restore(folder, step, "optimizer", _listed(abstract.optimizer, abstract.params))
-    optimizer = jax.tree.unflatten(jax.tree.structure(abstract.optimizer), jax.tree.leaves(found))
-    state = State(params, others, optimizer)
+    state = State(params, others, runs.restore(folder, step, "optimizer", abstract.optimizer))
     run.read_beside(folder / runs.FOLDER / str(step), others)
     return state
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lutjax import _names, optim
-from lutjax._extras import needed_by
-from lutjax._names import ANNEALINGS, OPTIMIZERS, SCHEDULES
+from lutjax import names, optim
+from lutjax.extras import needed_by
+from lutjax.names import ANNEALINGS, OPTIMIZERS, SCHEDULES
 
 with needed_by(__name__):
     import optax
@@ -16,7 +16,7 @@ with needed_by(__name__):
 
 TABLE_OPTIMIZERS: dict[str, Callable[..., optim.RowRule]] = dict(
     zip(
-        _names.TABLE_OPTIMIZERS,
+        names.TABLE_OPTIMIZERS,
         (optim.SGD, optim.RowAdagrad, optim.RowMomentum, optim.RowAdam),
         strict=True,
     )

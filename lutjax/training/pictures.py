@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lutjax._extras import needed_by
-from lutjax.files._pictures import as_drawn
+from lutjax.extras import needed_by
+from lutjax.files.pictures import as_drawn
 
 with needed_by(__name__):
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from lutjax._extras import needed_by
-from lutjax.files import _packed
-from lutjax.files._messages import in_a_line
+from lutjax.extras import needed_by
+from lutjax.files import compressed
+from lutjax.files.messages import in_a_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,7 +78,7 @@ def _opened(path: Path) -> Iterator[tuple["Image.Image", int]]:
             # Pillow allocates whatever length a damaged chunk states when it reads from a file, but not from memory.
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 yield image, len(content)
-    except (SizeError, _packed.PackedError):
+    except (SizeError, compressed.PackedError):
         raise
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is no image of a known format; they are {', '.join(FORMATS)}.") from error
@@ -165,9 +165,9 @@ def read(
 def _check_worth(path: Path, height: int, width: int, n_bytes: int) -> None:
     """Raise if an image has far more pixels than a file of this size can be worth."""
     n_unpacked = 4 * height * width  # Pillow stores colors in four bytes
-    if n_unpacked > max(ALWAYS, _packed.MOST * n_bytes):
-        raise _packed.PackedError(
-            f"{path} has {n_bytes:,} bytes, which unpack to {height} x {width} pixels; at most {_packed.MOST} bytes of pixels for each byte "
+    if n_unpacked > max(ALWAYS, compressed.MOST * n_bytes):
+        raise compressed.PackedError(
+            f"{path} has {n_bytes:,} bytes, which unpack to {height} x {width} pixels; at most {compressed.MOST} bytes of pixels for each byte "
             f"of a file, or {ALWAYS:,} in all, are unpacked. If it is right, make the image smaller."
         )
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lutjax._extras import needed_by
 from lutjax.circuits import Circuit, simplify
 from lutjax.circuits.circuit import alive_nodes
-from lutjax.layers._logic import truth_of
+from lutjax.extras import needed_by
+from lutjax.layers.specifications import truth_of
 from lutjax.models import LogicCA, automaton
 from lutjax.training.automaton import EVALUATION_BATCH, Run
 from lutjax.training.automaton_config import N_BOARDS

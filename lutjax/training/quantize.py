@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.layers import nnx as layers
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import READS, SCORED

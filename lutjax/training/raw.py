@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from lutjax.files import _json
-from lutjax.files._messages import in_a_line
+from lutjax.files import strict_json
+from lutjax.files.messages import in_a_line
 from lutjax.training import datasets, pixels
 from lutjax.training.datasets import columns, folders
 from lutjax.training.datasets.columns import Encoding, Table
@@ -287,7 +287,7 @@ def _of_folder(folder: Path, form: Form, target: str | None) -> Raw:
     made = _of_images(found.images, folder, form, target)
     if not found.others:
         return made
-    shown = _json.listed([str(one.relative_to(folder)) for one in found.others[:3]], 200)
+    shown = strict_json.listed([str(one.relative_to(folder)) for one in found.others[:3]], 200)
     more = ", ..." if found.others[3:] else ""
     return dataclasses.replace(
         made,

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Num, Shaped
 
-from lutjax import wiring
-from lutjax.layers._logic_images import LogicConvSpec
-from lutjax.tables._usage import Usage
+from lutjax import Usage, wiring
+from lutjax.layers.specifications import LogicConvSpec
 from lutjax.training.datasets.columns import Encoding
 from lutjax.training.raw import Form
 from lutjax.training.samples import Samples

@@ -26,10 +26,10 @@ import numpy as np
 
 import lutjax
 from lutjax.bundles._layout import is_bundle
-from lutjax.files import _json
-from lutjax.files._files import atomically as atomically, digest_of, replacing as replacing
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.files import strict_json
+from lutjax.files.atomic import atomically as atomically, digest_of, replacing as replacing
+from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import Fields
 from lutjax.training import checkpoints, hosts
 from lutjax.training.errors import CheckpointError, DamagedError, InUseError
 
@@ -140,7 +140,7 @@ class Finished:
           ValueError: it is damaged.
         """
         fields = Fields(_FINISHED)
-        found = _json.loads((folder / _FINISHED).read_bytes())
+        found = strict_json.loads((folder / _FINISHED).read_bytes())
         digest, why = (fields.field(found, name, str) for name in ("digest", "why"))
         parts = fields.field(found, "parts", dict)
         digests = fields.field({"digests": {}, **found}, "digests", dict)
@@ -148,7 +148,7 @@ class Finished:
             raise ValueError(f"{_FINISHED}: 'parts' or 'digests' are not those of files.")
         for name in (*parts, *digests):
             if len(name.encode()) > 255 or {"/", "\0"} & set(name):
-                raise ValueError(f"{_FINISHED}: no file has the name {_json.shown(name)}.")
+                raise ValueError(f"{_FINISHED}: no file has the name {strict_json.shown(name)}.")
         return cls(digest, {name: (file, lines) for name, (file, lines) in parts.items()}, why, digests)
 
     def write(self, folder: Path) -> None:
@@ -520,14 +520,14 @@ def made(kind: Any, fields: Any) -> Any:
       KeyError, TypeError, ValueError: they make none.
     """
     if not isinstance(fields, dict):
-        raise ValueError(f"it has {_json.shown(fields)} where an object is expected")
+        raise ValueError(f"it has {strict_json.shown(fields)} where an object is expected")
     if isinstance(kind, UnionType):  # the class that has all these fields
         known = [(one, {field.name for field in dataclasses.fields(one)}) for one in typing.get_args(kind)]
         kind = next((one for one, names in known if names >= set(fields)), known[0][0])
     hints = typing.get_type_hints(kind)
     for name, value in fields.items():
         if name in hints and not _fits(value, hints[name]):
-            raise ValueError(f"its {name} is {_json.shown(value)}")
+            raise ValueError(f"its {name} is {strict_json.shown(value)}")
     if hasattr(kind, "from_dict"):
         return kind.from_dict(fields)
     inner = {

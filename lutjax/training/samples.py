@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
-from lutjax._extras import command, needed_by
-from lutjax.files import _packed
-from lutjax.files._messages import in_a_line
+from lutjax.extras import command, needed_by
+from lutjax.files import compressed
+from lutjax.files.messages import in_a_line
 
 TEST_SHARE = 0.2
 _DAMAGED = (
@@ -126,7 +126,7 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
             arrays = {name: _array(file, info) for name, info in wanted.items()}
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except _packed.PackedError as error:
+    except compressed.PackedError as error:
         raise SamplesError(str(error)) from error
     except _DAMAGED as error:
         raise SamplesError(
@@ -155,7 +155,7 @@ def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
             )
         if info.compress_size > n_bytes:  # as many are asked for at once
             raise ValueError(f"{info.filename} has {info.compress_size:,} bytes; the file has {n_bytes:,}")
-    _packed.check(path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed")
+    compressed.check(path, sum(info.file_size for info in members), "save it by numpy.savez, not compressed")
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.training.experiments import Watcher
 
 

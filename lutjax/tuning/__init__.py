@@ -3,8 +3,15 @@
 Nothing is measured in a user's call: ``lutjax tune`` measures, and writes a file.
 """
 
-from lutjax.tuning._files import load, measured
-from lutjax.tuning._launch import Launch, Sizes
+from lutjax.tuning._files import (
+    Document as Document,
+    Entry as Entry,
+    Key as Key,
+    load,
+    measured,
+    read as read,
+)
+from lutjax.tuning._launch import Launch, Sizes, bucket as bucket
 from lutjax.tuning._launches import Asked, launch_of, launched, recorded, use
 
 __all__ = ["Asked", "Launch", "Sizes", "launch_of", "launched", "load", "measured", "recorded", "use"]

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lutjax.files import _json
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line
+from lutjax.files import strict_json
+from lutjax.files.messages import in_a_line
+from lutjax.files.strict_json import Fields
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
 
 Key = tuple[str, Bucket]
@@ -118,7 +118,7 @@ def read(path: str | os.PathLike[str]) -> Document:
 def parse(text: str | bytes, where: str) -> Document:
     """Return the document of a text; `where` names it in errors."""
     try:
-        document = _json.loads(text)
+        document = strict_json.loads(text)
     except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}.") from None
     check = Fields(where)

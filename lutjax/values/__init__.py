@@ -1,1 +1,24 @@
 """Values that ops take and return beside plain arrays, and the arithmetic that they share: ids, detections, dtypes, fixed point."""
+
+from lutjax._typing import Array
+from lutjax.values._detection import Detection
+from lutjax.values._dtypes import accumulator
+from lutjax.values._edges import Edges
+from lutjax.values._fixed_point import FixedPoint
+from lutjax.values._ids import as_int32, check_once, is_concrete
+from lutjax.values._quantized import exponents, rounded
+from lutjax.values._wires import check_wires
+
+__all__ = [
+    "Array",
+    "Detection",
+    "Edges",
+    "FixedPoint",
+    "accumulator",
+    "as_int32",
+    "check_once",
+    "check_wires",
+    "exponents",
+    "is_concrete",
+    "rounded",
+]

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax import _compat
-from lutjax._arguments import require_key
 from lutjax._typing import Array
+from lutjax.arguments import require_key
 
 F = TypeVar("F", bound=Callable[..., Any])
 

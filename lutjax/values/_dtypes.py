@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from lutjax._names import FLOATS as FLOATS
+from lutjax.names import FLOATS as FLOATS
 
 
 def holds_all_of(dtype: DTypeLike, other: DTypeLike) -> bool:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Integer
 
-from lutjax._arguments import require_array, shown
 from lutjax._typing import Array
+from lutjax.arguments import require_array, shown
 
 MOST_ORDER, MOST_HEADS = 1 << 8, 1 << 12
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lutjax._arguments import shown
 from lutjax._typing import Array
+from lutjax.arguments import shown
 from lutjax.values._edges import Edges, check_ids, width_of
 
 _MOST = 2**31 - 1  # int32

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from lutjax._arguments import require_key
 from lutjax._typing import Array
+from lutjax.arguments import require_key
 from lutjax.values._anchors import warn_of_repeats
 from lutjax.wiring._sizes import require
 

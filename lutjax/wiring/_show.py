@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.wiring._images import Connectivity
 from lutjax.wiring._sizes import Size, as_image, shape_of
 

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 
-from lutjax._arguments import plain, shown
+from lutjax.arguments import plain, shown
 
 Size = int | Sequence[int]
 """Height and width, or one number for both."""

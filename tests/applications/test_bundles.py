@@ -546,7 +546,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the header of the tensors, and let the config have the digest of the file."""
-    from lutjax.files._files import digest_of
+    from lutjax.files.atomic import digest_of
 
     content = (folder / TENSORS).read_bytes()
     length = struct.unpack("<Q", content[:8])[0]

@@ -25,7 +25,7 @@ from commands import command
 from small_runs import assert_resumes
 
 import lutjax
-from lutjax import _extras
+from lutjax import extras as _extras
 from lutjax.models import LogicClassifierConfig
 from lutjax.training import (
     checkpoints,

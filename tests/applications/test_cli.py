@@ -28,7 +28,7 @@ from folders import contents
 from machine import needs_devices
 
 import lutjax
-from lutjax import _extras
+from lutjax import extras as _extras
 from lutjax.cli import _generate, _progress, main
 from lutjax.cli._huge_pages import restart_with_huge_pages
 from lutjax.cli._main import cli

@@ -91,7 +91,7 @@ MISSING = {  # what is asked for, by the packages that are then missing, and the
 CODE = """
 import importlib, sys
 import lutjax
-from lutjax import _extras
+from lutjax import extras as _extras
 missing = {missing}
 for (package, extra), names in missing.items():
     before = set(sys.modules)
@@ -124,7 +124,7 @@ def test_missing_packages_name_the_extra() -> None:
 
 
 def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
-    from lutjax._extras import needed_by
+    from lutjax.extras import needed_by
 
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"), needed_by("this"):
         import no_such_package  # noqa: F401
@@ -132,7 +132,7 @@ def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     """Compare the extras with those of pyproject.toml: the installed metadata may be older."""
-    from lutjax._extras import DISTRIBUTIONS, EXTRAS
+    from lutjax.extras import DISTRIBUTIONS, EXTRAS
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():

@@ -18,7 +18,7 @@ from lutjax import circuits
 from lutjax.circuits import Circuit, c, dot
 from lutjax.circuits.detectors import IntegerLUT
 from lutjax.cli import _errors
-from lutjax.files._pictures import as_drawn
+from lutjax.files.pictures import as_drawn
 from lutjax.training import checkpoints, pictures
 from lutjax.training.datasets import columns
 from lutjax.training.errors import CheckpointError

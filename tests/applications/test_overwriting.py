@@ -14,8 +14,8 @@ from folders import contents
 from lutjax.circuits import c, deployment
 from lutjax.circuits.deployment import MANIFEST
 from lutjax.cli import _measuring, _status
-from lutjax.files import _files
-from lutjax.status import _matrix, _records, _report
+from lutjax.files import atomic as _files
+from lutjax.status import matrix as _matrix, report as _report, results as _records
 from lutjax.training import checkpoints, experiments, integers, quantize, runs
 from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier

@@ -15,7 +15,7 @@ from flax import nnx
 from PIL import Image
 
 import lutjax
-from lutjax.files import _json
+from lutjax.files import strict_json as _json
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LogicTreeNet, LogicTreeNetConfig
 from lutjax.training import checkpoints, classifier, models, predictions, runs
 from lutjax.training.classifier_runs import Classifier

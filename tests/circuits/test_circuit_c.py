@@ -14,7 +14,7 @@ from folders import ROOT
 from tools import require_tool
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, _operations, c
+from lutjax.circuits import Builder, Circuit, Format, Port, _evaluation, c, gate_operations as _operations
 from lutjax.circuits._formulas import formula
 from lutjax.circuits.c import c_test
 

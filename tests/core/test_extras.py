@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from folders import ROOT
 
-from lutjax import _extras
+from lutjax import extras as _extras
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def installed_from(monkeypatch):
             if folder is None
             else {"url": folder.as_uri(), "dir_info": {"editable": True} if editable else {}}
         )
-        monkeypatch.setattr(_extras, "__file__", "/nowhere/site-packages/lutjax/_extras.py")
+        monkeypatch.setattr(_extras, "__file__", "/nowhere/site-packages/lutjax/extras.py")
         monkeypatch.setattr(_extras, "_direct_url", lambda: url)
         monkeypatch.setattr(_extras, "_checkout", _extras._checkout.__wrapped__)
 

@@ -17,7 +17,7 @@ from cases import absence, detections, slow_except
 from commands import command, output
 
 import lutjax
-from lutjax import _extras, optim as tables
+from lutjax import extras as _extras, optim as tables
 from lutjax.dispatch.registry import Backend, Device, KernelRegistry, Platform, Request
 
 pytestmark = pytest.mark.usefixtures("without_native")  # what is chosen then is the same everywhere

@@ -15,10 +15,17 @@ from commands import command
 from folders import DOCS
 
 import lutjax
-from lutjax import _extras
+from lutjax import extras as _extras
 from lutjax.dispatch import _records as shipped
 from lutjax.kernels._xla import lookup as plain
-from lutjax.status import _absences, _checks, _digests, _matrix, _records, _report
+from lutjax.status import (
+    _absences,
+    _digests,
+    checks as _checks,
+    matrix as _matrix,
+    report as _report,
+    results as _records,
+)
 
 CPU = next(c for c in _matrix.COLUMNS if c.key == "xla/cpu")
 TPU = next(c for c in _matrix.COLUMNS if c.key == "pallas/tpu")

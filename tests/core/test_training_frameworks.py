@@ -86,7 +86,7 @@ def test_flax_own_optimizer_refuses_factors(jitted):
         _, gradients = nnx_training.value_and_grad(lambda model: jnp.mean(model(X)))(model)
         optimizer.update(model, gradients)
 
-    with pytest.raises(TypeError, match=r"lutjax\.training\.tables\.Optimizer"):
+    with pytest.raises(TypeError, match=r"lutjax\.optim\.Optimizer"):
         (nnx.jit(step) if jitted else step)(model, optimizer)
 
 

@@ -113,7 +113,7 @@ def test_a_package_that_fails_is_named_every_time(registry):
 # ------------------------------------------------------------------------------------------------ what is installed
 @installed
 def test_every_op_has_a_kernel_or_a_reason():
-    from lutjax.status import _matrix
+    from lutjax.status import matrix as _matrix
 
     column = next(c for c in _matrix.COLUMNS if c.key == "native/cpu")
     cells = [_matrix.absent(op, d, column, "float32") for op, d in _matrix.rows()]

@@ -180,7 +180,7 @@ EXTRAS = """
 import pathlib, sys
 sys.path.insert(0, "docs")
 from _ext import content
-from lutjax._extras import EXTRAS
+from lutjax.extras import EXTRAS
 for path in pathlib.Path("docs").rglob("*.md"):
     content.expand(path.read_text())
 print(*sorted({extra for package, extra in EXTRAS.items() if package in sys.modules}))

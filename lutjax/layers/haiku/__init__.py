@@ -40,7 +40,7 @@ Example:
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.layers._specs import specs
 
 with needed_by("lutjax.layers.haiku"):

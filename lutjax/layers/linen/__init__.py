@@ -39,7 +39,7 @@ A model of several layers has one subtree for each in every collection: ``variab
 
 from typing import TYPE_CHECKING, Any
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 from lutjax.layers._specs import specs
 
 with needed_by("lutjax.layers.linen"):

@@ -6,7 +6,7 @@ scalars of reads they are `Tables` and `Scalars`, kinds of `nnx.Param`. The othe
 decodes keeps its latest keys in `nnx.Cache`.
 """
 
-from lutjax._extras import needed_by
+from lutjax.extras import needed_by
 
 with needed_by("lutjax.layers.nnx"):
     from lutjax.layers.nnx._images import ConvLUT, SpatialLUT, WindowLUT

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Shaped
 
-from lutjax._arguments import require_rngs, shown
 from lutjax._typing import Array
+from lutjax.arguments import require_rngs, shown
 from lutjax.layers import _spec
 from lutjax.layers._copies import can_be_pickled
 from lutjax.layers._documentation import Library, document

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lutjax.files import _json
+from lutjax.files import strict_json
 from lutjax.training import pixels
 from lutjax.training.datasets import cifar, columns, folders, idx
 from lutjax.training.datasets.columns import Encoding, Table, classes_of_labels
@@ -231,7 +231,7 @@ def _load_arrays(path: Path) -> Data:
         raise SamplesError(f"{path}: a label is missing; leave samples without a label out.")
     remarks = []
     if classes and ys[0].dtype.kind not in "Ub":
-        remarks.append(f"labels: the {len(classes)} classes are {_json.listed(classes, 200)}.")
+        remarks.append(f"labels: the {len(classes)} classes are {strict_json.listed(classes, 200)}.")
     made = []
     for x, y in zip(xs, ys, strict=True):
         x, remark = channels_last(x)

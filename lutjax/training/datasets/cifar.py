@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lutjax.files._messages import in_a_line
+from lutjax.files.messages import in_a_line
 from lutjax.training.datasets._published import identify, md5
 from lutjax.training.samples import Samples, SamplesError
 

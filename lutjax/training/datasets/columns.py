@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
 
-from lutjax._extras import command
-from lutjax.files import _json, _packed
-from lutjax.files._json import Fields
-from lutjax.files._messages import in_a_line, printable
+from lutjax.extras import command
+from lutjax.files import compressed, strict_json
+from lutjax.files.messages import in_a_line, printable
+from lutjax.files.strict_json import Fields
 from lutjax.training.samples import SamplesError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
@@ -174,7 +174,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
     head = b""
     try:
         with (
-            _packed.opened(path) as octets,
+            compressed.opened(path) as octets,
             io.TextIOWrapper(octets, encoding=encoding or "utf-8-sig", newline="") as file,
         ):
             head = octets.peek(2)[:2]
@@ -191,7 +191,7 @@ def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells
             return names, _by_column(_rows(reader, len(names), path), len(names))
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except _packed.PackedError as error:
+    except compressed.PackedError as error:
         raise SamplesError(str(error)) from error
     except (UnicodeError, csv.Error) as error:
         # Spreadsheets write UTF-16 with a mark at the beginning.
@@ -246,14 +246,16 @@ def _parquet(path: Path) -> tuple[list[str], list[Cells]]:
     try:
         with parquet.ParquetFile(path) as file:
             parts = (file.metadata.row_group(k) for k in range(file.metadata.num_row_groups))
-            _packed.check(path, sum(part.total_byte_size for part in parts), "write it without compression")
+            compressed.check(
+                path, sum(part.total_byte_size for part in parts), "write it without compression"
+            )
             _check_cells(path, file.metadata.num_rows, file.metadata.num_columns)
             of_text = [column.name for column in file.schema if column.physical_type == "BYTE_ARRAY"]
         table = parquet.read_table(path, read_dictionary=of_text)
         table.validate(full=True)
     except OSError as error:
         raise SamplesError(f"{path} cannot be read: {in_a_line(error.strerror or error)}") from error
-    except _packed.PackedError as error:
+    except compressed.PackedError as error:
         raise SamplesError(str(error)) from error
     except damaged as error:
         raise SamplesError(f"{path} is not a Parquet file: {in_a_line(error)}") from error
@@ -584,7 +586,7 @@ class Encoding:
           ValueError: it is no such text; the message names the field.
         """
         try:
-            found, fields = _json.loads(text), Fields("the encoding")
+            found, fields = strict_json.loads(text), Fields("the encoding")
         except ValueError as error:
             raise ValueError(f"the encoding is not JSON: {error}.") from None
         columns = fields.field(found, "columns", list)
@@ -599,7 +601,9 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     if kind == "Categories":
         return Categories(name, _texts(fields, found, "values"), missing)
     if kind != "Number":
-        raise ValueError(f"{fields.where}: 'kind' is {_json.shown(kind)}; expected 'Number' or 'Categories'.")
+        raise ValueError(
+            f"{fields.where}: 'kind' is {strict_json.shown(kind)}; expected 'Number' or 'Categories'."
+        )
     thresholds = None
     if found.get("thresholds") is not None:
         given = {str(k): one for k, one in enumerate(fields.field(found, "thresholds", list))}
@@ -612,7 +616,9 @@ def _column(fields: Fields, found: Any) -> Number | Categories:
     as_numbers = "numbers" in found and fields.field(found, "numbers", bool)
     decimal = found.get("decimal", ".")
     if decimal not in (".", ","):
-        raise ValueError(f"{fields.where}: 'decimal' is {_json.shown(decimal)}; expected a point or a comma.")
+        raise ValueError(
+            f"{fields.where}: 'decimal' is {strict_json.shown(decimal)}; expected a point or a comma."
+        )
     digits = None if found.get("digits") is None else fields.field(found, "digits", int)
     least, largest = (
         None if found.get(key) is None else _finite(fields, found, key) for key in ("least", "largest")
@@ -627,7 +633,7 @@ def _finite(fields: Fields, found: Any, name: str) -> float:
     number = fields.number(found, name)
     if number is None or not math.isfinite(number):
         raise ValueError(
-            f"{fields.where}: {name!r} is {_json.shown(found.get(name))}; expected a finite number."
+            f"{fields.where}: {name!r} is {strict_json.shown(found.get(name))}; expected a finite number."
         )
     return number
 
@@ -636,7 +642,7 @@ def _texts(fields: Fields, found: Any, name: str) -> tuple[str, ...]:
     """Return a field that is a list of texts."""
     texts = fields.field(found, name, list)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{fields.where}: {name!r} is {_json.shown(texts)}; expected texts.")
+        raise ValueError(f"{fields.where}: {name!r} is {strict_json.shown(texts)}; expected texts.")
     return tuple(texts)
 
 
@@ -694,7 +700,7 @@ def described(train: Table, encoding: Encoding) -> list[str]:
         found.append(f"and {len(used) - len(found)} others, in columns.json")
     constant = [name for name in train.columns if name not in used]
     if constant:
-        found.append(f"left out, as all rows have the same: {_json.listed(constant, 200)}")
+        found.append(f"left out, as all rows have the same: {strict_json.listed(constant, 200)}")
     warnings = [
         f"warning: column {name} {why}" for name in used if (why := _doubt(train.columns[name], used[name]))
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from lutjax.files import _json, _packed
-from lutjax.files._messages import in_a_line, printable
+from lutjax.files import compressed, strict_json
+from lutjax.files.messages import in_a_line, printable
 from lutjax.training import pixels
 from lutjax.training.samples import LEAST, Samples, SamplesError
 
@@ -126,7 +126,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     if others:
         shown = [str(path.relative_to(folder)) for path in others[:3]]
         remarks.append(
-            f"warning: files that are no images of a class are left out, {len(others)} in all: {_json.listed(shown, 200)}"
+            f"warning: files that are no images of a class are left out, {len(others)} in all: {strict_json.listed(shown, 200)}"
             f"{', ...' if others[3:] else ''}"
         )
     n_images = sum(len(paths) for part in images for paths in part.values())
@@ -138,7 +138,7 @@ def load(folder: Path, size: tuple[int, int] | None = None) -> tuple[Samples, Sa
     scaled = "scaled to" if size else "of"
     remarks.insert(
         0,
-        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {_json.listed(classes, 200)}.",
+        f"images: {n_images} {scaled} {shape[0]} x {shape[1]} pixels, {kind}; {len(classes)} classes: {strict_json.listed(classes, 200)}.",
     )
     made, first = [], 0
     for part in images:
@@ -210,13 +210,13 @@ def _read(
     """
     found: list[np.ndarray] = []
     expected = size
-    limit = max(ALWAYS, _packed.MOST * sum(path.stat().st_size for path in paths))
+    limit = max(ALWAYS, compressed.MOST * sum(path.stat().st_size for path in paths))
 
     def check(height: int, width: int, channels: int) -> None:
         n_bytes = len(paths) * height * width * channels
         if size is None and n_bytes > limit:
             raise SamplesError(
-                f"{folder}: {len(paths)} images of {height} x {width} pixels take {n_bytes:,} bytes or more; at most {_packed.MOST} for each "
+                f"{folder}: {len(paths)} images of {height} x {width} pixels take {n_bytes:,} bytes or more; at most {compressed.MOST} for each "
                 f"byte of their files, or {ALWAYS:,} in all, are unpacked. Scale them by --image-size."
             )
 

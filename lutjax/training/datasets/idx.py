@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lutjax.files import _packed
+from lutjax.files import compressed
 from lutjax.training.datasets._published import identify, md5
 from lutjax.training.samples import Samples, SamplesError
 
@@ -144,7 +144,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 def _content(path: Path) -> bytes:
     try:
-        with _packed.opened(path) as file:
+        with compressed.opened(path) as file:
             return file.read()
-    except _packed.PackedError as error:
+    except compressed.PackedError as error:
         raise SamplesError(str(error)) from error

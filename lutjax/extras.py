@@ -147,6 +147,7 @@ def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
 
     Args:
       package: its full name.
+      name: one of `modules`.
       modules: the module of the package that has each of its names.
 
     Raises:

@@ -58,7 +58,7 @@ def listed(names: Sequence[str], most: int) -> str:
     r"""Return names for people, in quotes and in one line of at most so many characters: what cannot be printed is escaped, and letters are not.
 
     Example:
-      >>> from lutjax.files._json import listed
+      >>> from lutjax.files.strict_json import listed
       >>> listed(["größe", "a\n"], 60)
       '"größe", "a\\n"'
     """

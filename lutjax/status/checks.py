@@ -18,7 +18,7 @@ from lutjax.cases import Tag
 from lutjax.dispatch.registry import NoImplementationError
 from lutjax.kernels._pallas._tpus import TPUS
 from lutjax.status._digests import digest_of
-from lutjax.status._matrix import Cell, Column, State, first_device
+from lutjax.status.matrix import Cell, Column, State, first_device
 from lutjax.testing import _ahead_of_time
 
 
@@ -69,7 +69,8 @@ def in_processes(check: CheckOne, keys: Iterable[_Key]) -> Iterator[CheckOne]:
     """Make all checks of this block at once, in as many processes as there are cores.
 
     Args:
-      check: `check` or `check_compilation`. keys: its arguments.
+      check: `check` or `check_compilation`.
+      keys: its arguments.
     """
     groups: dict[tuple[str, str], dict[Column, None]] = {}
     for op, column, dtype in keys:

@@ -16,10 +16,9 @@ from lutjax.circuits.builder import ZERO, Builder, Literal
 from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.columns import Columns
 from lutjax.circuits.ports import Format, levels_of
-from lutjax.layers import _logic, _logic_images
-from lutjax.layers._spec import Spec
-from lutjax.values._dtypes import accumulator
-from lutjax.values._wires import check_wires
+from lutjax.layers import specifications
+from lutjax.layers.specifications import Spec
+from lutjax.values import accumulator, check_wires
 
 OUTPUTS = ("bits", "votes", "class")
 
@@ -44,7 +43,9 @@ def of_layers(
     Args:
       layers: of any library, or stages of `stages_of_tables`.
       builder: an empty one.
-      inputs, outputs, about: as of `of`.
+      inputs: as of `of`.
+      outputs: as of `of`.
+      about: as of `of`.
       n_pixels: places of an image at each of which a thermometer in front encodes the channels.
 
     Raises:
@@ -172,7 +173,7 @@ class _Gates:
 class _Trees:
     """Trees of gates at each place of an image, and the or of neighboring places."""
 
-    spec: _logic_images.LogicConvSpec
+    spec: specifications.LogicConvSpec
     wires: np.ndarray
     truth: np.ndarray
 
@@ -322,7 +323,8 @@ def stages_of_tables(
     """Return the stages of a classifier that is given by its arrays, for `of_layers`.
 
     Args:
-      truth, wires: of each layer, ``[gates, 2**inputs]`` and ``[gates, inputs]``.
+      truth: of each layer, ``[gates, 2**inputs]``.
+      wires: of each layer, ``[gates, inputs]``.
       thresholds: ``[features, thresholds]``, or None where features are bits.
       n_features: numbers of a sample.
       n_classes: groups of the gates of the last layer.
@@ -379,7 +381,7 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
     """Return what a layer does to `n_bits` bits; None where it is the first."""
     spec, arrays = _spec_and_arrays(where, layer)
     where = f"{where}, a {spec.layer},"
-    if isinstance(spec, _logic.GroupSumSpec):
+    if isinstance(spec, specifications.GroupSumSpec):
         if not last:
             raise ValueError(
                 f"circuits.from_model: {where} gives sums, which no layer of bits reads; it must be the last layer."
@@ -389,12 +391,12 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
                 f"circuits.from_model: {where} is the only layer, and so the number of its bits is not known."
             )
         return _votes(where, spec.k, n_bits)
-    if isinstance(spec, _logic.ThermometerSpec):
+    if isinstance(spec, specifications.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
-    elif isinstance(spec, _logic_images.LogicConvSpec):
+    elif isinstance(spec, specifications.LogicConvSpec):
         check_wires(arrays["wires"], spec.window, where=f"circuits.from_model: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
-    elif isinstance(spec, _logic._WiredSpec) and not isinstance(spec, _logic.LogicRNNSpec):
+    elif isinstance(spec, specifications.WiredSpec) and not isinstance(spec, specifications.LogicRNNSpec):
         stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
         raise TypeError(f"circuits.from_model: {where} has no exact circuit: {_ONLY}.")

@@ -53,6 +53,7 @@ def operations(
     """Return the operations of a circuit that its outputs read: those of a `Builder` that gets no larger tables.
 
     Args:
+      circuit: the circuit.
       n_inputs: bits that enter the operations; by default those of the circuit.
       bits: for each input bit of the circuit a literal of these, whose nodes are 1 and on.
     """

@@ -10,8 +10,8 @@ from typing import Any
 
 from lutjax.dispatch import _records as shipped
 from lutjax.dispatch.registry import kernel_registry
-from lutjax.status._digests import digest_of
-from lutjax.status._matrix import COLUMNS, OLDER, Cell, State
+from lutjax.status._digests import digest_of as digest_of
+from lutjax.status.matrix import COLUMNS, OLDER, Cell, State
 
 Place = tuple[str, str, str, str]
 
@@ -25,6 +25,8 @@ def write(cells: Iterable[Cell], path: Path, recorded: Mapping[Place, Cell] | No
     """Write what was checked now, with the day; what ran here has run there from now on.
 
     Args:
+      cells: validation results.
+      path: file to write.
       recorded: what `read` returned: such cells are recorded already.
     """
     known = {} if recorded is None else recorded

@@ -5,7 +5,7 @@ def in_a_line(text: object, most: int = 300) -> str:
     r"""Return a text in one line of at most so many characters, without its middle if it has more.
 
     Example:
-      >>> from lutjax.files._messages import in_a_line
+      >>> from lutjax.files.messages import in_a_line
       >>> in_a_line("Not a\nfile: " + "x" * 100, 20)
       'Not a fil...xxxxxxxx'
     """
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
     r"""Return a text in one line, in which what cannot be printed is escaped: ends of lines, codes for terminals, marks of direction.
 
     Example:
-      >>> from lutjax.files._messages import printable
+      >>> from lutjax.files.messages import printable
       >>> print(printable("größe\n\x1b[2J"))
       größe\n\x1b[2J
     """

@@ -23,6 +23,7 @@ def check(path: Path, unpacked: int, advice: str) -> None:
     """Refuse a file that unpacks to far more than it can be worth.
 
     Args:
+      path: the file.
       unpacked: bytes that it unpacks to.
       advice: what to do if it is right.
 

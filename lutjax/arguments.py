@@ -19,7 +19,7 @@ def shown(value: Any) -> str:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax._arguments import shown
+      >>> from lutjax.arguments import shown
       >>> shown(np.zeros((300, 2))), shown("text"), shown([0.5] * 1000)
       ('float64[300, 2]', "'text'", 'a list of 1000')
     """
@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
     Example:
       >>> import numpy as np
-      >>> from lutjax._arguments import plain
+      >>> from lutjax.arguments import plain
       >>> plain([3, [np.int64(4)]]), plain(np.arange(4).reshape(2, 2)), plain(np.float32(0.5))
       ((3, (4,)), ((0, 1), (2, 3)), 0.5)
     """
@@ -96,6 +96,7 @@ def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str,
     Args:
       where: the beginning of messages: what has the arguments.
       annotated: class whose annotations have their types.
+      values: the arguments by name.
 
     Raises:
       TypeError: a value is of a kind that its annotation excludes, such as a list or a text for a number.

@@ -10,7 +10,7 @@ import jax
 
 import lutjax
 from lutjax.dispatch.contract import Direction
-from lutjax.status._matrix import COLUMNS, Cell, State, rows
+from lutjax.status.matrix import COLUMNS, Cell, State, rows
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -34,6 +34,7 @@ class State(enum.StrEnum):
 
     @property
     def is_gap(self) -> bool:
+        """Return whether a kernel fails or is missing."""
         return self in (State.FAILS, State.MISSING)
 
 
@@ -71,6 +72,7 @@ class Column:
 
     @property
     def implementation(self) -> str:
+        """Return the name of the implementation."""
         return "xla" if self.key.startswith("xla/") else self.key
 
     @property
@@ -194,9 +196,10 @@ def matrix(
     """Every cell, row by row.
 
     Args:
-      recorded: by place, see `_records.read`.
+      recorded: by place, see `results.read`.
       check: finds out now what a column says of an op in a dtype, by direction, for each of `to_check`; None: only what is recorded.
-      columns, ops: those wanted; by default all.
+      columns: wanted columns; by default all.
+      ops: wanted ops; by default all.
     """
     keys = set() if check is None else set(to_check(recorded, columns, ops))
     checked: dict[tuple[str, Column, str], dict[str, Cell]] = {}

@@ -1,0 +1,44 @@
+"""Layer specifications, which the layers of all libraries share, for configs, models and converters.
+
+A specification holds the options of a layer: it checks them, and defines the layer's variables and outputs.
+"""
+
+from lutjax.layers._logic import (
+    GRADIENTS,
+    GroupSumSpec,
+    LogicGatesSpec,
+    LogicRNNSpec,
+    SoftLUTSpec,
+    ThermometerSpec,
+    WiredSpec,
+    truth_of,
+)
+from lutjax.layers._logic_images import LEAVES, LogicConvSpec
+from lutjax.layers._memory import History, NgramMemorySpec
+from lutjax.layers._projection import ProjectionLUTSpec
+from lutjax.layers._spec import QUANTIZED, Initializer, Spec, arguments, missing
+from lutjax.layers._tables import LUTAttentionSpec, LUTPairAttentionSpec, LUTSpec
+
+__all__ = [
+    "GRADIENTS",
+    "LEAVES",
+    "QUANTIZED",
+    "GroupSumSpec",
+    "History",
+    "Initializer",
+    "LUTAttentionSpec",
+    "LUTPairAttentionSpec",
+    "LUTSpec",
+    "LogicConvSpec",
+    "LogicGatesSpec",
+    "LogicRNNSpec",
+    "NgramMemorySpec",
+    "ProjectionLUTSpec",
+    "SoftLUTSpec",
+    "Spec",
+    "ThermometerSpec",
+    "WiredSpec",
+    "arguments",
+    "missing",
+    "truth_of",
+]
