@@ -33,10 +33,7 @@ class SupportMatrix(Content):
             for row in (row for body in table.findall(nodes.tbody) for row in body):
                 for cell in row[1:]:  # after the op
                     word = cell.astext().split()[0]
-                    name = "none" if word == "—" else word.rstrip("*")
-                    cell["classes"] += ["support", f"support-{name}"]
-                    if word.endswith("*"):
-                        cell["classes"].append("support-older")
+                    cell["classes"] += ["support", f"support-{'none' if word == '—' else word}"]
         return found
 
 

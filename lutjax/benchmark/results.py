@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import datetime
 import functools
-import hashlib
 import importlib.resources
 import platform
 from typing import Any
@@ -15,8 +14,6 @@ import jaxlib
 import lutjax
 from lutjax.benchmark.measure import Timing, copy_bandwidth
 from lutjax.benchmark.measurements import Measurement
-from lutjax.dispatch.registry import kernel_registry
-from lutjax.status.results import digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,27 +108,8 @@ class Result:
             "lutjax": self.machine.lutjax,
             "python": self.machine.python,
             "date": self.machine.date,
-            "sources": sources(measurement.kernel_names),
             "note": self.note,
         }
-
-
-def sources(kernel_names: str) -> str:
-    """Return a digest of the sources of kernels, by which a figure knows later that they have changed; "" without kernels.
-
-    Args:
-      kernel_names: as `Measurement.kernel_names` writes them: ``"lookup: triton/xla, lookup update: xla"``.
-    """
-    found = []
-    for what, names in (of.split(": ") for of in kernel_names.split(", ") if of):
-        op, _, update = what.partition(" ")
-        for name in names.split("/"):
-            specs = [s for s in kernel_registry.candidates(op) if name in s.names]
-            directions = [update] if update else ["forward", "backward"]
-            found += [
-                f"{op} {name} {d} {digest_of(s, d)}" for s in specs for d in directions if d in s.directions
-            ]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lutjax.status.checks import CheckOne
     from lutjax.status.matrix import Cell, Column
 
-MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"op"'}
+MARKS = {"--markdown": b"Written by `lutjax status", "--record": b'"state"'}
 """For each option what stands near the beginning of the files that it writes."""
 
 _HERE = Path("<this device>")  # what --record alone gives
@@ -105,7 +105,8 @@ def status(
     if markdown is not None:
         markdown.write_text(report.markdown(cells), encoding="utf-8")
     if record is not None:
-        results.write(cells, record, recorded_cells)
+        device = "tpu" if compiles else {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        results.write(cells, record, device, recorded_cells)
     for path in (markdown, record):
         if path is not None:
             click.echo(f"Wrote {path}", err=True)

@@ -36,12 +36,19 @@ def folder() -> Traversable:
 
 
 def read(place: Path | None = None) -> list[dict[str, Any]]:
-    """Return all records of a folder, by default of the package, file by file."""
+    """Return the records of all cells in a folder, by default of the package, file by file."""
     found = folder() if place is None else place
     if not found.is_dir():
         return []
     files = sorted((f for f in found.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return [record for file in files for record in json.loads(file.read_text())]
+    records = []
+    for group in (group for file in files for group in json.loads(file.read_text())):
+        shared = {name: value for name, value in group.items() if name != "cells"}
+        for line in group["cells"]:
+            op, direction, column, *dtypes = line.split()
+            kernel = {**shared, "op": op, "direction": direction, "column": column}
+            records += [{**kernel, "dtype": dtype} for dtype in dtypes]
+    return records
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Matrix of what runs where: every op, direction, implementation and dtype, by what was checked and not by what is registered.
+"""Support matrix: the state of every op, direction, implementation and dtype.
 
-`lutjax status` shows it. Modules: `matrix` has the cells and decides what each says, `checks` runs, lowers and compiles one,
-`results` keeps what was checked on other machines, `report` writes text, JSON and Markdown.
+`matrix` defines the cells, `checks` runs, lowers and compiles kernels, `results` stores validation results of
+devices, and `report` writes text, JSON and Markdown. The command is `lutjax status`.
 """

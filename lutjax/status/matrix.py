@@ -38,10 +38,6 @@ class State(enum.StrEnum):
         return self in (State.FAILS, State.MISSING)
 
 
-OLDER = "an older source than this one"
-"""Reason of a cell whose kernel has changed since it was checked."""
-
-
 @functools.cache
 def first_device(platform: str) -> jax.Device | None:
     """Return the first device of this machine on a platform; None if there is none."""
@@ -117,7 +113,6 @@ class Cell:
       kinds: the devices that it ran on, was compiled or lowered for.
       jax: the version that did. lutjax: the version that was run. date: the day, as ISO 8601 writes it.
       reason: why it is unsupported, or how it fails; else what else is to be said.
-      digest: of the source that was checked.
     """
 
     op: str
@@ -129,7 +124,6 @@ class Cell:
     jax: str = ""
     lutjax: str = ""
     reason: str = ""
-    digest: str = ""
     date: str = ""
 
     @property
@@ -138,18 +132,13 @@ class Cell:
         return self.op, self.direction, self.column, self.dtype
 
     @property
-    def is_older(self) -> bool:
-        """True where the kernel has changed since it was checked."""
-        return self.reason == OLDER
-
-    @property
-    def word(self) -> str:
-        """Word for the cell in tables, with a star where the kernel has changed since."""
-        return f"{self.state.word}*" if self.is_older else self.state.word
+    def strength(self) -> tuple[int, str]:
+        """Sort key among results for one place: stronger states first, then newer dates."""
+        return -list(State).index(self.state), self.date
 
     def __str__(self) -> str:
         on = ", ".join(self.kinds)
-        by = f"with jax {self.jax}" + (f", {self.date}" if self.date else "")
+        by = f"with lutjax {self.lutjax}, jax {self.jax}" + (f", {self.date}" if self.date else "")
         text = {
             State.RUNS: f"runs here: {on}",
             State.RAN: f"validated on {on} {by}",

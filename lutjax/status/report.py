@@ -23,7 +23,6 @@ LEGEND = {
     "compiles": "libtpu compiles the kernel ahead of time, within the chip's memory; it has not run on a TPU",
     "lowers": "JAX lowers the kernel for the device; nothing has compiled it",
     "decomposed": "plain JAX runs the fused op as its component ops, which have their own rows",
-    "*": "checked before the last change to the kernel",
     "—": "no kernel: the op runs in plain JAX",
 }
 """Meanings of the words in the tables."""
@@ -61,11 +60,7 @@ def not_installed(cells: Iterable[Cell]) -> list[str]:
 def remarks(cells: Iterable[Cell]) -> list[str]:
     """Return a line for each column with devices, version and date of its checks."""
     recorded = [c for c in cells if c.state in (State.RUNS, State.RAN, State.COMPILES, State.LOWERS)]
-    return list(
-        dict.fromkeys(
-            f"{_title(c.column)}: {dataclasses.replace(c, reason='') if c.is_older else c}" for c in recorded
-        )
-    )
+    return list(dict.fromkeys(f"{_title(c.column)}: {c}" for c in recorded))
 
 
 def _groups(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
@@ -156,7 +151,7 @@ def _words(cells: list[Cell], usual: tuple[str, ...]) -> str:
     by_word: dict[str, list[str]] = {}
     for cell in cells:
         if cell.dtype in supported:
-            by_word.setdefault(cell.word, []).append(cell.dtype)
+            by_word.setdefault(cell.state.word, []).append(cell.dtype)
     if not by_word:
         return "—"
     if len(by_word) == 1 and (supported == usual or len(cells) == 1):
@@ -198,13 +193,9 @@ def as_json(cells: Iterable[Cell]) -> str:
 
 
 def summary(cells: Iterable[Cell]) -> str:
-    """Return the number of cells in each state, and of cells with an older source."""
-    cells = list(cells)
-    count, older = Counter(cell.state for cell in cells), sum(cell.is_older for cell in cells)
-    words = [f"{count[state]} {state.word}" for state in State if count[state]]
-    return ", ".join(
-        [*words, *([f"{older} of these before the last change to their kernels (*)"] if older else [])]
-    )
+    """Return the number of cells in each state."""
+    count = Counter(cell.state for cell in cells)
+    return ", ".join(f"{count[state]} {state.word}" for state in State if count[state])
 
 
 def markdown(cells: Iterable[Cell]) -> str:
@@ -233,7 +224,7 @@ def markdown(cells: Iterable[Cell]) -> str:
 
 def legend_in_markdown() -> list[str]:
     """Return the legend in Markdown, without list markers."""
-    return ["**{}**: {}".format(word.replace("*", r"\*"), meaning) for word, meaning in LEGEND.items()]
+    return [f"**{word}**: {meaning}" for word, meaning in LEGEND.items()]
 
 
 def table_in_markdown(table: PlatformTable) -> str:

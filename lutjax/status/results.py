@@ -1,4 +1,9 @@
-"""Records of what was checked on other machines: one file for each, shipped with the package."""
+"""Validation results of devices: one file per device kind, shipped with the package.
+
+A file lists groups of cells with equal state, devices, versions, date and reason. Each line of a group names
+an op, a direction, a column and the dtypes. Results carry no source digests: `git log lutjax/kernels` since
+the date shows which kernels have changed.
+"""
 
 import dataclasses
 import datetime
@@ -6,65 +11,60 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from lutjax.dispatch import _records as shipped
 from lutjax.dispatch.registry import kernel_registry
-from lutjax.status._digests import digest_of as digest_of
-from lutjax.status.matrix import COLUMNS, OLDER, Cell, State
+from lutjax.status.matrix import COLUMNS, Cell, State
 
 Place = tuple[str, str, str, str]
 
 
 def path_of(device_kind: str) -> Path:
-    """Return where the registry looks for what ran on a kind of device."""
+    """Return the file in which the registry looks for validation results of a device kind."""
     return Path(str(shipped.folder())) / f"{re.sub(r'[^a-z0-9]+', '-', device_kind.lower()).strip('-')}.json"
 
 
-def write(cells: Iterable[Cell], path: Path, recorded: Mapping[Place, Cell] | None = None) -> None:
-    """Write what was checked now, with the day; what ran here has run there from now on.
+def write(
+    cells: Iterable[Cell], path: Path, platform: str, recorded: Mapping[Place, Cell] | None = None
+) -> None:
+    """Write the cells that were checked on a platform, dated today unless a cell has a date.
 
     Args:
-      cells: validation results.
+      cells: cells of the matrix.
       path: file to write.
-      recorded: what `read` returned: such cells are recorded already.
+      platform: platform of the columns, as `jax.export` names it.
+      recorded: results that `read` returned. They are not written again.
     """
     known = {} if recorded is None else recorded
-    records = [_as_record(cell) for cell in cells if cell.digest and known.get(cell.place) is not cell]
-    path.write_text(json.dumps(records, indent=0) + "\n")
+    columns = {column.key for column in COLUMNS if column.platform == platform}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    groups: dict[str, dict[tuple[str, str, str], list[str]]] = {}
+    for cell in cells:
+        # Only a checked cell has the version that checked it.
+        if cell.column not in columns or not cell.jax or known.get(cell.place) is cell:
+            continue
+        state = State.RAN if cell.state == State.RUNS else cell.state
+        group = dataclasses.asdict(dataclasses.replace(cell, state=state, date=cell.date or today))
+        *place, dtype = (group.pop(name) for name in ("op", "direction", "column", "dtype"))
+        key = json.dumps({name: value for name, value in group.items() if value})
+        groups.setdefault(key, {}).setdefault(tuple(place), []).append(dtype)
+    texts = []
+    for key, kernels in groups.items():
+        lines = ",\n".join(json.dumps(" ".join([*kernel, *dtypes])) for kernel, dtypes in kernels.items())
+        texts.append(f'{key[:-1]}, "cells": [\n{lines}\n]}}')
+    path.write_text("[\n" + ",\n".join(texts) + "\n]\n")
     shipped.forget()
 
 
-def _as_record(cell: Cell) -> dict[str, Any]:
-    state = State.RAN if cell.state == State.RUNS else cell.state
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    record = dataclasses.asdict(dataclasses.replace(cell, state=state, date=cell.date or today))
-    return {name: value for name, value in record.items() if value}
-
-
 def read(folder: Path | None = None) -> dict[Place, Cell]:
-    """Return the strongest record of each cell, by default of those in the package; with a remark where the source has changed since."""
+    """Return the strongest result of each cell, the newest among equals; by default of the shipped results."""
     best: dict[Place, Cell] = {}
+    known, ops = {column.key for column in COLUMNS}, kernel_registry.ops()
     for record in shipped.read(folder):
-        cell = _of_record(record)
-        if cell is not None and (cell.place not in best or _strength(cell) < _strength(best[cell.place])):
+        cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
+        if cell.op not in ops or cell.column not in known:
+            continue
+        other = best.get(cell.place)
+        if other is None or cell.strength > other.strength:
             best[cell.place] = cell
     return best
-
-
-def _strength(cell: Cell) -> tuple[bool, int]:
-    return cell.is_older, list(State).index(cell.state)
-
-
-def _of_record(record: dict[str, Any]) -> Cell | None:
-    """Return the cell of a record; None of an op or column that is not there. Of kernels that are not installed sources can be here."""
-    cell = Cell(**{**record, "state": State(record["state"]), "kinds": tuple(record.get("kinds", ()))})
-    column = next((c for c in COLUMNS if c.key == cell.column), None)
-    if column is None or cell.op not in kernel_registry.ops():
-        return None
-    spec = column.spec(cell.op) or kernel_registry.announced(cell.op, column.key)
-    if spec is None:
-        return dataclasses.replace(cell, reason=OLDER)
-    now = digest_of(spec, cell.direction)
-    older = now is not None and now != cell.digest and cell.state != State.UNSUPPORTED
-    return dataclasses.replace(cell, reason=OLDER) if older else cell

@@ -234,7 +234,7 @@ def test_own_files_are_written_again(tmp_path: Path) -> None:
     page, record, empty = tmp_path / "status.md", tmp_path / "record.json", tmp_path / "empty"
     page.write_text(_report.markdown([]))
     _records.write(
-        [_matrix.Cell("lut", "forward", "xla/cpu", "float32", _matrix.State.RUNS, digest="1")], record
+        [_matrix.Cell("lut", "forward", "xla/cpu", "float32", _matrix.State.RUNS, jax="1")], record, "cpu"
     )
     empty.touch()
     for option, path in (

@@ -26,7 +26,6 @@ import lutjax
 from lutjax import testing
 from lutjax.benchmark import results
 from lutjax.dispatch.registry import KernelRegistry
-from lutjax.status import _digests
 
 INSTALLED = native_kernels.why_not() is None
 installed = pytest.mark.skipif(not INSTALLED, reason=str(native_kernels.why_not()))
@@ -420,25 +419,10 @@ def run(*command, **options):
 
 @installed
 @CHECKOUT
-def test_records_name_the_sources_of_the_library():
-    """Sources are found as `lutjax status` finds them in a checkout."""
+def test_library_reports_the_digest_of_its_sources():
     from lutjax_cpu import _native
 
-    assert _native.sources() == _digests._sources_of_checkout()
-
-
-@CHECKOUT
-def test_records_do_not_age_by_headers_of_others(tmp_path, monkeypatch):
-    copy = tmp_path / "native"
-    shutil.copytree(ROOT / "native", copy)
-    monkeypatch.setattr(_digests, "_CHECKOUT", copy)
-    sources = _digests._sources_of_checkout.__wrapped__
-    before = sources()
-    for file in (copy / "third_party").rglob("*.h"):
-        file.write_text(file.read_text(encoding="utf-8") + "struct Another;\n", encoding="utf-8")
-    assert sources() == before == _digests._sources_of_checkout()
-    (copy / "src" / "levels.h").write_text("struct Another;\n", encoding="utf-8")
-    assert sources() != before
+    assert _native.sources() == native_kernels.digest_of_sources(ROOT / "native")
 
 
 def settings_of(folder):

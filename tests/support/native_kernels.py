@@ -4,8 +4,10 @@
 """
 
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -42,9 +44,19 @@ def difference(folder: Path, sources: Path) -> str | None:
         built = _native.sources()
     except ImportError as error:
         return str(error)
-    from lutjax.status import _digests
+    return None if built == digest_of_sources(sources) else other
 
-    return None if built == _digests._sources_of_checkout() else other
+
+def digest_of_sources(native: Path) -> str:
+    """Return the digest that a library built from these sources reports, see ``native/CMakeLists.txt``."""
+    lines = []
+    files = [p for kind in ("cc", "h", "def", "map") for p in (native / "src").rglob(f"*.{kind}")]
+    for path in sorted([native / "CMakeLists.txt", *files], key=lambda p: p.relative_to(native).as_posix()):
+        code = path.read_bytes()
+        if path.suffix in (".cc", ".h", ".def"):  # without comments and blank lines
+            code = re.sub(rb"\n[ \t\n]*", b"\n", re.sub(rb"[ \t]*//[^\n]*", b"", code))
+        lines.append(f"{path.relative_to(native).as_posix()} {hashlib.sha256(code).hexdigest()}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def hide() -> None:
