@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lutjax.files import strict_json
+from lutjax.files.atomic import atomically
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.tuning._launch import Bucket, Launch, Sizes, bucket
@@ -74,16 +75,10 @@ class Document:
         )
 
     def write(self, path: Path) -> None:
-        """Write all of it or nothing: a reader sees the old file meanwhile."""
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with partial.open("w") as file:
-                file.write(self.text())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        """Write the file atomically: a reader sees the old file meanwhile."""
+        with atomically(path) as unfinished:
+            unfinished.write_text(self.text())
+
 
 
 def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:

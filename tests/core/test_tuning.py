@@ -1,5 +1,6 @@
-"""Launches: how they are chosen, what files of them hold, how `lutjax tune` finds them."""
+"""Kernel configurations: how one is chosen, what files of them contain, and how `lutjax tune` finds them."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -9,16 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow
-from click.testing import Result
 from commands import command
 
 import lutjax
@@ -30,22 +28,18 @@ from lutjax.tuning import Launch, _files, _launch, _launches
 
 H200 = Device(Backend.GPU, "NVIDIA H200")
 SIZES = {"samples": 4096, "detectors": 16, "outputs": 32}
-LAUNCHING = sorted({kernel.partition(".")[0] for kernel in lutjax.kernel_registry.launchable()})
+BUCKET = _launch.bucket(SIZES)
 RULE, OTHER, THIRD = Launch(32, 32, 4, 4), Launch(64, 32, 0, 2), Launch(16, 16, 1, 1)
 
 
-def rule(sizes: dict[str, int]) -> Launch:
-    return RULE
-
-
-def chosen(kernel: str = "lookup.forward", **sizes: int) -> Launch:
-    return tuning.launch_of(kernel, {**SIZES, **sizes}, H200, rule)
+def chosen(kernel="lookup.forward", device=H200, **sizes):
+    return tuning.launch_of(kernel, {**SIZES, **sizes}, device, lambda sizes: RULE)
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Launch]:
-    """Launches that were measured on an H200."""
-    launches: dict[Any, Launch] = {}
+def shipped(monkeypatch):
+    """Measured configurations of an H200."""
+    launches = {}
     monkeypatch.setattr(_launches, "measured", lambda kind: launches if kind == H200.kind else {})
     return launches
 
@@ -64,36 +58,33 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Launch]:
     ],
 )
 @pytest.mark.usefixtures("without_typechecking")
-def test_bad_launches(values: tuple[int, ...], message: str) -> None:
+def test_invalid_launch_is_refused(values, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Launch(*values)
 
 
-@pytest.mark.parametrize(
-    ("size", "rounded"), [(0, 0), (1, 1), (2, 2), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (4095, 4096)]
-)
-def test_sizes_are_rounded_to_powers(size: int, rounded: int) -> None:
-    assert _launch.round_to_power(size) == rounded
-    assert _launch.bucket({"samples": size, "outputs": 5}) == (("outputs", 4), ("samples", rounded))
+def test_sizes_are_rounded_to_powers_of_two():
+    sizes = (0, 1, 2, 3, 5, 6, 11, 12, 4095)
+    assert [_launch.round_to_power(size) for size in sizes] == [0, 1, 2, 4, 4, 8, 8, 16, 4096]
+    assert _launch.bucket({"samples": 11, "outputs": 5}) == (("outputs", 4), ("samples", 8))
 
 
 # ---------------------------------------------------------------------------------------------- the choice
-def test_explicit_before_measured_before_the_rule(shipped: dict[Any, Launch]) -> None:
+def test_explicit_precedes_measured_precedes_rule(shipped):
     assert chosen() == RULE
-    shipped["lookup.forward", _launch.bucket(SIZES)] = OTHER
+    shipped["lookup.forward", BUCKET] = OTHER
     assert chosen() == chosen(samples=5000) == OTHER
     assert chosen(samples=8192) == chosen("lookup.table") == RULE
-    assert tuning.launch_of("lookup.forward", SIZES, Device(Backend.GPU, "NVIDIA A100"), rule) == RULE
+    assert chosen(device=Device(Backend.GPU, "NVIDIA A100")) == RULE
     with tuning.use({"lookup.forward": THIRD}):
         assert chosen() == chosen(samples=8192) == THIRD
         assert chosen("lookup.table") == RULE
     assert chosen() == OTHER
 
 
-def test_inner_blocks_count() -> None:
-    at_sizes = {("lookup.forward", _launch.bucket(SIZES)): OTHER}
+def test_inner_block_precedes_outer_block():
     with tuning.use({"lookup.forward": RULE, "lookup.table": THIRD}):
-        with tuning.use(at_sizes):
+        with tuning.use({("lookup.forward", BUCKET): OTHER}):
             assert chosen() == OTHER
             assert chosen(samples=1) == RULE
             with tuning.use({"lookup.forward": THIRD}):
@@ -102,119 +93,100 @@ def test_inner_blocks_count() -> None:
         assert chosen() == RULE
 
 
-@pytest.mark.usefixtures("without_typechecking")
-def test_only_launches_are_used() -> None:
-    with pytest.raises(TypeError, match=re.escape("'lookup.forward' is 32; expected a tuning.Launch")):
-        tuning.use({"lookup.forward": 32}).__enter__()
-
-
-def test_blocks_are_part_of_the_cache_key_of_jit(tmp_path: Path) -> None:
-    traces = []
-
-    @jax.jit
-    def f(x: jax.Array) -> jax.Array:
-        traces.append(chosen())
-        return x
-
-    file = tmp_path / "launches.json"
+def test_blocks_are_part_of_the_cache_key_of_jit(tmp_path):
+    traces, file = [], tmp_path / "launches.json"
+    f = jax.jit(lambda x: traces.append(chosen()) or x)
     document_of(OTHER).write(file)
     for _ in range(2):
-        f(jnp.ones(2))
-        with tuning.use({"lookup.forward": THIRD}):
-            f(jnp.ones(2))
-        with tuning.use(file):
-            f(jnp.ones(2))
+        jax.eval_shape(f, 1.0)
+        for launches in ({"lookup.forward": THIRD}, file):
+            with tuning.use(launches):
+                jax.eval_shape(f, 1.0)
     assert traces == [RULE, THIRD, OTHER]
 
 
-def test_recorded_calls_are_traced_anew(shipped: dict[Any, Launch]) -> None:
+def test_recorded_calls_are_traced_anew(shipped):
     f = jax.jit(lambda x: x * chosen().rows)
-    f(jnp.ones(2))
-    shipped["lookup.forward", _launch.bucket(SIZES)] = OTHER
+    jax.eval_shape(f, 1.0)
+    shipped["lookup.forward", BUCKET] = OTHER
     for _ in range(2):
         with tuning.recorded() as asked:
-            jax.eval_shape(f, jnp.ones(2))
+            jax.eval_shape(f, 1.0)
         assert asked == [tuning.Asked("lookup.forward", SIZES, OTHER, "measured", RULE)]
     with tuning.recorded() as asked, tuning.use({"lookup.forward": THIRD}):
-        f(jnp.ones(2))
+        jax.eval_shape(f, 1.0)
     assert [(a.launch, a.source) for a in asked] == [(THIRD, "use")]
 
 
 # ---------------------------------------------------------------------------------------------- launches of one call
-@pytest.fixture
-def traced() -> Iterator[list[tuple[str, Launch]]]:
-    """Look-ups of the implementation "triton" on CPUs, in plain JAX; the launches that they ask for while they are traced."""
-    asked: list[tuple[str, Launch]] = []
-    plain = lutjax.kernel_registry.get("lookup", "xla")
+KERNELS = {"forward": "forward", "backward": "margins", "update": "table"}
+EVERY = {f"lookup.{kernel}": OTHER for kernel in KERNELS.values()}
+TABLES, PAIR = np.ones((1, 4, 2), np.float32), np.int32([[[0, 1], [1, 2]]])
+X = np.float32([[1.0, 0.5, 0.0]])
 
-    def run(direction: Any, kernel: str) -> Callable[..., Any]:
-        def function(*args: Any, **how: Any) -> Any:
-            asked.append((kernel, chosen(f"lookup.{kernel}")))
+
+@pytest.fixture
+def traced():
+    """Configurations that lookups ask for, by kernel, where "triton" is plain JAX on CPUs."""
+    asked, plain = [], lutjax.kernel_registry.get("lookup", "xla")
+
+    def run(direction):
+        def function(*args, **how):
+            asked.append((KERNELS[direction], chosen(f"lookup.{KERNELS[direction]}")))
             return plain.load(direction)(*args, **how)
 
         return staticmethod(function)
 
-    names = {"forward": "forward", "backward": "margins", "update": "table"}
-    own = type("Own", (), {direction: run(direction, kernel) for direction, kernel in names.items()})
-    launches = tuple(f"lookup.{kernel}" for kernel in names.values())
-    lutjax.kernel_registry.register("lookup", "triton", "cpu", priority=-1, launches=launches)(own)
+    own = type("Own", (), {direction: run(direction) for direction in KERNELS})
+    lutjax.kernel_registry.register("lookup", "triton", "cpu", priority=-1, launches=tuple(EVERY))(own)
     yield asked
     lutjax.kernel_registry.unregister("lookup", "triton", "cpu")
 
 
-TABLES = np.ones((1, 4, 2), np.float32)
-PAIR = np.int32([[[0, 1], [1, 2]]])
-EVERY = {f"lookup.{kernel}": OTHER for kernel in ("forward", "margins", "table")}
-
-
-def looked_up(weights: jax.Array, x: jax.Array, implementation: Any) -> jax.Array:
+def looked_up(weights, x, implementation):
     return lutjax.lookup(weights, lutjax.detect(x, PAIR), implementation=implementation)
 
 
-def test_launches_of_one_call(traced: list[tuple[str, Launch]]) -> None:
-    """They hold forward and backward, also where a function is differentiated or traced later, and for no other call."""
+def test_launches_of_one_call_hold_in_every_direction_and_for_no_other_call(traced):
     how = tuning.launched("triton", EVERY)
 
     @jax.jit
-    def f(weights: jax.Array, x: jax.Array) -> jax.Array:
+    def f(weights, x):
         return jnp.sum(looked_up(weights, x, how) + looked_up(weights, x, "triton"))
 
-    x = jnp.array([[1.0, 0.5, 0.0]])
     with tuning.use({"lookup.forward": THIRD}):
-        f(TABLES, x)
+        jax.eval_shape(f, TABLES, X)
     assert traced == [("forward", OTHER), ("forward", THIRD)]
     traced.clear()
-    _, pull = jax.vjp(f, TABLES, x)
-    pull(jnp.float32(1))
+    jax.eval_shape(lambda *args: jax.vjp(f, *args)[1](jnp.float32(1)), TABLES, X)
     assert set(traced) == set(itertools.product(("forward", "margins"), (OTHER, RULE)))
     traced.clear()
-    jax.vmap(functools.partial(looked_up, TABLES, implementation=how))(x[None])
-    jax.grad(lambda x: jnp.sum(looked_up(TABLES, x, how)))(x)
+    jax.eval_shape(jax.vmap(functools.partial(looked_up, TABLES, implementation=how)), X[None])
+    jax.eval_shape(jax.grad(lambda x: jnp.sum(looked_up(TABLES, x, how))), X)
     assert {launch for _, launch in traced} == {OTHER}
 
 
-def test_launches_of_one_call_are_part_of_its_key(traced: list[tuple[str, Launch]]) -> None:
-    x = jnp.array([[1.0, 0.5, 0.0]])
-    third = {"lookup.forward": THIRD}
+def test_launches_of_one_call_are_part_of_its_key(traced):
     for _ in range(2):
-        looked_up(TABLES, x, tuning.launched("triton", EVERY))
-        looked_up(TABLES, x, pickle.loads(pickle.dumps(tuning.launched(("triton", "xla"), third))))
-        looked_up(TABLES, x, tuning.launched("xla", {}))
+        looked_up(TABLES, X, tuning.launched("triton", EVERY))
+        third = tuning.launched(("triton", "xla"), {"lookup.forward": THIRD})
+        looked_up(TABLES, X, pickle.loads(pickle.dumps(third)))
+        looked_up(TABLES, X, tuning.launched("xla", {}))
     assert traced == [("forward", OTHER), ("forward", THIRD)]
     with lutjax.use_implementation({"lookup": tuning.launched("triton", {"lookup.forward": RULE})}):
-        looked_up(TABLES, x, None)
+        looked_up(TABLES, X, None)
     assert traced[2:] == [("forward", RULE)]
 
 
-def test_launches_of_one_update(traced: list[tuple[str, Launch]]) -> None:
-    def loss(weights: jax.Array) -> jax.Array:
-        return jnp.sum(looked_up(weights, jnp.array([[1.0, 0.5, 0.0]]), None))
+def test_launches_of_one_update(traced):
+    def update(weights):
+        gradient = tables.value_and_grad(lambda w: jnp.sum(looked_up(w, X, None)), tables=lambda *_: True)
+        return lutjax.update_table(
+            weights, gradient(weights)[1], 0.5, implementation=tuning.launched("triton", EVERY)
+        )
 
-    weights = jnp.asarray(TABLES)
-    _, gradient = tables.value_and_grad(loss, tables=lambda *_: True)(weights)
-    moved, _ = lutjax.update_table(weights, gradient, 0.5, implementation=tuning.launched("triton", EVERY))
+    jax.eval_shape(update, jnp.asarray(TABLES))
     assert traced == [("table", OTHER)]
-    assert jnp.any(moved != weights)
 
 
 @pytest.mark.parametrize(
@@ -229,35 +201,37 @@ def test_launches_of_one_update(traced: list[tuple[str, Launch]]) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
-def test_bad_launches_of_one_call(implementation: Any, launches: Any, error: Any, message: str) -> None:
+def test_invalid_launches_of_one_call_are_refused(implementation, launches, error, message):
     with pytest.raises(error, match=re.escape(message)):
         tuning.launched(implementation, launches)
+    if error is TypeError and launches:
+        with pytest.raises(TypeError, match=re.escape(message)):
+            tuning.use(launches).__enter__()
+    if implementation is RULE:
+        with pytest.raises(
+            TypeError, match=r"implementation is Launch\(.*what lutjax.tuning.launched returns"
+        ):
+            looked_up(TABLES, X, RULE)
 
 
-@pytest.mark.usefixtures("without_typechecking")
-def test_a_launch_is_no_implementation() -> None:
-    with pytest.raises(TypeError, match=r"implementation is Launch\(.*what lutjax.tuning.launched returns"):
-        looked_up(TABLES, jnp.ones((1, 3)), RULE)
+TUNED_OPS = sorted({kernel.partition(".")[0] for kernel in lutjax.kernel_registry.launchable()})
 
 
-@pytest.mark.parametrize("op", [op if op == "lookup" else slow(op) for op in LAUNCHING])
-def test_kernels_that_take_a_launch_are_declared(interpreted: None, op: str) -> None:
-    asked: list[tuning.Asked] = []
-    for case in testing.cases(op):
-        for program in testing.programs(case, "triton").values():
+@pytest.mark.parametrize(
+    ("op", "sizes"), [("lookup", ["split"]), *(slow(op, [*testing.shapes(op)]) for op in TUNED_OPS)]
+)
+def test_kernels_that_take_a_launch_are_declared(interpreted, op, sizes):
+    asked = set()
+    for size in sizes:
+        for program in testing.programs(testing.case(op, size), "triton").values():
             with tuning.recorded() as found:
                 jax.eval_shape(program.function, *program.shapes())
-            asked += found
-    assert {a.kernel for a in asked} <= set(lutjax.kernel_registry.launchable())
-    assert f"{op}.forward" in {a.kernel for a in asked}
-
-
-def test_shipped_launches_are_of_declared_kernels() -> None:
-    tuning.launched("triton", tuning.measured(H200.kind))
+            asked |= {a.kernel for a in found}
+    assert f"{op}.forward" in asked <= set(lutjax.kernel_registry.launchable())
 
 
 @pytest.mark.slow
-def test_nothing_is_read_or_searched_at_import() -> None:
+def test_nothing_is_read_or_searched_at_import():
     code = (
         "import json, sys; json.loads = None; import lutjax, lutjax.tuning;"
         "bad = [m for m in sys.modules if m in ('lutjax.benchmark.search', 'lutjax.benchmark', 'triton')];"
@@ -267,18 +241,18 @@ def test_nothing_is_read_or_searched_at_import() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- files
-def entry(launch: Launch = RULE, kernel: str = "lookup.forward", **sizes: int) -> _files.Entry:
-    return _files.Entry(kernel, {**SIZES, **sizes}, launch, 12.5, 20.0)
+def entry(launch=RULE, **sizes):
+    return _files.Entry("lookup.forward", {**SIZES, **sizes}, launch, 12.5, 20.0)
 
 
-def document_of(*launches: Launch) -> _files.Document:
+def document_of(*launches):
     document = _files.Document(H200.kind, {"jax": "0.10.2"})
     for number, launch in enumerate(launches):
         document = document.with_entry(entry(launch, samples=4096 << number))
     return document
 
 
-def test_files_are_read_as_written(tmp_path: Path) -> None:
+def test_files_are_read_as_written(tmp_path):
     path = tmp_path / "launches.json"
     document = document_of(RULE, OTHER)
     document.write(path)
@@ -292,31 +266,16 @@ def test_files_are_read_as_written(tmp_path: Path) -> None:
         "rule_microseconds": 20.0,
     }
     assert tuning.load(path)["lookup.forward", _launch.bucket({**SIZES, "samples": 8192})] == OTHER
-    backwards = _files.Document(document.device, document.versions)
-    for one in reversed(document.entries.values()):
-        backwards = backwards.with_entry(one)
+    backwards = dataclasses.replace(document, entries=dict(reversed(document.entries.items())))
     assert backwards.text() == document.text()
 
 
-def test_an_entry_replaces_that_of_like_sizes() -> None:
+def test_entry_replaces_the_entry_of_like_sizes():
     document = document_of(RULE, OTHER).with_entry(entry(THIRD, samples=4000))
-    assert sorted((e.sizes["samples"], e.launch) for e in document.entries.values()) == sorted(
-        [(4000, THIRD), (8192, OTHER)]
-    )
-
-
-def test_a_failed_write_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "launches.json"
-    document_of(RULE).write(path)
-    before = path.read_text()
-
-    def fail(number: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(_files.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        document_of(OTHER).write(path)
-    assert (path.read_text(), list(tmp_path.iterdir())) == (before, [path])
+    assert {(e.sizes["samples"], e.launch) for e in document.entries.values()} == {
+        (4000, THIRD),
+        (8192, OTHER),
+    }
 
 
 GOOD = {
@@ -342,7 +301,7 @@ GOOD = {
         ({"launches": [GOOD | {"microseconds": "1"}]}, "'microseconds' is \"1\"; expected a number or null"),
     ],
 )
-def test_bad_files(tmp_path: Path, content: Any, message: str) -> None:
+def test_invalid_file_is_refused(tmp_path, content, message):
     path = tmp_path / "bad.json"
     if isinstance(content, dict) and content.keys() == {"launches"}:
         content = {"device": "x", "versions": {}, **content}
@@ -352,120 +311,101 @@ def test_bad_files(tmp_path: Path, content: Any, message: str) -> None:
     assert str(error.value).startswith(str(path))
 
 
-def test_shipped_files_can_be_read() -> None:
-    """Each is that of its kind of device, with launches that are not slower than the rule's."""
-    folder = Path(_files.__file__).parent / "data"
-    for path in folder.glob("*.json"):
+def test_shipped_files_have_declared_kernels_and_no_slower_launches():
+    for path in (Path(_files.__file__).parent / "data").glob("*.json"):
         document = _files.read(path)
         assert tuning.measured(document.device) == document.launches()
         assert document.text() == path.read_text()
         for one in document.entries.values():
-            assert one.microseconds is not None
             assert one.microseconds <= (one.rule_microseconds or math.inf)
+        tuning.launched("triton", document.launches())
     assert tuning.measured("an unknown device") == {}
 
 
 # ---------------------------------------------------------------------------------------------- the search
-def timer(seconds: Callable[[Launch], float]) -> tuple[search.Cost, list[Launch]]:
-    """A cost of these seconds, and the launches it measured."""
-    measured: list[Launch] = []
-
-    def time(launch: Launch) -> float:
-        measured.append(launch)
-        return seconds(launch)
-
-    return search.Cost(time), measured
-
-
-def bowl(launch: Launch) -> float:
-    """The fastest is 64 x 128, 8 detectors, 8 warps."""
-    distances = (
-        math.log2(launch.rows / 64),
-        math.log2(launch.outputs / 128),
-        (launch.detectors - 8) / 8,
-        math.log2(launch.warps / 8),
-    )
-    return 1 + sum(d * d for d in distances)
-
-
 LARGE = {"samples": 4096, "detectors": 64, "outputs": 256}
 
 
-@pytest.mark.parametrize("effort", search.EFFORTS)
-def test_descent_finds_the_fastest(effort: search.Effort) -> None:
-    cost, measured = timer(bowl)
-    values = search.fields(LARGE, RULE)
-    best = search.descend([RULE], values, cost, search.EFFORTS[effort])
+def bowl(launch):
+    """Seconds, fewest of 64 x 128, 8 detectors, 8 warps."""
+    best = Launch(64, 128, 8, 8)
+    powers = (math.log2(getattr(launch, n) / getattr(best, n)) for n in ("rows", "outputs", "warps"))
+    return 1 + sum(d * d for d in (*powers, (launch.detectors - 8) / 8))
+
+
+def descend(seconds, start=RULE, together=1):
+    """Return the best launch, and all launches in the order of their measurement."""
+    measured = []
+    cost = search.Cost(lambda launch: measured.append(launch) or seconds(launch))
+    best = search.descend([start], search.fields(LARGE, start), cost, together)
+    assert len(measured) == len(set(measured)) == cost.measured + cost.skipped
+    return best, measured, cost
+
+
+@pytest.mark.parametrize(("effort", "most"), [("quick", 40), ("thorough", 200)])
+def test_descent_finds_the_fastest(effort, most):
+    best, measured, _ = descend(bowl, together=search.EFFORTS[effort])
     assert best == Launch(64, 128, 8, 8)
-    assert len(measured) == len(set(measured)) == cost.measured
     assert measured[0] == RULE
-    assert len(measured) < (40 if effort == "quick" else 200)
+    assert len(measured) < most
+    assert all(4 <= n.rows * n.outputs / (32 * n.warps) <= 64 for n in measured)
 
 
-def test_two_fields_at_once_cross_a_ridge() -> None:
-    def ridge(launch: Launch) -> float:
-        """Faster only if more rows come with more warps."""
+def test_two_fields_at_once_cross_a_ridge():
+    def ridge(launch):
+        """Seconds, fewer only if more rows come with more warps."""
         return 1 / launch.rows if launch.rows == 8 * launch.warps else 10.0 + launch.rows
 
     start = Launch(8, 32, 0, 1)
-    values = search.fields(LARGE, start)
-    found = [search.descend([start], values, timer(ridge)[0], n) for n in search.EFFORTS.values()]
-    assert found == [start, Launch(64, 32, 0, 8)]
+    assert [descend(ridge, start, n)[0] for n in search.EFFORTS.values()] == [start, Launch(64, 32, 0, 8)]
 
 
-def test_noise_moves_nothing() -> None:
+def test_noise_keeps_the_rule():
     noise = itertools.cycle([1.0, 0.995, 1.003, 0.998])
-    cost, measured = timer(lambda launch: next(noise))
-    assert search.descend([RULE], search.fields(LARGE, RULE), cost, 1) == RULE
+    best, measured, _ = descend(lambda launch: next(noise))
+    assert best == RULE
     assert len(measured) > 10
 
 
-def test_what_does_not_run_is_skipped_and_counted() -> None:
-    def refuse(launch: Launch) -> float:
+def test_launches_that_do_not_run_are_skipped_and_counted():
+    def refuse(launch):
         if launch.warps == 8 or launch == RULE:
             raise ValueError("the shared memory holds less\nthan that")
         return bowl(launch)
 
-    cost, _ = timer(refuse)
-    best = search.descend([RULE], search.fields(LARGE, RULE), cost, 1)
+    best, _, cost = descend(refuse)
     assert best == Launch(64, 128, 8, 4)
     assert cost(RULE) == math.inf
     assert cost.skipped > 1
     assert cost.problem == "ValueError: the shared memory holds less"
 
-    def bug(launch: Launch) -> float:
+    def bug(launch):
         raise TypeError("a mistake")
 
     with pytest.raises(TypeError, match="a mistake"):
-        timer(bug)[0](RULE)
+        descend(bug)
 
 
-def test_launches_that_come_to_the_same_are_measured_once() -> None:
+def test_equal_programs_are_measured_once():
     measured = []
     cost = search.Cost(lambda launch: measured.append(launch) or 1.0, lambda launch: min(launch.rows, 8))
     assert cost(Launch(8, 8)) == cost(Launch(64, 8)) == 1.0
     assert (len(measured), cost.measured) == (1, 1)
 
 
-def test_values_that_are_tried() -> None:
+def test_values_of_fields_follow_the_sizes():
     values = search.fields({"samples": 20, "detectors": 3, "outputs": 3}, Launch(4, 2, 3, 16))
-    assert values == {
-        "rows": (4, 8, 16, 32),
-        "outputs": (2, 8),
-        "detectors": (0, 1, 2, 3),
-        "warps": (1, 2, 4, 8, 16),
-    }
-    cost, measured = timer(bowl)
-    search.descend([RULE], search.fields(LARGE, RULE), cost, 2)
-    assert all(4 <= n.rows * n.outputs / (32 * n.warps) <= 64 for n in measured)
+    assert [*values] == ["rows", "outputs", "detectors", "warps"]
+    assert [*values.values()] == [(4, 8, 16, 32), (2, 8), (0, 1, 2, 3), (1, 2, 4, 8, 16)]
 
 
-# ---------------------------------------------------------------------------------------------- a shape's kernels
-SEQUENCE, TINY = "seq:1,3,4,2,1,0", "fc:4,3,2,2,1"
+# ---------------------------------------------------------------------------------------------- kernels of a shape
+TINY = "fc:4,3,2,2,1"
+GATES = {"gates:6,5,4": 2, "soft_lut:6,5,4,3": 3, "binary_lut:6,5,4,3": 5}
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
+def interpreted():
     pytest.importorskip("triton")
     import triton_interpreter
 
@@ -474,123 +414,97 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.fixture
-def instantly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Nothing runs; the kernels whose launches would have been measured."""
-    measured: list[str] = []
+def instantly(monkeypatch):
+    """Kernels whose launches would have been measured; nothing runs."""
+    measured = []
 
-    def time(f: Any, *args: Any, in_place: bool, **options: Any) -> Timing:
+    def time(f, *args, in_place, **options):
         with tuning.recorded() as asked:
-            jax.eval_shape(f, *args)
+            y = jax.eval_shape(f, *args)
         [kernel] = asked
         measured.append(kernel.kernel)
         assert kernel.source == "use"
-        # The state that is carried on comes first.
-        if in_place:
-            assert jax.eval_shape(f, *args)[0].shape == args[0].shape
-        seconds = 1e-6 * bowl(kernel.launch)
-        return Timing(seconds, seconds, seconds, 1, 1, None)
+        assert not in_place or y[0].shape == args[0].shape  # the carried state comes first
+        return Timing(*[1e-6 * bowl(kernel.launch)] * 3, 1, 1, None)
 
-    def zeros(part: search.Part) -> Any:
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), part.abstract())
+    def arrays(part):
+        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), part.abstract())
 
     monkeypatch.setattr(search, "device_time", time)
-    monkeypatch.setattr(search.Part, "arrays", zeros)
+    monkeypatch.setattr(search.Part, "arrays", arrays)
     return measured
 
 
-def tune(*words: object) -> Result:
-    return command("tune", *words)
-
-
-def shapes_of(arrays: Any) -> list[tuple[int, ...]]:
-    return [a.shape for a in jax.tree.leaves(arrays)]
+def check_part(part):
+    """Run a part, and return its arrays and results."""
+    arrays = part.arrays()
+    assert [a.shape for a in jax.tree.leaves(arrays)] == [a.shape for a in jax.tree.leaves(part.abstract())]
+    return arrays, part.run(*arrays)
 
 
 @pytest.mark.slow
-def test_kernels_of_a_shape(interpreted: None) -> None:
-    shape = shapes.parse(SEQUENCE)
+def test_kernels_of_a_sequence(interpreted):
+    shape = shapes.parse("seq:1,3,4,2,1,0")
     found = [k for k in search.kernels([shape, shape], ("float32",)) if "attention" in k.asked.kernel]
-    parts = {k.asked.kernel.partition(".")[2]: k.part.in_place for k in found}
-    assert parts == {"forward": False, "margins": False, "table": True}
-    assert all(k.asked.sizes["queries"] == k.asked.sizes["keys"] == 3 for k in found)
+    assert {k.asked.kernel.partition(".")[2]: k.part.in_place for k in found} == {
+        "forward": False,
+        "margins": False,
+        "table": True,
+    }
     sizes = {f"{name} {size}" for name, size in found[0].asked.sizes.items()}
     assert {"samples 1", "queries 3", "keys 3", "detectors 2"} <= sizes
     assert set(str(found[0]).split(", ")) == {"lookup_attention.forward", *sizes}
-    table = found[-1].part
-    arrays = table.arrays()
-    assert shapes_of(arrays) == shapes_of(table.abstract())
-    stepped, _ = table.run(*arrays)
+    arrays, (stepped, _) = check_part(found[-1].part)
     assert stepped.shape == arrays[0].shape == (2, 2**2, 4)
     assert jnp.any(stepped != arrays[0])
 
 
 @pytest.mark.slow
-def test_kernels_of_gates(interpreted: None) -> None:
-    measured = [shapes.parse(text) for text in ("gates:6,5,4", "soft_lut:6,5,4,3", "binary_lut:6,5,4,3")]
-    found = search.kernels(measured, ("float32",))
-    assert {k.asked.kernel: k.part.in_place for k in found} == dict.fromkeys(
-        (
-            "bilinear_gates.forward",
-            "bilinear_gates.inputs",
-            "soft_lut.forward",
-            "soft_lut.readers",
-            "soft_lut.table",
-            "binary_lut.forward",
-            "binary_lut.words",
-            "binary_lut.addresses",
-            "binary_lut.inputs",
-            "binary_lut.table",
-        ),
-        False,
+def test_kernels_of_gates(interpreted):
+    found = search.kernels([shapes.parse(text) for text in GATES], ("float32",))
+    ops = [k.asked.kernel.partition(".")[0] for k in found]
+    assert {op: ops.count(op) for op in ops} == dict(
+        zip(("bilinear_gates", "soft_lut", "binary_lut"), GATES.values(), strict=True)
     )
-    part = found[1].part
-    arrays = part.arrays()
-    assert shapes_of(arrays) == shapes_of(part.abstract())
-    cotangents = part.run(*arrays)
+    assert not any(k.part.in_place for k in found)
+    _, cotangents = check_part(found[1].part)
     assert {name: a.shape for name, a in cotangents.items()} == {"x": (5, 6), "coefficients": (4, 4)}
 
 
 @pytest.mark.slow
-def test_the_command(interpreted: None, instantly: list[str], tmp_path: Path) -> None:
+def test_command_measures_resumes_and_updates(interpreted, instantly, tmp_path):
     path = tmp_path / "launches.json"
-    out = tune("--output", path, "--shape", TINY)
+    words = "tune", "--output", path, "--shape", TINY
+    out = command(*words)
     assert out.exit_code == 0, out.output
     assert f"Wrote {path}" in out.output
     document = _files.read(path)
     kernels = {kernel for kernel, _ in document.entries}
-    assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels
+    assert {"lookup.forward", "lookup.margins", "lookup.table"} <= kernels == set(instantly)
     assert document.device == jax.devices()[0].device_kind
     assert document.versions["lutjax"] == lutjax.__version__
-    assert kernels == set(instantly)
-    for one in document.entries.values():
-        assert one.microseconds is not None
-        assert one.rule_microseconds is not None
-        assert one.microseconds <= one.rule_microseconds
+    assert all(one.microseconds <= one.rule_microseconds for one in document.entries.values())
     # Again: not over what was measured, nothing that is known, or all of it anew.
     before = path.read_text()
-    assert tune("--output", path, "--shape", TINY).exit_code == 2
+    assert command(*words).exit_code == 2
     instantly.clear()
-    out = tune("--output", path, "--shape", TINY, "--resume")
+    out = command(*words, "--resume")
     assert "has all of these kernels and sizes" in out.output
     assert (out.exit_code, instantly) == (0, [])
-    assert tune("--output", path, "--shape", TINY, "--update").exit_code == 0
+    assert command(*words, "--update").exit_code == 0
     assert instantly
     assert path.read_text() == before
     with tuning.use(path), tuning.recorded() as asked:
-        search.parts(shapes.parse(TINY), "float32")[0].launches()  # has a list of its own
         for part in search.parts(shapes.parse(TINY), "float32"):
+            part.launches()  # has a list of its own
             jax.eval_shape(part.run, *part.abstract())
-    assert asked
     assert {a.source for a in asked} == {"use"}
 
 
-def test_an_interrupted_run_has_what_was_measured(
-    interpreted: None, instantly: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune_one = search.tune
-    done: list[str] = []
+def test_interrupted_run_keeps_finished_kernels(interpreted, instantly, tmp_path, monkeypatch):
+    tune_one, done = search.tune, []
 
-    def interrupt(kernel: search.Kernel, *args: Any) -> search.Found:
+    def interrupt(kernel, *args):
         if done:
             signal.raise_signal(signal.SIGINT)
         done.append(kernel.asked.kernel)
@@ -598,7 +512,7 @@ def test_an_interrupted_run_has_what_was_measured(
 
     monkeypatch.setattr(search, "tune", interrupt)
     path = tmp_path / "launches.json"
-    out = tune("--output", path, "--shape", TINY)
+    out = command("tune", "--output", path, "--shape", TINY)
     assert out.exit_code == 130
     assert "Interrupted after 1 of" in out.output
     assert [kernel for kernel, _ in _files.read(path).entries] == done
@@ -617,15 +531,13 @@ def test_an_interrupted_run_has_what_was_measured(
         (["--output", "new.json", "--shape", "ffn"], 1, "lookup: runs on gpu, the call runs on"),
     ],
 )
-def test_errors_before_anything_runs(
-    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_come_before_measurements(words, code, message, tmp_path, monkeypatch):
     if jax.default_backend() != "cpu" and code == 1:
-        pytest.skip("tests the error of a machine that has no GPU for kernels in Triton, and this one has")
+        pytest.skip("tests the error of a machine without a GPU")
     monkeypatch.chdir(tmp_path)
     document_of(RULE).write(tmp_path / "old.json")
     (tmp_path / "bad.json").write_text("no")
     monkeypatch.setattr(search, "tune", None)
-    out = tune(*words)
+    out = command("tune", *words)
     assert (out.exit_code, message in " ".join(out.output.split())) == (code, True), out.output
     assert not (tmp_path / "new.json").exists()
