@@ -1,60 +1,94 @@
-"""Accuracy on scikit-learn's digits: `python benchmarks/digits.py [--only NAME ...] [--splits N ...] [--steps N]`.
+"""Accuracy of hard networks on scikit-learn's digits, by network, estimator or wiring.
 
-Every network is trained on each of five splits, 0 to 4 (`lutjax.training.samples.split`: the first 360 of
-``numpy.random.default_rng(split).permutation(1797)`` are the test part), and its hard network is tested once, after the
-last step. Sizes and rates were chosen on images that are in none of the five test parts.
+    python benchmarks/digits.py networks
+    python benchmarks/digits.py estimators --steps 2000
+    python benchmarks/digits.py wirings
+    python benchmarks/digits.py wirings --only top-k --set candidates=32
+
+The test part of split s is the first 360 of ``numpy.random.default_rng(s).permutation(1797)``. The hard network is tested once, after the last step.
+Sizes and rates of `networks` were chosen on images outside all five test parts. The networks of all splits train at the same time, in one program.
 """
 
-import argparse
 import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+from harness import Trained, fields_of, mean_and_error, options, print_table
 
 from lutjax.models import LogicClassifierConfig
-from lutjax.training.classifier import Run, TrainingConfig, baselines
-from lutjax.training.samples import load_digits, load_samples, split
+from lutjax.training.classifier import TrainingConfig, baselines
+from lutjax.training.samples import load_digits, split
 
-NETWORKS = {
-    "3x2000 gates": {},
-    "6x2000 gates": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0},
-    "3x2000 light gates": {"tables": "light"},
-    "2x1000 tables of 4 inputs": {"layers": (1000, 1000), "n_inputs": 4},
+SMALL = {"layers": (500, 500)}
+WIRED = {"layers": (300, 300), "n_thresholds": 3, "tau": 4.0, "candidates": 8}
+WIRINGS = ("random", "unique", "balanced", "butterfly", "learnable", "top-k", "full")
+LEARNED = {"thresholds": "learned"}
+COOLED = {"temperature": 2.0, "final_temperature": 0.5}
+
+VARIANTS: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "networks": {
+        "3 x 2000 gates": ({}, {}),
+        "6 x 2000 gates": ({"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0}, {}),
+        "3 x 2000 light gates": ({"tables": "light"}, {}),
+        "2 x 1000 tables of 4 inputs": ({"layers": (1000, 1000), "n_inputs": 4}, {}),
+    },
+    "estimators": {
+        "gates": (SMALL, {}),
+        "light gates": ({**SMALL, "tables": "light"}, {}),
+        "gumbel": ({**SMALL, "estimator": "gumbel"}, {}),
+        "gumbel, temperature 2 to 0.5": ({**SMALL, "estimator": "gumbel"}, COOLED),
+        "straight through": ({**SMALL, "estimator": "straight_through"}, {}),
+        "gates, learned thresholds": ({**SMALL, "learned_thresholds": True}, LEARNED),
+    },
+    "wirings": {name: ({**WIRED, "wiring": name}, {"augment": 1.0}) for name in WIRINGS},
 }
+"""Fields of the model and of the training of each network, and by comparison."""
+
+SPLITS = {"networks": 5, "estimators": 3, "wirings": 5}
+STEPS = {"networks": TrainingConfig().steps, "estimators": 6000, "wirings": 3000}
+
+
+def measure(name: str, fields: tuple[dict[str, Any], dict[str, Any]], splits: list[int], steps: int) -> Any:
+    """Return a row of the table."""
+    start, (sizes, rates) = time.perf_counter(), fields
+    model, training = LogicClassifierConfig(64, 10, **sizes), TrainingConfig(**rates, steps=steps)
+    parts = [split(load_digits(), number) for number in splits]
+    # Rates of learned thresholds depend on the training part: such networks train one after the other.
+    groups = [[i] for i in range(len(splits))] if model.learned_thresholds else [range(len(splits))]
+    found: list[tuple[float, float]] = []
+    for group in groups:
+        trained = Trained(model, training, [parts[i][0] for i in group], [splits[i] for i in group])
+        for number, i in enumerate(group):
+            hard, soft = (trained.accuracy(number, parts[i][1], hard=hard) for hard in (True, False))
+            found.append((hard, soft))
+    hard, soft = np.transpose(found)
+    gap, seconds = np.mean(soft - hard), time.perf_counter() - start
+    return name, mean_and_error(hard), " ".join(f"{a:.2f}" for a in hard), f"{gap:+.2f}", f"{seconds:.0f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--splits", nargs="+", type=int, default=list(range(5)))
-    parser.add_argument("--steps", type=int, default=TrainingConfig().steps)
-    parser.add_argument(
-        "--data", type=Path, help="the digits as a .npz file, where scikit-learn is missing: no baselines"
+    parser = options(__doc__)
+    parser.add_argument("what", choices=VARIANTS, nargs="?", default="networks")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of rows; default: all")
+    parser.add_argument("--splits", nargs="+", type=int, help="default: 0 to 2 or 0 to 4")
+    parser.add_argument("--steps", type=int, help="of each training")
+    parser.add_argument("--set", nargs="+", default=[], help="fields of all models, with values as in JSON")
+    given = parser.parse_args()
+    splits = given.splits or list(range(SPLITS[given.what]))
+    steps, changed = given.steps or STEPS[given.what], fields_of(given.set)
+    rows = (
+        measure(name, ({**sizes, **changed}, rates), splits, steps)
+        for name, (sizes, rates) in VARIANTS[given.what].items()
+        if not given.only or name in given.only
     )
-    arguments = parser.parse_args()
-    whole = load_samples(arguments.data) if arguments.data else load_digits()
-    found: dict[str, list[float]] = {}
-    for number in arguments.splits:
-        training = TrainingConfig(split=number, seed=number, steps=arguments.steps)
-        train, test = split(whole, number)
-        if not arguments.data:
-            others = baselines(train, test, training, LogicClassifierConfig(64, 10).n_thresholds)
-            for name, accuracy in others.items():
-                found.setdefault(name, []).append(accuracy)
-        for name in arguments.only:
-            run = Run(LogicClassifierConfig(64, 10, **NETWORKS[name]), training, train)
-            start = time.perf_counter()
-            state, _ = run.advance(run.init(), 0, training.steps)
-            soft, hard = (run.accuracy(state, test, hard=hard) for hard in (False, True))
-            found.setdefault(f"{name}, {run.structure.n_parameters()} parameters", []).append(hard)
-            print(
-                f"split {number}, {name}: hard {100 * hard:.2f} %, soft {100 * soft:.2f} %, "
-                f"{time.perf_counter() - start:.0f} s",
-                flush=True,
+    print_table(["", "hard network, %", "of each split", "soft minus hard", "seconds"], rows)
+    if given.what == "networks":
+        for number in splits:
+            train, test = split(load_digits(), number)
+            others = baselines(
+                train, test, TrainingConfig(split=number), LogicClassifierConfig(64, 10).n_thresholds
             )
-    for name, accuracies in found.items():
-        each = "  ".join(f"{100 * a:.2f}" for a in accuracies)
-        print(f"{name:45} {each}   mean {100 * np.mean(accuracies):.2f} %")
+            print(f"split {number}: " + ", ".join(f"{name} {100 * a:.2f} %" for name, a in others.items()))
 
 
 if __name__ == "__main__":
