@@ -4,7 +4,6 @@ One sequence, 64 detectors of 6 and 6 and 4 bits, 32 inputs and outputs. A mask 
 Medians, of many calls in one compiled loop.
 """
 
-import argparse
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import options, print_table  # beside this file
 
 import lutjax
 from lutjax.benchmark.measure import device_time
@@ -21,7 +21,7 @@ ROWS = 2 ** (2 * BITS + POSITION_BITS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--implementation", help="tried before plain JAX; by default all are")
@@ -49,10 +49,12 @@ def main() -> None:
     some = f"{mask.sum() / causal.sum():.0%} of the blocks"
     ways = {"all pairs": passes(), some: passes(block_mask=mask, block_sizes=BLOCK)}
     print(f"{args.length} positions, jax {jax.__version__}, {jax.devices()[0].device_kind}")
-    print("| pass | attention | ms | of all pairs |\n| --- | --- | --- | --- |")
-    for name, all_pairs in ways["all pairs"].items():
-        for way, seconds in ways.items():
-            print(f"| {name} | {way} | {1e3 * seconds[name]:.3g} | {seconds[name] / all_pairs:.2f} |")
+    rows = (
+        (name, way, f"{1e3 * seconds[name]:.3g}", f"{seconds[name] / all_pairs:.2f}")
+        for name, all_pairs in ways["all pairs"].items()
+        for way, seconds in ways.items()
+    )
+    print_table(["pass", "attention", "ms", "of all pairs"], rows, 2)
 
 
 if __name__ == "__main__":

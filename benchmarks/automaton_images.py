@@ -5,14 +5,14 @@ counts the wrong bits of the hard automaton, and three without one, one after th
 learned.
 """
 
-import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
-from automaton_seeds import fields, trained
+from automaton_seeds import trained
+from harness import fields_of, head, markdown_row, options  # beside this file
 from PIL import Image, ImageDraw
 
 from lutjax.training.automaton_runs import Automaton
@@ -69,15 +69,22 @@ PICTURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES), metavar="NAME")
     parser.add_argument("--set", nargs="+", default=[], help="fields of its configs, with values as in JSON")
     parser.add_argument("--png", type=Path, help="draw targets above what was learned")
     arguments = parser.parse_args()
-    print(
-        "| picture | colors | channels | gates | steps of the automaton | wrong bits | training steps | seconds |"
+    names = (
+        "picture",
+        "colors",
+        "channels",
+        "gates",
+        "steps of the automaton",
+        "wrong bits",
+        "training steps",
+        "seconds",
     )
-    print("| --- | --: | --: | --: | --: | --: | --: | --: |")
+    print(head(names))
     drawn = []
     for name in arguments.only:
         draw, size = PICTURES[name]
@@ -85,7 +92,7 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "picture.png"
             picture.save(path)
-            values = {"runs": 1} | fields(arguments.set)
+            values = {"runs": 1} | fields_of(arguments.set)
             experiment = Automaton.new(values, "picture", path)
         tests, _, state = trained(experiment)
         run, config = experiment.run, experiment.run.config
@@ -96,8 +103,9 @@ def main() -> None:
         cells = (
             name, len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)), config.channels, config.n_gates,
             run.training.n_steps, f"{min(wrong for _, (wrong,) in tests):g}", tests[-1][0],
+            f"{time.perf_counter() - start:.0f}",
         )  # fmt: skip
-        print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
+        print(markdown_row(cells), flush=True)
         drawn.append((np.asarray(picture), _three(np.asarray(last)[0, ..., : len(run.target)])))
     if arguments.png:
         from PIL import ImageOps

@@ -8,16 +8,15 @@ the best of the seeds 3 to 6. ``--together`` trains all seeds side by side in on
 ``--rows docs/benchmarks/automata.csv`` adds the rows to the file that docs/appendix/cellular-automaton.md shows.
 """
 
-import argparse
 import csv
 import dataclasses
 import datetime
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+from harness import fields_of, head, markdown_row, options, table as markdown_table  # beside this file
 
 from lutjax.training.automaton_runs import SOLVED_TESTS, Automaton
 from lutjax.training.models import State
@@ -76,37 +75,19 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    seeds = sorted({row.seed for row in rows})
-    lines = [
-        f"| experiment | {' | '.join(map(str, seeds))} | without a wrong bit |",
-        f"| --- {'| --: ' * len(seeds)}| --: |",
-    ]
+    seeds, lines = sorted({row.seed for row in rows}), []
     for name in EXPERIMENTS:
         own = {row.seed: row for row in rows if row.experiment == name}
         if own:
-            cells = [
-                ""
-                if seed not in own
-                else f"{own[seed].first}"
-                if own[seed].first >= 0
-                else f"({own[seed].wrong:g})"
-                for seed in seeds
-            ]
-            solved = sum(row.first >= 0 for row in own.values())
-            lines.append(f"| `{name}` | {' | '.join(cells)} | {solved} of {len(own)} |")
-    return "\n".join(lines) + "\n"
+            cells = {n: f"{row.first}" if row.first >= 0 else f"({row.wrong:g})" for n, row in own.items()}
+            solved = f"{sum(row.first >= 0 for row in own.values())} of {len(own)}"
+            lines.append((f"`{name}`", *(cells.get(seed, "") for seed in seeds), solved))
+    return markdown_table(["experiment", *map(str, seeds), "without a wrong bit"], lines)
 
 
 def page_table(path: Path) -> str:
     """Return the table of a page of the documentation."""
     return table(read(path))
-
-
-def fields(words: list[str]) -> dict[str, object]:
-    """Return fields and values of words such as ``residual=10`` and ``update=[8,1]``."""
-    pairs = (word.partition("=") for word in words)
-    values = {name: json.loads(value) for name, _, value in pairs}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 Tests = list[tuple[int, list[float]]]
@@ -136,7 +117,7 @@ def trained(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--steps", type=int, help="default: those of the experiment")
@@ -148,9 +129,9 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="file that gets the rows, too")
     parser.add_argument("--device", default=jax.devices()[0].device_kind, help="its name in these rows")
     arguments = parser.parse_args()
-    values = {"runs": 1} | fields(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
-    print("| seed | steps | first without a wrong bit | wrong at best | wrong at last | loss | seconds |")
-    print("| --: | --: | --: | --: | --: | --: | --: |")
+    values = {"runs": 1} | fields_of(arguments.set) | ({"steps": arguments.steps} if arguments.steps else {})
+    names = "seed", "steps", "first without a wrong bit", "wrong at best", "wrong at last", "loss", "seconds"
+    print(head(names, 0))
     solved, seeds, together = 0, arguments.seeds, arguments.together
     if together and seeds != list(range(seeds[0], seeds[0] + len(seeds))):
         parser.error("seeds that are trained --together follow each other")
@@ -165,8 +146,9 @@ def main() -> None:
             solved += first >= 0
             cells = (
                 seed, tests[-1][0], first if first >= 0 else "never", f"{min(wrong):g}", f"{wrong[-1]:g}", f"{loss:.4g}",
+                f"{time.perf_counter() - start:.0f}",
             )  # fmt: skip
-            print(f"| {' | '.join(map(str, cells))} | {time.perf_counter() - start:.0f} |", flush=True)
+            print(markdown_row(cells), flush=True)
             if arguments.rows:
                 where = (arguments.device, f"jax {jax.__version__}", f"{datetime.date.today()}")
                 row = Row(arguments.experiment, seed, *where, tests[-1][0], first, min(wrong))

@@ -7,6 +7,8 @@ import csv
 import sys
 from pathlib import Path
 
+from harness import table as markdown_table  # beside this file
+
 from lutjax.benchmark.results import duration, size
 
 _ROWS = {
@@ -26,10 +28,7 @@ def table(paths: list[Path]) -> str:
                 key = record["shape"], record["dtype"], record["row"]
                 cases.setdefault(key, {})[record["implementation"]] = record
     names = [n for n in ("triton", "pallas", "xla") if any(n in by_name for by_name in cases.values())]
-    lines = [
-        f"| shape | | {' | '.join(names)} | CUDA | limit | peak / tables |",
-        f"| --- | --- |{' --: |' * (len(names) + 3)}",
-    ]
+    lines = []
     for (shape, dtype, row), by_name in cases.items():
         first = by_name[next(name for name in names if name in by_name)]
         times = [by_name[n]["p50_s"] if n in by_name else "" for n in names]
@@ -43,9 +42,9 @@ def table(paths: list[Path]) -> str:
             f"{_time(first['limit_s'])} ({size(int(first['bytes']))})",
             peak,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
     records = [record for by_name in cases.values() for record in by_name.values()]
-    return "\n".join([*lines, "", made_of(records)]) + "\n"
+    return f"{markdown_table(['shape', '', *names, 'CUDA', 'limit', 'peak / tables'], lines, 2)}\n{made_of(records)}\n"
 
 
 def page_table(path: Path) -> str:

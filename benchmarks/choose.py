@@ -3,18 +3,15 @@
 The rows go into ``docs/benchmarks/choose.json`` with machine, versions and date.
 """
 
-import argparse
-import datetime
 import json
-import os
-import platform
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[1] / "docs" / "benchmarks" / "choose.json"
+from harness import RECORDED, about, options, processor, table  # beside this file
+
+FILE = RECORDED / "choose.json"
 STEPS, BATCH = 400, 128
 LONGER = 2000
 """Steps of gate networks, tested in hard mode."""
@@ -253,31 +250,22 @@ TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {"layers": layers, "read
 
 
 # ------------------------------------------------------------------------------------------- the file
-def machine() -> str:
-    """Return the processor and the cores that this process may use, in words."""
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{len(os.sched_getaffinity(0))} cores of a shared {name}"
-
-
 def measure(names: list[str]) -> None:
     """Measure tables and store them in the file."""
-    import jax
-
     import lutjax
 
-    found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    found, facts = json.loads(FILE.read_text()) if FILE.exists() else {}, about()
+    name, _, cores = processor().rpartition(", ")
+    machine = f"{cores} of a shared {name}"
     for name in names:
         print(f"measuring {name}", flush=True)
         with lutjax.use_implementation("xla"):
             rows = TABLES[name]()
         found[name] = {
-            "machine": machine(),
-            "jax": jax.__version__,
-            "lutjax": lutjax.__version__,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine,
+            "jax": facts["jax"],
+            "lutjax": facts["lutjax"],
+            "date": facts["date"],
             "rows": rows,
         }
     FILE.write_text(json.dumps(found, indent=1) + "\n")
@@ -288,17 +276,15 @@ def page_table(path: Path, name: str) -> str:
     kept = json.loads(path.read_text())[name]
     rows = kept["rows"]
     keys = list(rows[0])
-    lines = [f"| {' | '.join(keys)} |", f"| {' | '.join(['---', *['--:'] * (len(keys) - 1)])} |"]
-    lines += [f"| {' | '.join(row[key] for key in keys)} |" for row in rows]
     source = (
         f"Minimum times of many calls in plain JAX: `python benchmarks/choose.py {name}`, {kept['date']}, {kept['machine']}, "
         f"lutjax {kept['lutjax']}, jax {kept['jax']}."
     )
-    return "\n".join([*lines, "", source]) + "\n"
+    return f"{table(keys, ([row[key] for key in keys] for row in rows))}\n{source}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="tables to measure (default: all)")
     measure(parser.parse_args().tables or list(TABLES))
 

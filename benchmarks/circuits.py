@@ -6,7 +6,6 @@ circuit from pixels to class, and look-up tables of 6 inputs (LUT6) after mappin
 docs/benchmarks/circuits.csv, their table into docs/appendix/circuits.md, and the curve into docs/circuits.png.
 """
 
-import argparse
 import csv
 import re
 import time
@@ -14,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import RECORDED, axes_of, options, table as markdown_table  # beside this file
+
 from lutjax import circuits
 from lutjax.training import classifier, models
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.export import source_of
 
-DOCS = Path(__file__).parents[1] / "docs"
-ROWS, PICTURE = DOCS / "benchmarks" / "circuits.csv", DOCS / "circuits.png"
+ROWS, PICTURE = RECORDED / "circuits.csv", RECORDED.parent / "circuits.png"
 PIXELS = "uint5"  # from 0 to 16
 
 WIDE, NARROW = {"layers": (2000, 2000, 2000)}, {"layers": (2000, 2000, 500), "tau": 2.0}
@@ -88,17 +88,14 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/appendix/circuits.md."""
-    lines = [
-        "| network | % right | splits | gates | levels | LUT6 | of these votes |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    found = []
     for network, mean in means(rows).items():
         n_splits = sum(row["network"] == network for row in rows)
-        lines.append(
-            f"| {network} | {100 * mean['accuracy']:.1f} | {n_splits} | {mean['gates']:.0f} | {mean['levels']:.0f} "
-            f"| {mean['lut6']:.0f} | {100 * mean['votes'] / mean['lut6']:.0f} % |"
-        )
-    return "\n".join(lines) + "\n"
+        counts = (f"{mean[name]:.0f}" for name in ("gates", "levels", "lut6"))
+        votes = f"{100 * mean['votes'] / mean['lut6']:.0f} %"
+        found.append((network, f"{100 * mean['accuracy']:.1f}", n_splits, *counts, votes))
+    names = "network", "% right", "splits", "gates", "levels", "LUT6", "of these votes"
+    return markdown_table(names, found, len(names))
 
 
 def page_table(path: Path) -> str:
@@ -108,11 +105,6 @@ def page_table(path: Path) -> str:
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against LUT6, a line for each family of networks."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
     families: dict[str, list[tuple[float, float, str]]] = {}
     for network, mean in means(rows).items():
         name, _, cost = network.partition(", ")
@@ -121,27 +113,24 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         if "cold" in cost or "reduced" in cost:
             family = f"{family.removesuffix(', by cost')}, reduced or cold"
         families.setdefault(family, []).append((mean["lut6"], 100 * mean["accuracy"], label))
-    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=110)
-    for (family, points), marker in zip(families.items(), "osD^vP", strict=False):
-        points.sort()
-        axes.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=family)
-        for x, y, text in points:
-            axes.annotate(text, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
-    axes.set_xscale("log")
-    ticks = [500, 1000, 2000, 4000]
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.set_xlabel("LUT6 from pixels to class")
-    axes.set_ylabel("% of test images right")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    for axes in axes_of(path, size=(7, 4.2)):
+        for (family, points), marker in zip(families.items(), "osD^vP", strict=False):
+            points.sort()
+            axes.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=family)
+            for x, y, text in points:
+                axes.annotate(text, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
+        axes.set_xscale("log")
+        ticks = [500, 1000, 2000, 4000]
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.minorticks_off()
+        axes.set_xlabel("LUT6 from pixels to class")
+        axes.set_ylabel("% of test images right")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/circuits"))
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--steps", type=int, default=15000)

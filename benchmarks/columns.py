@@ -11,7 +11,6 @@ split has. ``--tune NAME=VALUE`` changes a field.
 The networks of all splits train at the same time, in one program. ``--others`` measures those of scikit-learn on the same rows.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -23,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from splits import Trained
+from harness import RECORDED, Trained, fields_of, mean_and_error, options  # beside this file
 
 import lutjax
 from lutjax.models import LogicClassifierConfig
@@ -34,10 +33,11 @@ from lutjax.training.samples import Samples, part, split_ids
 SPLITS = 5
 PARTS = ("validation", "test")
 OTHERS = ("logistic regression", "random forest", "random forest on bits", "gradient boosting")
-ROWS = Path(__file__).parents[1] / "docs" / "benchmarks" / "columns.json"
+ROWS = RECORDED / "columns.json"
 
 # Fields of LogicClassifierConfig and TrainingConfig that differ from their defaults.
 _COLUMNS = {"wiring": "learnable", "estimator": "straight_through", "column_bits": 32, "batch_size": 256}
+_WIDE = {"layers": (4000,) * 3, "tau": 8.0}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "adult": {
         "1280 gates, 1000 steps": {
@@ -47,40 +47,13 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
             "steps": 1000,
             "batch_size": 200,
         },
-        "1280 gates": {**_COLUMNS, "layers": (1280,), "tau": 8.0, "steps": 6000},
-        "1280 gates, top-k": {**_COLUMNS, "wiring": "top-k", "layers": (1280,), "tau": 8.0, "steps": 6000},
-        "1280 gates, 32 candidates": {
-            **_COLUMNS,
-            "layers": (1280,),
-            "candidates": 32,
-            "tau": 10.0,
-            "steps": 6000,
-        },
         "8000 gates": {**_COLUMNS, "layers": (8000,), "tau": 30.0, "learning_rate": 0.03, "steps": 4000},
     },
     "digits": {
-        "6 x 2000 gates, drawn wires": {"layers": (2000,) * 6, "residual": 5.0, "noise": 0.0, "steps": 6000},
-        "3 x 4000 gates": {"layers": (4000,) * 3, "wiring": "learnable", "tau": 8.0, "steps": 6000},
-        "3 x 4000 gates, top-k, 400 steps": {
-            "layers": (4000,) * 3,
-            "wiring": "top-k",
-            "tau": 8.0,
-            "steps": 400,
-        },
-        "3 x 4000 gates, top-k, 1200 steps": {
-            "layers": (4000,) * 3,
-            "wiring": "top-k",
-            "tau": 8.0,
-            "steps": 1200,
-        },
-        "3 x 4000 gates, top-k": {"layers": (4000,) * 3, "wiring": "top-k", "tau": 8.0, "steps": 3000},
-        "3 x 4000 gates, 7 thresholds": {
-            "layers": (4000,) * 3,
-            "wiring": "learnable",
-            "tau": 8.0,
-            "steps": 6000,
-            "n_thresholds": 7,
-        },
+        "3 x 4000 gates": {**_WIDE, "wiring": "learnable", "steps": 6000},
+        "3 x 4000 gates, top-k, 1200 steps": {**_WIDE, "wiring": "top-k", "steps": 1200},
+        "3 x 4000 gates, top-k": {**_WIDE, "wiring": "top-k", "steps": 3000},
+        "3 x 4000 gates, 7 thresholds": {**_WIDE, "wiring": "learnable", "steps": 6000, "n_thresholds": 7},
     },
 }
 
@@ -108,12 +81,6 @@ class Row:
     def __str__(self) -> str:
         each = [f"{kind} {mean_and_error(values)}" for kind, values in self.reached.items()]
         return f"{self.data}, {self.name}: {', '.join(each)}; {self.seconds:.0f} s"
-
-
-def mean_and_error(values: Sequence[float]) -> str:
-    """Return the mean of some figures and its standard error."""
-    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-    return f"{np.mean(values):.2f} ± {error:.2f}"
 
 
 def of_adult(data: datasets.Data, split: int, bits: int) -> dict[str, tuple[Samples, Samples]]:
@@ -270,9 +237,7 @@ def page_table(path: Path, data: str) -> str:
 
 def main() -> None:
     names = [name for networks in NETWORKS.values() for name in networks]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument(
         "--adult", type=Path, help="Adult as a .npz file: x_train, y_train, x_test, y_test and names"
     )
@@ -284,43 +249,26 @@ def main() -> None:
         "--tune", nargs="*", default=[], metavar="NAME=VALUE", help="fields that differ, as JSON"
     )
     parser.add_argument(
-        "--output", type=Path, help="file that gets each row as a line of JSON as soon as it is there"
-    )
-    parser.add_argument(
-        "--write", type=Path, nargs="+", help=f"add the rows of such files to {ROWS.name}, and end"
+        "--write", action="store_true", help=f"store the rows in {ROWS.name}, next to those of other learners"
     )
     arguments = parser.parse_args()
-    if arguments.write:
-        known = {(row.data, row.name): row for row in read()}
-        for line in (line for path in arguments.write for line in path.read_text().splitlines()):
-            row = Row(**json.loads(line))
-            before = known.get((row.data, row.name), row)  # parts may be of different runs
-            known[row.data, row.name] = dataclasses.replace(row, reached={**before.reached, **row.reached})
-        order = [*(name for networks in NETWORKS.values() for name in networks), *OTHERS]
-        rows = sorted(known.values(), key=lambda row: (row.data, order.index(row.name)))
-        ROWS.write_text("[\n" + ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows) + "\n]\n")
-        return
-    tuned = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.tune)}
-    tuned = {key: tuple(value) if isinstance(value, list) else value for key, value in tuned.items()}
+    tuned, found = fields_of(arguments.tune), list[Row]()
     for kind, networks in NETWORKS.items():
         chosen = {name: {**fields, **tuned} for name, fields in networks.items() if name in arguments.only}
         if (kind == "adult" and arguments.adult is None) or not (chosen or arguments.others):
             continue
         data = datasets.load(arguments.adult if kind == "adult" else None)
         for name, fields in chosen.items():
-            row = measure(kind, name, data, fields, arguments.splits, arguments.parts)
-            report(row, arguments.output)
-        if arguments.others:
-            for row in others(kind, data, arguments.splits, arguments.parts):
-                report(row, arguments.output)
-
-
-def report(row: Row, output: Path | None) -> None:
-    """Print a row, and add it to a file."""
-    print(row, flush=True)
-    if output is not None:
-        with output.open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+            found.append(measure(kind, name, data, fields, arguments.splits, arguments.parts))
+            print(found[-1], flush=True)
+        for row in others(kind, data, arguments.splits, arguments.parts) if arguments.others else ():
+            found.append(row)
+            print(row, flush=True)
+    if arguments.write:
+        known = {(row.data, row.name): row for row in [*read(), *found]}
+        order = [*(name for networks in NETWORKS.values() for name in networks), *OTHERS]
+        rows = sorted(known.values(), key=lambda row: (row.data, order.index(row.name)))
+        ROWS.write_text("[\n" + ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows) + "\n]\n")
 
 
 if __name__ == "__main__":

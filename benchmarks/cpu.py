@@ -7,14 +7,10 @@ grows with the bytes of its tables, from 16 MB to 8 GB, and draws it; sizes that
 `--write` stores the rows in ``docs/benchmarks/cpu.json``, with machine, versions and date.
 """
 
-import argparse
-import contextlib
 import dataclasses
-import datetime
+import functools
 import json
-import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +18,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import (
+    RECORDED,
+    about,
+    axes_of,
+    in_turns,
+    options,
+    print_table,
+    processor,
+    table,
+)  # beside this file
 
 import lutjax
 from lutjax import optim, wiring
 from lutjax.benchmark.language_model import Step
 from lutjax.models import GPTConfig
+from lutjax.tables.host import free_memory
 from lutjax.training import presets
 from lutjax.training.lm import Run, TrainingConfig
 
 IMPLEMENTATIONS = {"native": ("native", "xla"), "plain JAX": ("xla",)}
 """What is preferred under each name."""
 
-FILE = Path(__file__).parents[1] / "docs" / "benchmarks" / "cpu.json"
+FILE = RECORDED / "cpu.json"
 
 
 @dataclasses.dataclass
@@ -67,15 +74,15 @@ def run(figure: Figure) -> tuple[dict[str, float], Any]:
             # Each has a function of its own: one that was traced for another implementation is not taken for it.
             jitted = jax.jit(lambda state, *args: figure.step(state, *args), donate_argnums=0)
             programs[name] = jitted.lower(figure.state, *figure.args).compile()
-    times: dict[str, list[float]] = {name: [] for name in programs}
     state = figure.state
-    for turn in range(figure.repeats + 1):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            state, _ = jax.block_until_ready(program(state, *figure.args))
-            if turn:  # the first one warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(each)) for name, each in times.items()}, state
+
+    def call(program: Any) -> Any:
+        nonlocal state
+        state, _ = jax.block_until_ready(program(state, *figure.args))
+
+    calls = {name: functools.partial(call, program) for name, program in programs.items()}
+    times = {name: float(np.median(each)) for name, each in in_turns(calls, figure.repeats).items()}
+    return times, state
 
 
 def written(params: Any) -> Any:
@@ -263,7 +270,7 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
     batch, n_inputs, n_tables, n_outputs = 1024, 64, 64, 32
     for n_bits in range(11, 21):
         n_bytes = n_tables * 2**n_bits * n_outputs * 4
-        if n_bytes > min(largest, 0.8 * _free_bytes()):
+        if n_bytes > min(largest, 0.8 * (free_memory() or largest)):
             return
         anchors = lutjax.sample_anchors(jax.random.key(1), n_inputs, n_tables, n_bits)
         weights = written(jnp.zeros((n_tables, 2**n_bits, n_outputs)))
@@ -293,67 +300,66 @@ def growth(largest: int) -> Iterator[tuple[int, str, dict[str, float]]]:
             yield n_bytes, name, {key: t / (batch * n_tables) for key, t in times.items()}
 
 
-def _free_bytes() -> float:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    return float("inf")
-
-
 def draw(found: list[tuple[int, str, dict[str, float]]], path: Path) -> None:
     """Draw the time of a row by the bytes of tables."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Picture
-
-    picture = Picture(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(picture)
-    axes = picture.subplots()
-    for what, style in (("forward", "-"), ("training", "--")):
-        for name, color in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
-            points = [(n / 2**20, times[name] * 1e9) for n, done, times in found if done == what]
-            axes.loglog(*zip(*points, strict=True), style, marker=".", color=color, label=f"{name}, {what}")
-    axes.set_xlabel("tables (MB)")
-    axes.set_ylabel("ns for a row of 32 floats")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    picture.savefig(path, dpi=110)
+    for axes in axes_of(path):
+        for what, style in (("forward", "-"), ("training", "--")):
+            for name, color in zip(IMPLEMENTATIONS, ("tab:blue", "tab:orange"), strict=True):
+                points = [(n / 2**20, times[name] * 1e9) for n, done, times in found if done == what]
+                axes.loglog(
+                    *zip(*points, strict=True), style, marker=".", color=color, label=f"{name}, {what}"
+                )
+        axes.set_xlabel("tables (MB)")
+        axes.set_ylabel("ns for a row of 32 floats")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
 
 
 # ------------------------------------------------------------------------------------- the command
+COLUMNS = "figure", *IMPLEMENTATIONS, "unit", "ratio"
+
+
 def machine() -> str:
-    """Return the processor, its cores that may be used, and versions."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), name)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores, Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
-
-
-def row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def keep(rows: list[list[str]]) -> None:
-    """Store rows of all figures in the file."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    kept = {"machine": machine(), "date": date, "rows": rows}
-    FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    """Return the processor and versions."""
+    return f"{processor()}, Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
 
 
 def page_table(path: Path) -> str:
     """Return the table of a page of the documentation."""
     kept = json.loads(path.read_text(encoding="utf-8"))
-    head = [row(["figure", *IMPLEMENTATIONS, "unit", "ratio"]), row(["---"] * (len(IMPLEMENTATIONS) + 3))]
     source = f"Medians of alternating calls in one process: `python benchmarks/cpu.py`, {kept['date']}, {kept['machine']}."
-    return "\n".join([*head, *map(row, kept["rows"]), "", source]) + "\n"
+    return f"{table(COLUMNS, kept['rows'], len(COLUMNS))}\n{source}\n"
+
+
+def growth_rows(largest: int, found: list[tuple[int, str, dict[str, float]]]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of the table of growth, and collect their figures."""
+    for n_bytes, what, times in growth(largest):
+        found.append((n_bytes, what, times))
+        native, plain = times.values()
+        yield (
+            f"{n_bytes / 2**20:.0f}",
+            what,
+            f"{1e9 * native:.1f}",
+            f"{1e9 * plain:.1f}",
+            f"{plain / native:.1f}",
+        )
+
+
+def figure_rows(names: list[str], rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield rows of the table of figures, and collect them."""
+    for figure in (figure for name in names for figure in FIGURES[name]()):
+        times, figure.state = run(figure)
+        values = [
+            figure.samples / t if figure.per_second else 1e3 * t / figure.samples for t in times.values()
+        ]
+        native, plain = times.values()
+        shown = [f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values]
+        rows.append((figure.name, *shown, "bytes/s" if figure.per_second else "ms", f"{plain / native:.1f}"))
+        yield rows[-1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument(
         "--growth", action="store_true", help="measure how the time grows with tables instead"
@@ -369,38 +375,18 @@ def main() -> None:
     if arguments.png and not arguments.growth:
         parser.error("--png draws the growth: add --growth.")
     print(f"{machine()}\n", flush=True)
-    names = list(IMPLEMENTATIONS)
     if arguments.growth:
-        print(row(["tables, MB", "", *(f"{name}, ns/row" for name in names), "ratio"]))
-        print(row(["---"] * (len(names) + 3)))
-        found = []
-        for n_bytes, what, times in growth(int(arguments.largest * 2**30)):
-            found.append((n_bytes, what, times))
-            shown = [f"{1e9 * times[name]:.1f}" for name in names]
-            print(
-                row([f"{n_bytes / 2**20:.0f}", what, *shown, f"{times[names[1]] / times[names[0]]:.1f}"]),
-                flush=True,
-            )
+        found: list[tuple[int, str, dict[str, float]]] = []
+        names = ["tables, MB", "", *(f"{name}, ns/row" for name in IMPLEMENTATIONS), "ratio"]
+        print_table(names, growth_rows(int(arguments.largest * 2**30), found), 2)
         if arguments.png:
             draw(found, arguments.png)
         return
-    print(row(["figure", *names, "unit", "ratio"]))
-    print(row(["---"] * (len(names) + 3)))
-    rows = []
-    for name in arguments.only:
-        for figure in FIGURES[name]():
-            times, figure.state = run(figure)
-            values = [
-                figure.samples / times[n] if figure.per_second else 1e3 * times[n] / figure.samples
-                for n in names
-            ]
-            unit = "bytes/s" if figure.per_second else "ms"
-            ratio = times[names[1]] / times[names[0]]
-            shown = [f"{v:.3g}" if v < 100 else f"{v:.0f}" for v in values]
-            rows.append([figure.name, *shown, unit, f"{ratio:.1f}"])
-            print(row(rows[-1]), flush=True)
+    rows: list[tuple[str, ...]] = []
+    print_table(COLUMNS, figure_rows(arguments.only, rows))
     if arguments.write:
-        keep(rows)
+        kept = {"machine": machine(), "date": about()["date"], "rows": rows}
+        FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ read in a second, and bytes that hold their tokens, of prompts that differ and o
 `--feed-forward` measures the GPT of a preset with dense layers and with tables in their place, of floats and of int8: bytes of its arrays, and tokens a second of `generate` for 1 and 64 texts.
 """
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from flax import nnx
+from harness import options, print_table, timed  # beside this file
 
 from lutjax.layers.nnx import quantize
 from lutjax.models import GPT, GPTConfig, LUTTransformer, LUTTransformerConfig, Slots
@@ -60,12 +60,8 @@ def bytes_of_text(model: LUTTransformer | GPT) -> str:
 def speed(model: LUTTransformer | GPT, texts: int) -> float:
     """Tokens a second of all texts."""
     prompts = np.random.default_rng(0).integers(0, 256, (texts, PROMPT)).astype(np.int32)
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        model.generate(prompts, TOKENS, key=jax.random.key(0)).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return texts * TOKENS / min(times[1:])
+    seconds = timed(lambda: model.generate(prompts, TOKENS, key=jax.random.key(0)), 3)
+    return float(texts * TOKENS / min(seconds))
 
 
 def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str, GPT]]:
@@ -82,12 +78,15 @@ def feed_forward(preset: str, implementation: str | None) -> Iterator[tuple[str,
 
 def print_feed_forward(preset: str, implementation: str | None) -> None:
     """Print the table of feed-forward layers."""
-    print(f"| feed-forward | MB | {' | '.join(f'{n} texts, tokens/s' for n in TEXTS_OF_GPT)} |")
-    print("| --- " * (2 + len(TEXTS_OF_GPT)) + "|")
-    for name, model in feed_forward(preset, implementation):
-        size = sum(a.nbytes for a in jax.tree.leaves(nnx.state(model)) if hasattr(a, "nbytes")) / 1e6
-        rates = (f"{speed(model, n):,.0f}" for n in TEXTS_OF_GPT)
-        print(f"| {name} | {size:.1f} | {' | '.join(rates)} |", flush=True)
+    rows = (
+        (
+            name,
+            f"{sum(a.nbytes for a in jax.tree.leaves(nnx.state(model)) if hasattr(a, 'nbytes')) / 1e6:.1f}",
+            *(f"{speed(model, n):,.0f}" for n in TEXTS_OF_GPT),
+        )
+        for name, model in feed_forward(preset, implementation)
+    )
+    print_table(["feed-forward", "MB", *(f"{n} texts, tokens/s" for n in TEXTS_OF_GPT)], rows)
 
 
 def tables(implementation: str | None) -> LUTTransformer:
@@ -114,12 +113,7 @@ def of_slots(model: LUTTransformer, texts: int, block_size: int | None) -> list[
         per_second = texts / (time.perf_counter() - start)
         found += [f"{per_second:,.0f}", f"{held(model, slots, texts, block_size):,}"]
         if prompts is different:
-            times = []
-            for _ in range(4):
-                start = time.perf_counter()
-                slots.step(STEP)
-                times.append(time.perf_counter() - start)
-            found.append(f"{texts * STEP / min(times[1:]):,.0f}")
+            found.append(f"{texts * STEP / min(timed(lambda: slots.step(STEP), 3)):,.0f}")
         for slot in range(texts):
             slots.leave(slot)
     return [found[2], *found[:2], *found[3:]]
@@ -140,7 +134,7 @@ def held(model: LUTTransformer, slots: Slots, texts: int, block_size: int | None
 def print_slots(implementation: str | None) -> None:
     """Print the table of slots."""
     model = tables(implementation)
-    heads = (
+    names = (
         "texts",
         "caches",
         "tokens/s",
@@ -149,35 +143,34 @@ def print_slots(implementation: str | None) -> None:
         "prompts with a common beginning/s",
         "bytes",
     )
-    print(f"| {' | '.join(heads)} |")
-    print("| --- " * len(heads) + "|")
-    for texts in TEXTS:
-        for name, block_size in (("of each text", None), ("in blocks of 8", 8)):
-            row = (str(texts), name, *of_slots(model, texts, block_size))
-            print(f"| {' | '.join(row)} |", flush=True)
+    rows = (
+        (texts, name, *of_slots(model, texts, block_size))
+        for texts in TEXTS
+        for name, block_size in (("of each text", None), ("in blocks of 8", 8))
+    )
+    print_table(names, rows, 2)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument(
         "--implementation", help="Of the tables: xla or native. Default: the best of this machine."
     )
     parser.add_argument("--slots", action="store_true", help="Texts that come and go.")
     parser.add_argument("--feed-forward", action="store_true", help="Whole GPTs of a preset.")
     parser.add_argument("--preset", default="small", help="Of these.")
-    options = parser.parse_args()
-    if options.feed_forward:
-        print_feed_forward(options.preset, options.implementation)
-        return
-    if options.slots:
-        print_slots(options.implementation)
-        return
-    print(f"| model | bytes a token | {' | '.join(f'{n} texts, tokens/s' for n in TEXTS)} |")
-    print("| --- " * (2 + len(TEXTS)) + "|")
-    for name, model in models(options.implementation):
-        rates = (f"{speed(model, n):,.0f}" for n in TEXTS)
-        print(f"| {name} | {bytes_of_text(model)} | {' | '.join(rates)} |", flush=True)
+    given = parser.parse_args()
+    if given.feed_forward:
+        print_feed_forward(given.preset, given.implementation)
+    elif given.slots:
+        print_slots(given.implementation)
+    else:
+        rows = (
+            (name, bytes_of_text(model), *(f"{speed(model, n):,.0f}" for n in TEXTS))
+            for name, model in models(given.implementation)
+        )
+        print_table(["model", "bytes a token", *(f"{n} texts, tokens/s" for n in TEXTS)], rows)
 
 
 if __name__ == "__main__":

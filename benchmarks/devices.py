@@ -2,14 +2,13 @@
 
 Prints a table in Markdown of the time of a step, its speed-up or efficiency against one device, memory and collectives. Each step is run in
 two ways: plain `jit` over arrays that lie as `lutjax.sharding.specs` says, and a `jax.shard_map` by hand. Each case is a process of its own,
-so that its memory is measured; all compile side by side, and then run one after the other. `--profile` shows where the time of a step goes.
+so that its memory is measured; all compile side by side, and then run one after the other.
 `--large GB` adds tables of so many GB over all devices: init, steps, a checkpoint in `--folder`, and that restored on half the devices; alone with
 `--only large`.
 On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8 python benchmarks/devices.py --tiny`.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -33,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from harness import head, kernel_launches as kernel_launches, markdown_row, options  # beside this file
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
@@ -449,50 +449,7 @@ def collectives(program: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, float]]]:
-    """Return the name, the start and the end in nanoseconds of every kernel launch while a function runs, by GPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            run()
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        space = jax.profiler.ProfileData.from_file(str(path))
-    return {
-        plane.name: [
-            (event.name, event.start_ns, event.start_ns + event.duration_ns)
-            for line in plane.lines
-            if line.name.startswith("Stream")
-            for event in line.events
-        ]
-        for plane in space.planes
-        if "GPU" in plane.name and plane.name.startswith("/device")
-    }
-
-
-def profile(run: Callable[[], Any], steps: int, limit: int = 25) -> list[str]:
-    """Return lines that say where the time of a device goes: microseconds and launches in a step, by kernel."""
-    lines = []
-    for device, launches in kernel_launches(run).items():
-        by_name: dict[str, list[float]] = collections.defaultdict(list)
-        spans = [(begin, end) for _, begin, end in launches]
-        for name, begin, end in launches:
-            by_name[name].append(end - begin)
-        busy, until = 0.0, -math.inf
-        for begin, end in sorted(spans):
-            busy += max(0.0, end - max(begin, until))
-            until = max(until, end)
-        whole = max((end for _, end in spans), default=0) - min((begin for begin, _ in spans), default=0)
-        lines.append(
-            f"{device}: {whole / steps / 1e3:.0f} us a step, of them {busy / steps / 1e3:.0f} busy, "
-            f"{len(spans) / steps:.0f} launches"
-        )
-        for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:limit]:
-            lines.append(
-                f"  {sum(times) / steps / 1e3:8.1f} us {len(times) / steps:6.1f} x {np.median(times) / 1e3:7.1f}  {name[:110]}"
-            )
-    return lines
-
-
-def measure(case: Case, go: Callable[[], None], *, profiled: bool) -> dict[str, Any]:
+def measure(case: Case, go: Callable[[], None]) -> dict[str, Any]:
     """Return the row of a case.
 
     Args:
@@ -520,8 +477,6 @@ def measure(case: Case, go: Callable[[], None], *, profiled: bool) -> dict[str, 
     planned = row["arguments GB"] + row["temporary GB"]
     row["peak GB"] = max(s.get("peak_bytes_in_use", 0) for s in stats) / 1e9 or planned
     row["over share"] = row["peak GB"] * 1e9 / share
-    if profiled:
-        row["profile"] = profile(lambda: program.run(10), 10)
     return row
 
 
@@ -664,7 +619,7 @@ def serve(case: Case, arguments: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             row = measure_large(case, go, Path(folder))
     else:
-        row = measure(case, go, profiled=arguments.profile)
+        row = measure(case, go)
     print(json.dumps(row), flush=True)
 
 
@@ -708,10 +663,19 @@ class Process:
 
 def compare(rows: dict[Case, dict[str, Any]]) -> str:
     """Return the table in Markdown."""
-    lines = [
-        "| figure | devices | way | batch | ms | against one | peak GB | over share | collectives | MB exchanged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    names = (
+        "figure",
+        "devices",
+        "way",
+        "batch",
+        "ms",
+        "against one",
+        "peak GB",
+        "over share",
+        "collectives",
+        "MB exchanged",
+    )
+    lines = [head(names, 4)]
     ones = {case.figure: row["ms"] for case, row in rows.items() if case.data * case.detectors == 1}
     for case, row in rows.items():
         one = ones.get("reference" if case.figure == "weak" else case.figure)
@@ -722,17 +686,13 @@ def compare(rows: dict[Case, dict[str, Any]]) -> str:
         devices = f"{case.data} data x {case.detectors} detectors"
         parts = [f"{row[name]:.2f}" if name in row else "-" for name in ("peak GB", "over share")]
         exchanged = f"{row['exchanged MB']:.1f}" if "exchanged MB" in row else "-"
-        lines.append(
-            f"| {case.figure} | {devices} | {case.way} | {row['batch']} | {row['ms']:.3f} | {against} | "
-            f"{' | '.join(parts)} | {row.get('collectives', '-')} | {exchanged} |"
-        )
+        cells = case.figure, devices, case.way, row["batch"], f"{row['ms']:.3f}", against, *parts
+        lines.append(markdown_row([*cells, row.get("collectives", "-"), exchanged]))
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", help="figures, or cases as they are named in the output")
     parser.add_argument("--large", type=float, metavar="GB", help="also tables of so many GB")
     parser.add_argument(
@@ -740,7 +700,6 @@ def main() -> None:
     )
     parser.add_argument("--devices", type=int, help="use only so many devices; default: all")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs")
-    parser.add_argument("--profile", action="store_true", help="show the kernels of a step (GPUs)")
     parser.add_argument(
         "--jobs", type=int, help="processes that compile side by side; default: a third of the cores"
     )
@@ -774,12 +733,10 @@ def main() -> None:
                 print(f"FAILED: {process.case.name}", flush=True)
                 continue
             rows[process.case] = row
-            lines = row.pop("profile", [])
             print(
                 json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}),
                 flush=True,
             )
-            print("\n".join(lines), end="\n" if lines else "", flush=True)
     print(f"\n{compare(rows)}")
 
 

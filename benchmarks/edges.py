@@ -5,14 +5,14 @@ the longest and, forward, rows in buckets by length (powers of two) take turns i
 bytes of weights and targets and those that the compiled program needs beside its arguments and results.
 """
 
-import argparse
-import time
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import in_turns, options, print_table  # beside this file
 
 import lutjax
 from lutjax.benchmark.results import size
@@ -87,19 +87,7 @@ def padded(edges: Edges, weights: np.ndarray) -> tuple[jax.Array, jax.Array] | N
     return jnp.asarray(value.reshape(shape)), jnp.asarray(target.reshape(shape))
 
 
-def median(programs: dict[str, tuple[Any, tuple[Any, ...]]]) -> dict[str, float]:
-    """Median seconds of calls that take turns."""
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for repeat in range(REPEATS + 1):
-        for name, (program, args) in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(*args))
-            if repeat:
-                times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(of)) for name, of in times.items()}
-
-
-def rows(implementation: str) -> Iterator[str]:
+def rows(implementation: str) -> Iterator[list[str]]:
     """Rows of the table."""
     rng = np.random.default_rng(0)
     anchors = lutjax.sample_anchors(jax.random.key(0), INPUTS, TABLES, BITS)
@@ -133,7 +121,8 @@ def rows(implementation: str) -> Iterator[str]:
         look_up, buckets = of_buckets(edges, weights)
         programs = {f"{w}, {f}": p for (w, f), p in of_both.items()}
         programs["buckets, forward"] = jax.jit(look_up), (buckets, d.index)
-        times = median(programs)
+        calls = {name: functools.partial(program, *args) for name, (program, args) in programs.items()}
+        times = {name: float(np.median(each)) for name, each in in_turns(calls, REPEATS).items()}
         for way, args in {**ways, "buckets": (buckets, d.index)}.items():
             held = sum(a.nbytes for a in jax.tree.leaves(args if way != "buckets" else buckets))
             temporary = {
@@ -145,20 +134,26 @@ def rows(implementation: str) -> Iterator[str]:
             for f in ("forward", "backward"):
                 known = f in temporary
                 cells += [f"{1e3 * times[f'{way}, {f}']:.2f} ms", size(temporary[f])] if known else ["", ""]
-            yield f"| {' | '.join(cells)} |"
+            yield cells
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--implementation", default="xla", help="xla or native. Default: xla.")
-    options = parser.parse_args()
-    print(
-        "| edges of a row | as | edges | longest | weights and targets | forward | beside | backward | beside |"
+    given = parser.parse_args()
+    names = (
+        "edges of a row",
+        "as",
+        "edges",
+        "longest",
+        "weights and targets",
+        "forward",
+        "beside",
+        "backward",
+        "beside",
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows(options.implementation):
-        print(row, flush=True)
+    print_table(names, rows(given.implementation), 2)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,12 @@ The learning rate of each layer and width is the one with the lowest validation 
 changed in them, beside the first of each width and layer; `--features` those of one width. The picture has the results of one kind of device.
 """
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from harness import axes_of, options, read_lines, table as markdown_table  # beside this file
 
 Row = dict[str, Any]
 
@@ -53,10 +50,7 @@ def by_width(rows: list[Row]) -> dict[tuple[str, int, str], list[Row]]:
 
 def table(rows: list[Row]) -> str:
     """Return the comparison in Markdown."""
-    lines = [
-        "| device | width, layers, context | feed-forward | parameters | read for a token | rates tried, chosen | ms/step | steps | validation of each seed | test of each seed | mean |",
-        "| --- | --- | --- | --: | --: | --- | --: | --: | --- | --- | --: |",
-    ]
+    lines = []
     for (device, width, layer), each in by_width(rows).items():
         of_rate = chosen(each)
         one = of_rate[0]
@@ -65,19 +59,30 @@ def table(rows: list[Row]) -> str:
             ", ".join(f"{row[part]:.3f}" for row in of_rate) for part in ("validation", "test")
         )
         mean = np.mean([row["test"] for row in of_rate])
-        lines.append(
-            f"| {device.removeprefix('NVIDIA ')} | {width}, {one['n_layers']}, {one['context']} | `{layer}` | {one['parameters']:,} | {one['parameters_read']:,} | "
-            f"{rates}: {one['learning_rate']:g} | {1e3 * one['seconds'] / one['steps']:.1f} | {one['steps']} | {validation} | {test} | {mean:.4f} |"
+        what = device.removeprefix("NVIDIA "), f"{width}, {one['n_layers']}, {one['context']}", f"`{layer}`"
+        sizes = f"{one['parameters']:,}", f"{one['parameters_read']:,}"
+        time = (
+            f"{rates}: {one['learning_rate']:g}",
+            f"{1e3 * one['seconds'] / one['steps']:.1f}",
+            one["steps"],
         )
-    return "\n".join(lines)
+        lines.append((*what, *sizes, *time, validation, test, f"{mean:.4f}"))
+    names = (
+        "device",
+        "width, layers, context",
+        "feed-forward",
+        "parameters",
+        "read for a token",
+        "rates tried, chosen",
+    )
+    return markdown_table(
+        [*names, "ms/step", "steps", "validation of each seed", "test of each seed", "mean"], lines, 3
+    )
 
 
 def levers(rows: list[Row]) -> str:
     """Return in Markdown what was changed in trainings of as many steps, beside the first of each layer and width, and what came of it."""
-    lines = [
-        "| changed | feed-forward | device | rate | steps | ms/step | validation of each seed | test of each seed |",
-        "| --- | --- | --- | --- | --: | --: | --- | --- |",
-    ]
+    lines = []
 
     def changes(row: Row) -> tuple[tuple[str, Any], ...]:
         first = next(
@@ -97,65 +102,73 @@ def levers(rows: list[Row]) -> str:
         steps = each[0]["steps"]
         time = 1e3 * np.mean([row["seconds"] for row in each]) / steps
         of_device = device.removeprefix("NVIDIA ")
-        lines.append(
-            f"| {what} | `{layer}` | {of_device} | {rate:g} | {steps} | {time:.1f} | {validation} | {test} |"
-        )
-    return "\n".join(lines)
+        lines.append((what, f"`{layer}`", of_device, f"{rate:g}", steps, f"{time:.1f}", validation, test))
+    names = (
+        "changed",
+        "feed-forward",
+        "device",
+        "rate",
+        "steps",
+        "ms/step",
+        "validation of each seed",
+        "test of each seed",
+    )
+    return markdown_table(names, lines, 4)
 
 
 def draw(rows: list[Row], device: str, path: Path) -> None:
     """Draw validation losses by seconds, the mean of the seeds, and test losses by the parameters that a token reads."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_second, by_read = figure.subplots(1, 2)
     colors = {"projection_lut": "tab:blue", "dense": "tab:orange"}
     drawn = {name: each for name, each in by_width(rows).items() if name[0] == device}
     widths = dict.fromkeys(width for _, width, _ in drawn)
     styles = dict(zip(widths, itertools.cycle(("-", "--", ":")), strict=False))
-    for (_, width, layer), each in drawn.items():
-        of_rate = chosen(each)
-        steps = np.array([step for step, _, _ in of_rate[0]["curve"]])
-        losses = np.mean([[loss for _, _, loss in row["curve"]] for row in of_rate], 0)
-        seconds = np.mean([row["seconds"] for row in of_rate]) / steps[-1] * steps
-        by_second.plot(
-            seconds, losses, styles[width], color=colors[layer], marker=".", label=f"{layer}, width {width}"
-        )
-        tests = [row["test"] for row in of_rate]
-        by_read.plot([row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7)
-        by_read.annotate(
-            str(width),
-            (of_rate[0]["parameters_read"], max(tests)),
-            (0, 6),
-            textcoords="offset points",
-            ha="center",
-        )
-    by_second.set_ylim(top=1.5)
-    by_second.set_xlabel("seconds of training")
-    by_second.set_ylabel("validation loss (nats per byte)")
-    by_second.legend()
-    by_read.set_xscale("log")
-    by_read.set_xlabel("parameters that are read for a token")
-    by_read.set_ylabel("test loss of each seed (nats per byte)")
-    by_read.margins(0.1)
-    for axes in (by_second, by_read):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+    for by_second, by_read in axes_of(path, 1, 2, size=(10, 4.2)):
+        for (_, width, layer), each in drawn.items():
+            of_rate = chosen(each)
+            steps = np.array([step for step, _, _ in of_rate[0]["curve"]])
+            losses = np.mean([[loss for _, _, loss in row["curve"]] for row in of_rate], 0)
+            seconds = np.mean([row["seconds"] for row in of_rate]) / steps[-1] * steps
+            by_second.plot(
+                seconds,
+                losses,
+                styles[width],
+                color=colors[layer],
+                marker=".",
+                label=f"{layer}, width {width}",
+            )
+            tests = [row["test"] for row in of_rate]
+            by_read.plot(
+                [row["parameters_read"] for row in of_rate], tests, "o", color=colors[layer], alpha=0.7
+            )
+            by_read.annotate(
+                str(width),
+                (of_rate[0]["parameters_read"], max(tests)),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+            )
+        by_second.set_ylim(top=1.5)
+        by_second.set_xlabel("seconds of training")
+        by_second.set_ylabel("validation loss (nats per byte)")
+        by_second.legend()
+        by_read.set_xscale("log")
+        by_read.set_xlabel("parameters that are read for a token")
+        by_read.set_ylabel("test loss of each seed (nats per byte)")
+        by_read.margins(0.1)
+        for axes in (by_second, by_read):
+            axes.grid(alpha=0.3)
 
 
 def main() -> None:
     """Print the table, and draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("files", type=Path, nargs="+", help="lines of JSON")
     parser.add_argument("--levers", action="store_true", help="print what was changed, and what came of it")
     parser.add_argument("--features", type=int, help="width of the models that are printed; default: all")
     parser.add_argument("--picture", type=Path, help="draw losses into this file")
     parser.add_argument("--device", default="NVIDIA H200", help="of the picture")
     asked = parser.parse_args()
-    rows = [
-        json.loads(line) for path in asked.files for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    rows = [row for path in asked.files for row in read_lines(path)]
     printed = [row for row in rows if asked.features in (None, row["features"])]
     print(levers(printed) if asked.levers else table(printed))
     if asked.picture is not None:

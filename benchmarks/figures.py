@@ -1,13 +1,10 @@
-"""Speed on this machine: `python benchmarks/figures.py [--csv FILE] [--only NAME ...]`.
+"""Speed on this machine: `python benchmarks/figures.py [--only NAME ...]`.
 
 Medians of repeated runs after a warm-up, each of many calls, with the 20th and 80th percentile. Compare
 figures of one run only: machines differ, and change. `taskset -c 0` leaves one core to the inference of digits.
 """
 
-import argparse
-import csv
 import dataclasses
-import os
 import platform
 import subprocess
 import sys
@@ -17,10 +14,10 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import about, options, print_table, processor, timed  # beside this file
 
 import lutjax
 from lutjax import wiring
-from lutjax.benchmark.language_model import Step
 from lutjax.dispatch.registry import devices_of
 
 
@@ -34,68 +31,11 @@ class Row:
     p20: float
     p50: float
     p80: float
-    note: str = ""
 
 
 def seconds(call: Callable[[], object], *, repeats: int = 30, calls: int = 1) -> np.ndarray:
-    """Percentiles 20, 50 and 80 of the time of one call."""
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            out = call()
-        jax.block_until_ready(out)
-        times.append((time.perf_counter() - start) / calls)
-    return np.percentile(times, [20, 50, 80])
-
-
-def fully_connected() -> Iterator[Row]:
-    """FC (B, I, O, T, C) = (4096, 32, 32, 16, 10)."""
-    batch, n_inputs, n_outputs, n_detectors, n_anchors = 4096, 32, 32, 16, 10
-    key = jax.random.key(0)
-    anchors = lutjax.sample_anchors(key, n_inputs, n_detectors, n_anchors)
-    weights = jax.random.normal(key, (n_detectors, 2**n_anchors, n_outputs))
-    x, dy = jax.random.normal(key, (batch, n_inputs)), jax.random.normal(key, (batch, n_outputs))
-
-    def both(x, weights):
-        y, pullback = jax.vjp(lambda x, w: lutjax.lut(x, w, anchors), x, weights)
-        return y, pullback(dy)
-
-    forward, both = jax.jit(lambda x, w: lutjax.lut(x, w, anchors)), jax.jit(both)
-    yield Row("FC ffn forward", "ms", 2, *seconds(lambda: forward(x, weights)) * 1e3)
-    yield Row("FC ffn forward + backward", "ms", 12, *seconds(lambda: both(x, weights)) * 1e3)
-
-
-def language_model() -> Iterator[Row]:
-    """Forward of the reference language model with C = 6 everywhere: 3.2 GB of tables."""
-    from flax import nnx
-
-    from lutjax.models import LUTTransformer, LUTTransformerConfig
-
-    config = LUTTransformerConfig(ffn_anchors=6)
-    model = LUTTransformer(config, rngs=nnx.Rngs(0))
-    # Tables start at zero, and the memory of zeros that were never written is one page: write it.
-    graphdef, params, others = nnx.split(model, nnx.Param, ...)
-    params = jax.jit(lambda p: jax.tree.map(lambda a: a + 0.01, p), donate_argnums=0)(params)
-
-    @jax.jit
-    def forward(params, others, tokens):
-        return nnx.merge(graphdef, params, others)(tokens, deterministic=True)
-
-    for batch in (1, 4, 16):
-        # Other text for each call, so that the rows of one call are not in the cache for the next.
-        texts = iter(jax.random.randint(jax.random.key(batch), (31, batch, config.context), 0, 256))
-        figures = seconds(lambda: forward(params, others, next(texts))) * 1e3 / batch  # noqa: B023
-        yield Row(f"LM forward, batch {batch}", "ms/sample", 8, *figures)
-
-
-def training() -> Iterator[Row]:
-    """Training samples of the published language model with C = 6 everywhere: 3.2 GB of tables."""
-    for batch in (1, 4, 16):
-        timing = Step(batch, "factored", ffn_anchors=6).time()
-        figures = np.array([timing.p20, timing.p50, timing.p80]) * 1e3 / batch
-        yield Row(f"LM training, batch {batch}", "ms/sample", 35, *figures)
+    """Return percentiles 20, 50 and 80 of the time of one call."""
+    return np.percentile(timed(call, repeats, calls), [20, 50, 80])
 
 
 def gate_layers() -> Iterator[Row]:
@@ -128,12 +68,12 @@ def digits() -> Iterator[Row]:
     from lutjax.training.samples import load_digits, split
 
     train, _ = split(load_digits(), 0)
-    for name, options, augment in (
+    for name, sizes, augment in (
         ("3x2000 gates", {}, 0.0),
         ("3x2000 gates, with augmentation", {}, 1.0),
         ("3x2000 light gates", {"tables": "light"}, 0.0),
     ):
-        run = Run(LogicClassifierConfig(64, 10, **options), TrainingConfig(augment=augment), train)
+        run = Run(LogicClassifierConfig(64, 10, **sizes), TrainingConfig(augment=augment), train)
         state, times = run.init(), []
         for first in range(0, 1600, 100):
             start = time.perf_counter()
@@ -202,14 +142,6 @@ def _life_in_words() -> Iterator[Row]:
         yield Row(f"Game of Life, {side} x {side} cells", "G cells/s", None, *rates[::-1] / 1e9)
 
 
-def memory() -> Iterator[Row]:
-    """Peak memory of a step of the `reference` preset, as XLA plans it, over the bytes of the tables."""
-    for table_gradient, batch in (("factored", 1), ("factored", 16), ("factored", 128), ("dense", 16)):
-        step = Step(batch, table_gradient)
-        ratio = step.peak_bytes() / step.table_bytes
-        yield Row(f"LM memory, {table_gradient}, batch {batch}", "x tables", 1.06, *[ratio] * 3)
-
-
 def overhead() -> Iterator[Row]:
     """Cost of an eager call, and of choosing an implementation."""
     weights = jnp.ones((5, 4, 2))
@@ -239,10 +171,6 @@ def imports() -> Iterator[Row]:
 
 
 FIGURES = {
-    "fc": fully_connected,
-    "lm": language_model,
-    "training": training,
-    "memory": memory,
     "gates": gate_layers,
     "digits": digits,
     "automata": automata,
@@ -252,32 +180,16 @@ FIGURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--csv", help="write the rows to this file too")
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     arguments = parser.parse_args()
-    device = jax.devices()[0].device_kind
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, device {device}, "
-        f"Python {platform.python_version()}, jax {jax.__version__}, lutjax {lutjax.__version__}"
+    print(f"{processor()}, Python {platform.python_version()}, {about()}\n")
+    rows = (
+        (row.name, *(f"{p:.3f}" for p in (row.p20, row.p50, row.p80)), row.goal or "", row.unit)
+        for name in arguments.only
+        for row in FIGURES[name]()
     )
-    print(f"{'figure':42} {'p20':>9} {'p50':>9} {'p80':>9}  {'goal':>5} unit")
-    rows = []
-    for name in arguments.only:
-        for row in FIGURES[name]():
-            goal = "" if row.goal is None else row.goal
-            print(
-                f"{row.name:42} {row.p20:9.3f} {row.p50:9.3f} {row.p80:9.3f}  {goal:5} {row.unit}", flush=True
-            )
-            rows.append(row)
-    if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["device", "jax", "lutjax", "figure", "unit", "goal", "p20", "p50", "p80"])
-            for r in rows:
-                writer.writerow(
-                    [device, jax.__version__, lutjax.__version__, r.name, r.unit, r.goal, r.p20, r.p50, r.p80]
-                )
+    print_table(["figure", "p20", "p50", "p80", "goal", "unit"], rows)
 
 
 if __name__ == "__main__":

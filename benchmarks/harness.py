@@ -75,26 +75,26 @@ def kernel_launches(run: Callable[[], Any]) -> dict[str, list[tuple[str, float, 
 
 
 # ------------------------------------------------------------------------------------- tables
-def line(cells: Iterable[Any]) -> str:
+def markdown_row(cells: Iterable[Any]) -> str:
     """Return a row of a table in Markdown."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def head(names: Sequence[str], n_left: int = 1) -> str:
     """Return the head of a table in Markdown, with columns aligned left and then right."""
-    return f"{line(names)}\n{line(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
+    return f"{markdown_row(names)}\n{markdown_row(['---'] * n_left + ['--:'] * (len(names) - n_left))}"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> str:
     """Return a table in Markdown."""
-    return "\n".join([head(names, n_left), *map(line, rows)]) + "\n"
+    return "\n".join([head(names, n_left), *map(markdown_row, rows)]) + "\n"
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]], n_left: int = 1) -> None:
     """Print a table in Markdown, each row as soon as it is measured."""
     print(head(names, n_left), flush=True)
     for row in rows:
-        print(line(row), flush=True)
+        print(markdown_row(row), flush=True)
 
 
 def mean_and_error(values: Sequence[float]) -> str:

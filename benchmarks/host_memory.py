@@ -11,7 +11,6 @@
 Texts are random bytes, so that n-grams are spread over all rows. The best of `--repeats` counts. `--small` has sizes for a machine with two cores.
 """
 
-import argparse
 import dataclasses
 import time
 import unittest.mock
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import options, timed  # beside this file
 from jax.experimental.compute_on import compute_on
 
 import lutjax
@@ -52,14 +52,8 @@ N_TABLES = len(ORDERS) * HEADS
 
 
 def best(f: Callable[[], Any], repeats: int) -> float:
-    """Return the seconds of the fastest call, after one that is not measured."""
-    f()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        f()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    """Return the seconds of the fastest call."""
+    return float(min(timed(f, repeats)))
 
 
 def rows_of(gigabytes: float) -> int:
@@ -281,9 +275,7 @@ def of_models(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument(
         "what",
         nargs="*",

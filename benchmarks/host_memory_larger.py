@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from harness import options  # beside this file
 
 from lutjax.tables.host import free_memory, n_threads
 from lutjax.training import lm_runs, models, runs
@@ -172,9 +173,7 @@ def shown(process: subprocess.Popen[str], until: str | None = None) -> dict[int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument(
         "--gigabytes", type=float, help="of the tables; default: a little more than the GPU has"
     )

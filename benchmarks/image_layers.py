@@ -12,7 +12,6 @@ What an operation reads again comes from caches and is not counted, nor is what 
 `--time`. With `--apart`, detections are arrays of their own, as before tables and detectors had one kernel.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import re
@@ -22,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from harness import options  # beside this file
 
 import lutjax
 from lutjax import wiring
@@ -157,7 +157,7 @@ def programs(make: Callable[[nnx.Rngs], Any], shape: tuple[int, ...], batch: int
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--only", nargs="+", default=list(layers()))
     parser.add_argument("--time", action="store_true")

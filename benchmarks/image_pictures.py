@@ -4,7 +4,6 @@ Trains the network on four fifths of the images and draws what its hard form doe
 layer, and `image-learned.png`, its classes.
 """
 
-import argparse
 import functools
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import options  # beside this file
 from images import Network, Program, Rates, _trees, parts, rates_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -109,9 +109,7 @@ def classes(votes: Any, images: np.ndarray, labels: np.ndarray) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument(
         "--data", type=Path, required=True, help="a .npz file of images x [N, H, W] and labels y [N]"
     )

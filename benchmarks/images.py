@@ -8,10 +8,8 @@ logic trees smaller ones. Recipes were chosen with `--choose`, which tests on im
 Rows that the file of `--rows` has are not made again.
 """
 
-import argparse
 import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from harness import add_line, options, read_lines, table as markdown_table  # beside this file
 
 import lutjax
 from lutjax.layers.nnx import ConvLUT
@@ -334,15 +333,7 @@ def _compiled(
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a table in Markdown: for each learner its size, the validation images, mean and standard error of the splits, and each split."""
-    columns = [
-        "% right",
-        "parameters",
-        "images trained on",
-        "validation",
-        "mean of splits",
-        *(f"split {s}" for s in SPLITS),
-    ]
-    lines = [f"| {' | '.join(columns)} |", "| --- |" + " --: |" * (len(columns) - 1)]
+    lines = []
     for name in (*learners(), *NETWORKS):
         found = {row["split"]: row for row in rows if row["learner"] == name}
         if not found:
@@ -357,19 +348,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{np.mean(right):.2f}{error}" if right else "",
             *(f"{found[split]['right']:.1f}" if split in found else "" for split in SPLITS),
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((name, *cells))
+    columns = "% right", "parameters", "images trained on", "validation", "mean of splits"
+    return markdown_table([*columns, *(f"split {s}" for s in SPLITS)], lines)
 
 
 def page_table(path: Path) -> str:
     """Return the table of a page of the documentation."""
-    return table([json.loads(line) for line in path.read_text().splitlines()])
+    return table(read_lines(path))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     names = [*learners(), *NETWORKS]
     parser.add_argument(
         "--data", type=Path, help="a .npz file of images x [N, H, W] or [N, H, W, C] and labels y [N]"
@@ -380,17 +370,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--choose", action="store_true", help="test on images that are in no test part")
     parser.add_argument("--steps", type=int, help="of every network, instead of those of its recipe")
     given = parser.parse_args(arguments)
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    rows = read_lines(given.rows) if given.rows.exists() else []
     there = {(row["learner"], row["split"]) for row in rows}
     splits: list[int | None] = [None] if given.choose else given.splits
     wanted = [(name, split) for split in splits for name in given.only if (name, split) not in there]
     if given.data:
-        with given.rows.open("a") as file:
-            for row in figures(load_samples(given.data), wanted, given.steps):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                rows.append(row)
-                print(row, flush=True)
+        for row in figures(load_samples(given.data), wanted, given.steps):
+            rows.append(row)
+            print(add_line(given.rows, row), flush=True)
     print(table(rows))
 
 

@@ -3,16 +3,13 @@
 import argparse
 import ast
 import hashlib
-import json
-import os
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
+from harness import about as about, add_line as add_line  # beside this file
 
-import lutjax
 from lutjax.models import GPTConfig
 from lutjax.training import presets
 from lutjax.training.configs import Intervals
@@ -98,26 +95,6 @@ def parameters_read(config: GPTConfig) -> int:
         rows = len(config.memory_orders) * config.memory_heads * config.memory_width
         found += rows + 2 * rows * features
     return found
-
-
-def about() -> dict[str, Any]:
-    """Return what is to be known of a result: device, cores, versions and day."""
-    return {
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "jax": jax.__version__,
-        "lutjax": lutjax.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def add_line(path: Path | None, row: dict[str, Any]) -> str:
-    """Return a row as a line of JSON, which is also added to the file, if there is one."""
-    line = json.dumps(row)
-    if path is not None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    return line
 
 
 def _value(text: str) -> Any:

@@ -4,13 +4,13 @@ The rule is a circuit of `lutjax export` of a run of `train ca`, or one that cou
 `lutjax.circuits.c` writes, with `NAME_step`; its last grid is compared with the rule in NumPy.
 """
 
-import argparse
 import pathlib
 import platform
 import subprocess
 import tempfile
 
 import numpy as np
+from harness import options  # beside this file
 
 from lutjax.circuits import Builder, Circuit, arithmetic, c, netlist_json, proofs
 
@@ -88,7 +88,7 @@ def best(circuit: Circuit, side: int, lanes: int, flags: list[str], steps: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument(
         "circuit", type=pathlib.Path, nargs="?", help="a rule that `lutjax export` wrote as JSON"
     )

@@ -34,7 +34,12 @@ def networks(given: Any) -> Iterator[tuple[str, Any, Any, tuple[int, ...]]]:
             given.inputs, 10, (n_gates,) * n_layers, n_thresholds=0, tau=30.0, wiring=wiring
         )
         name = f"{n_layers} layers of {n_gates} gates"
-        yield f"{name}, {wiring}" if given.what == "wirings" else name, LogicClassifier, config, (given.inputs,)
+        yield (
+            f"{name}, {wiring}" if given.what == "wirings" else name,
+            LogicClassifier,
+            config,
+            (given.inputs,),
+        )
 
 
 def report(name: str, model: Any, config: Any, shape: tuple[int, ...], batch: int, given: Any) -> None:

@@ -19,10 +19,8 @@ packages. Seconds are those of the clock, or with `--processor` those of the pro
 On a GPU, for three minutes of steps beside compilation and tests: `python benchmarks/memory.py train --text python --seconds 25 --json memory.jsonl`.
 """
 
-import argparse
 import importlib.util
 import itertools
-import json
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +32,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from harness import (
+    axes_of,
+    head as head_of,
+    markdown_row,
+    options,
+    read_lines,
+    table as markdown_table,
+    timed,
+)  # beside this file
 from language_models import (  # beside this file
     about,
     add_line,
@@ -43,8 +50,6 @@ from language_models import (  # beside this file
     text_of,
     values_of,
 )
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from lutjax import optim
 from lutjax.layers.nnx import ProductKeyMemory
@@ -346,16 +351,6 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
         nnx.update(layer, moved)
         return total, value
 
-    def seconds(call: Callable[[], Any], n: int = 8) -> tuple[float, float]:
-        jax.block_until_ready(call())
-        wall, used = [], []
-        for _ in range(n):
-            start, before = time.perf_counter(), seconds_of_processor()
-            jax.block_until_ready(call())
-            wall.append(time.perf_counter() - start)
-            used.append(seconds_of_processor() - before)
-        return min(wall), min(used)
-
     total = jnp.zeros((1, n_keys**2, 1))
     compiled = nnx.jit(step, donate_argnums=(0, 1))
     compiled_simple = nnx.jit(simple_step, donate_argnums=(0, 1))
@@ -374,7 +369,7 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
     if importlib.util.find_spec("torch") is not None:
         calls |= in_torch(layer, np.asarray(x), np.asarray(target))
     for (direction, name), call in calls.items():
-        wall, used = seconds(call)
+        wall, used = (min(timed(call, 8, clock=clock)) for clock in (time.perf_counter, seconds_of_processor))
         keep({"what": "keys", "direction": direction, "name": name, "rows": n_keys**2, "batch": batch,
               "seconds": wall, "seconds_of_processor": used})  # fmt: skip
 
@@ -382,7 +377,7 @@ def keys(keep: Keep, n_keys: int = 1024, features: int = 64, batch: int = 512) -
 # ------------------------------------------------------------------------------------- results
 def page_table(path: Path, what: str) -> str:
     """Return the table of one kind of rows for a page of the documentation."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_lines(path)
     return table([row for row in rows if row["what"] == what]).strip() + "\n"
 
 
@@ -391,23 +386,20 @@ def table(found: list[dict[str, Any]]) -> str:
     lines: list[str] = []
     tried = [r for r in found if r["what"] == "rate"]
     if tried:
-        lines += ["| rate of the rows | steps | validation loss |", "| --- | --- | --- |"]
-        lines += [f"| {r['rate']:g} | {r['steps']} | {r['validation']:.4f} |" for r in tried]
-        lines.append("")
+        cells = ((f"{r['rate']:g}", r["steps"], f"{r['validation']:.4f}") for r in tried)
+        lines.append(markdown_table(["rate of the rows", "steps", "validation loss"], cells, 3))
     runs = [r for r in found if r["what"] == "train"]
     if runs:
         of_processor = any(r.get("clock", "processor") == "processor" for r in runs)
-        lines += [
-            f"| memory | parameters | read for a token | steps | seconds{' of the processor' if of_processor else ''} | test loss, mean | of each seed |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-        ]
+        clock = f"seconds{' of the processor' if of_processor else ''}"
+        names = "memory", "parameters", "read for a token", "steps", clock, "test loss, mean", "of each seed"
+        lines.append(head_of(names, len(names)))
         for name in ("without", "with"):
             own = [r for r in runs if r["model"] == name]
-            losses = [r["loss"] for r in own]
-            lines.append(
-                f"| {name} | {own[0]['parameters']:,} | {own[0]['read']:,} | {own[0]['steps']} | {np.mean([r['seconds'] for r in own]):.0f} | "
-                f"{np.mean(losses):.4f} | {', '.join(f'{loss:.4f}' for loss in losses)} |"
-            )
+            losses, seconds = [r["loss"] for r in own], f"{np.mean([r['seconds'] for r in own]):.0f}"
+            sizes = f"{own[0]['parameters']:,}", f"{own[0]['read']:,}", own[0]["steps"]
+            each = ", ".join(f"{loss:.4f}" for loss in losses)
+            lines.append(markdown_row([name, *sizes, seconds, f"{np.mean(losses):.4f}", each]))
     of_keys = [r for r in found if r["what"] == "keys"]
     if of_keys:
         # What else runs on a machine does not count as time of the processor; on an accelerator that is idle.
@@ -435,24 +427,19 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     """Draw losses by the bytes of the tables of a memory."""
     results = sorted((r for r in found if r["what"] == "sizes"), key=lambda r: r["rows"])
     without = next(r["loss"] for r in results if not r["rows"])
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    each = [r for r in results if r["rows"]]
-    axes.plot([r["bytes"] / 1e6 for r in each], [r["loss"] for r in each], marker="o", label="with a memory")
-    axes.axhline(without, color="gray", linestyle="--", label="without")
-    axes.set_xscale("log")
-    axes.set_xlabel("size of the tables (MB)")
-    axes.set_ylabel("validation loss (nats per byte)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=110)
+    points = np.transpose([(r["bytes"] / 1e6, r["loss"]) for r in results if r["rows"]])
+    for axes in axes_of(path):
+        axes.plot(*points, marker="o", label="with a memory")
+        axes.axhline(without, color="gray", linestyle="--", label="without")
+        axes.set_xscale("log")
+        axes.set_xlabel("size of the tables (MB)")
+        axes.set_ylabel("validation loss (nats per byte)")
+        axes.grid(alpha=0.3)
+        axes.legend()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("what", choices=["train", "sizes", "keys", "table"])
     add_options(parser)
     parser.add_argument(
@@ -479,7 +466,7 @@ def main() -> None:
     elif asked.what == "table":
         if asked.json is None:
             parser.error("table: give the file, --json")
-        found = [json.loads(line) for line in asked.json.read_text(encoding="utf-8").splitlines()]
+        found = read_lines(asked.json)
         if asked.picture is not None:
             draw(found, asked.picture)
     else:

@@ -14,11 +14,8 @@ Adagrad. Samples are divided over the devices, except in the way `jit`.
 On a machine without accelerators: `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from devices import collectives  # beside this file, as the next
+from devices import collectives
+from harness import about, add_line, options, read_lines, table as markdown_table, timed  # beside this file
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from language_models import about, add_line
 
 import lutjax
 from lutjax import optim, sharding
@@ -162,20 +159,22 @@ class Step:
         memory = self.compiled.memory_analysis()
         found = collectives(self.compiled.as_text())
         params, state, *data = self.given
+        value: Any = None
         del self.given
-        seconds = []
-        for _ in range(n + 1):
-            start = time.perf_counter()
+
+        def step() -> Any:
+            nonlocal params, state, value
             params, state, value = self.compiled(params, state, *data)
-            jax.block_until_ready((params, value))
-            seconds.append(time.perf_counter() - start)
+            return params, value
+
+        seconds = timed(step, n)
         return {
             **dataclasses.asdict(self.size),
             "way": self.way,
             "devices": self.n_devices,
             "received": {op: n_bytes * RECEIVED[op](self.n_devices) for op, (_, n_bytes) in found.items()},
             "memory": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-            "seconds": min(seconds[1:]),
+            "seconds": min(seconds),
             "loss": float(value),
         }
 
@@ -183,28 +182,33 @@ class Step:
 def table(results: list[dict[str, Any]]) -> str:
     """Return the results in Markdown; kinds of collectives of less than a kilobyte, such as that of the loss, are left out."""
     kinds = sorted({op for r in results for op, n_bytes in r["received"].items() if n_bytes >= 1000})
-    lines = [
-        f"| memory | tables, rows, width | samples, reads of a table | way | MB received | {' | '.join(kinds)} | MB of a device | ms |",
-        f"| --- | --- | --- | --- | --: |{' --: |' * len(kinds)} --: | --: |",
-    ]
+    lines = []
     for r in results:
         each = [f"{r['received'][op] / 1e6:.2f}" if op in r["received"] else "" for op in kinds]
-        lines.append(
-            f"| {r['name']} | {r['tables']}, {r['rows']}, {r['width']} | {r['batch']}, {r['ways']} | {r['way']} | "
-            f"{sum(r['received'].values()) / 1e6:.2f} | {' | '.join(each)} | {r['memory'] / 1e6:.1f} | {1e3 * r['seconds']:.1f} |"
-        )
-    return "\n".join(lines)
+        sizes = f"{r['tables']}, {r['rows']}, {r['width']}", f"{r['batch']}, {r['ways']}"
+        received = f"{sum(r['received'].values()) / 1e6:.2f}"
+        costs = f"{r['memory'] / 1e6:.1f}", f"{1e3 * r['seconds']:.1f}"
+        lines.append((r["name"], *sizes, r["way"], received, *each, *costs))
+    names = (
+        "memory",
+        "tables, rows, width",
+        "samples, reads of a table",
+        "way",
+        "MB received",
+        *kinds,
+        "MB of a device",
+        "ms",
+    )
+    return markdown_table(names, lines, 4)
 
 
 def page_table(path: Path) -> str:
     """Return the table of a page of the documentation."""
-    return table([json.loads(line) for line in path.read_text().splitlines()]) + "\n"
+    return table(read_lines(path))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--devices", type=int, help="use only so many; default: all")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs")
     parser.add_argument("--json", type=Path, help="add each result to this file, a line of JSON")

@@ -5,7 +5,6 @@ MNIST: a .npz file of a few thousand of its images, which is written as IDX file
 are not made again.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import add_line, options, read_lines  # beside this file
 
 from lutjax.training import datasets
 from lutjax.training.datasets import idx
@@ -89,13 +89,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def page_table(path: Path) -> str:
     """Return the table of a page of the documentation."""
-    return table([json.loads(line) for line in path.read_text().splitlines()])
+    return table(read_lines(path))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines, read and added to")
     for name in FOLDERS:
         parser.add_argument(f"--{name.lower()}", type=Path, dest=name, help="folder of its files")
@@ -104,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="instead of those of the recipes")
     parser.add_argument("--out", type=Path, help="keep the runs below this folder")
     given = parser.parse_args(arguments)
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    rows = read_lines(given.rows) if given.rows.exists() else []
     there = {(row["data"], row["recipe"]) for row in rows}
     with tempfile.TemporaryDirectory() as place:
         folders = {name: getattr(given, name) for name in FOLDERS}
@@ -115,8 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
             if folders[data] is not None and recipe in given.only and (data, recipe) not in there:
                 out = (given.out or Path(place)) / f"{FOLDERS[data]}-{recipe}"
                 rows.append(run(data, folders[data], recipe, given.steps, out))
-                with given.rows.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+                add_line(given.rows, rows[-1])
     print(table(rows))
 
 

@@ -4,13 +4,13 @@ The test part of split s is a random fifth of the 442 rows, drawn with seed s, a
 settings of that command. It prints a table in Markdown: means over the splits, and each split's R2.
 """
 
-import argparse
 import csv
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import head, markdown_row, options  # beside this file
 
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.reports import Errors
@@ -58,7 +58,7 @@ def measured(path: Path, split: int, fields: dict[str, Any]) -> dict[str, Errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--layers", default="1280")
     parser.add_argument("--steps", type=int, default=1000)
     given = parser.parse_args()
@@ -66,8 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder))
         splits = [measured(path, split, fields) for split in range(SPLITS)]
-    print("| | R2 | mean absolute error | root mean squared error | R2 of each split |")
-    print("| --- | --: | --: | --: | --- |")
+    names = "", "R2 of each split", "R2", "mean absolute error", "root mean squared error"
+    print(head(names, 2))
     for name in splits[0]:
         errors = [split[name] for split in splits]
         r2, absolute, squared = (
@@ -75,9 +75,8 @@ def main() -> None:
         )
         error = r2.std(ddof=1) / len(r2) ** 0.5
         each = " ".join(f"{value:.3f}" for value in r2)
-        print(
-            f"| {name} | {r2.mean():.3f} ± {error:.3f} | {absolute.mean():.1f} | {squared.mean():.1f} | {each} |"
-        )
+        means = f"{r2.mean():.3f} ± {error:.3f}", f"{absolute.mean():.1f}", f"{squared.mean():.1f}"
+        print(markdown_row([name, each, *means]))
 
 
 if __name__ == "__main__":

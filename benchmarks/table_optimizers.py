@@ -4,15 +4,13 @@ The sizes of the demo preset, the same batches and as many steps for each; rates
 another text (plays by Shakespeare).
 """
 
-import argparse
 import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from harness import axes_of, options  # beside this file
 
 from lutjax.models import LUTTransformerConfig
 from lutjax.training.lm import Run, TrainingConfig
@@ -34,7 +32,7 @@ def _of(config: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--text", type=Path, help="file or folder; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--png", type=Path, help="write the curves to this file")
@@ -42,12 +40,10 @@ def main() -> None:
     demo = PRESETS["lut"]["demo"]
     model = LUTTransformerConfig(**_of(LUTTransformerConfig, demo))
     text = load_text(arguments.text, context=model.context)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    curves = {}
     print(f"{'optimizer':14} {'ms/step':>8} {'train':>8} {'test':>8}   ({arguments.steps} steps)")
-    for name, options in CONFIGS.items():
-        values = {**demo, **options, "table_optimizer": name, "steps": arguments.steps}
+    for name, changes in CONFIGS.items():
+        values = {**demo, **changes, "table_optimizer": name, "steps": arguments.steps}
         run = Run(model, TrainingConfig(**_of(TrainingConfig, values)), text.train)
         state, curve, seconds = run.init(), [], 0.0
         for first in range(0, arguments.steps, 25):
@@ -59,14 +55,15 @@ def main() -> None:
         test = run.evaluate(state, text.test)
         per_step = seconds / max(arguments.steps - 25, 1) * 1e3
         print(f"{name:14} {per_step:8.1f} {curve[-1][1]:8.4f} {test:8.4f}", flush=True)
-        axes.plot(*np.transpose(curve), label=f"{name} (test {test:.3f})", linewidth=1)
-    if arguments.png:
+        curves[f"{name} (test {test:.3f})"] = np.transpose(curve)
+    for axes in axes_of(arguments.png, size=(8, 5)) if arguments.png else ():
+        for name, points in curves.items():
+            axes.plot(*points, label=name, linewidth=1)
         axes.set_xlabel(f"training step (of {demo['batch_size']} x {model.context} bytes)")
         axes.set_ylabel("training loss (nats per byte)")
         axes.set_ylim(top=3.0)
         axes.grid(alpha=0.3)
         axes.legend()
-        figure.savefig(arguments.png, dpi=110)
 
 
 if __name__ == "__main__":

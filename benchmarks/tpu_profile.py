@@ -11,61 +11,37 @@ every operation is counted so.
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from harness import options, print_table  # beside this file
+
 # Sizes as `lutjax.testing.case` takes them.
-CASES = {
-    "lookup 4096 x 16, 6 bits, 128 outputs": (
-        "lookup",
-        {"batch": 4096, "detectors": 16, "bits": 6, "outputs": 128},
-    ),
-    "lookup 4096 x 16, 10 bits, 256 outputs": (
-        "lookup",
-        {"batch": 4096, "detectors": 16, "bits": 10, "outputs": 256},
-    ),
-    "weighted_lookup 4096 x 16 x 2, 64 rows, 128 outputs": (
-        "weighted_lookup",
-        {"batch": 4096, "detectors": 16, "ways": 2, "rows": 64, "outputs": 128},
-    ),
-    "scored_lut 2048 x 8 x 16, 8 bits, 48 outputs": (
-        "scored_lut",
-        {"batch": 2048, "groups": 8, "detectors": 128, "bits": 8, "inputs": 48, "outputs": 48},
-    ),
-    "lookup_attention 128 x 32 x 64, 6 + 6 + 4 bits, 32 outputs": (
-        "lookup_attention",
-        {"batch": 128, "queries": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32},
-    ),
-    "lookup_attention 8 x 32 x 16, 6 + 6 + 4 bits, 32 outputs": (
-        "lookup_attention",
-        {"batch": 8, "queries": 32, "detectors": 16, "bits": 6, "position_bits": 4, "outputs": 32},
-    ),
-    "lut_pair_attention 128 x 32 x 64, 6 bits, 32 outputs": (
-        "lut_pair_attention",
-        {
-            "batch": 128,
-            "queries": 32,
-            "inputs": 32,
-            "detectors": 64,
-            "bits": 6,
-            "position_bits": 4,
-            "outputs": 32,
-        },
-    ),
-    "bilinear_gates 16384 of 16384, 4096 samples": (
-        "bilinear_gates",
-        {"inputs": 16384, "gates": 16384, "batch": 4096, "features_first": 1},
-    ),
-    "bilinear_gates 2000 of 2000, 512 samples": (
-        "bilinear_gates",
-        {"inputs": 2000, "gates": 2000, "batch": 512, "features_first": 1},
-    ),
-}
+CASES: dict[str, tuple[str, dict[str, int]]] = {
+    "lookup 4096 x 16, 6 bits, 128 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 6, "outputs": 128}),
+    "lookup 4096 x 16, 10 bits, 256 outputs": ("lookup", {"batch": 4096, "detectors": 16, "bits": 10, "outputs": 256}),
+    "weighted_lookup 4096 x 16 x 2, 64 rows, 128 outputs":
+        ("weighted_lookup", {"batch": 4096, "detectors": 16, "ways": 2, "rows": 64, "outputs": 128}),
+    "scored_lut 2048 x 8 x 16, 8 bits, 48 outputs":
+        ("scored_lut", {"batch": 2048, "groups": 8, "detectors": 128, "bits": 8, "inputs": 48, "outputs": 48}),
+    "lookup_attention 128 x 32 x 64, 6 + 6 + 4 bits, 32 outputs":
+        ("lookup_attention", {"batch": 128, "queries": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32}),
+    "lookup_attention 8 x 32 x 16, 6 + 6 + 4 bits, 32 outputs":
+        ("lookup_attention", {"batch": 8, "queries": 32, "detectors": 16, "bits": 6, "position_bits": 4, "outputs": 32}),
+    "lut_pair_attention 128 x 32 x 64, 6 bits, 32 outputs": ("lut_pair_attention", {
+        "batch": 128, "queries": 32, "inputs": 32, "detectors": 64, "bits": 6, "position_bits": 4, "outputs": 32}),
+    "bilinear_gates 16384 of 16384, 4096 samples":
+        ("bilinear_gates", {"inputs": 16384, "gates": 16384, "batch": 4096, "features_first": 1}),
+    "bilinear_gates 2000 of 2000, 512 samples":
+        ("bilinear_gates", {"inputs": 2000, "gates": 2000, "batch": 512, "features_first": 1}),
+}  # fmt: skip
 IMPLEMENTATIONS = ("reference", "xla", "pallas/tpu")
 _DUMP = "--xla_jf_dump_to={0} --xla_jf_dump_llo_text=true"
 _ESTIMATE = "--xla_jf_dump_static_llo_profile_to={0}/profile"
@@ -180,39 +156,43 @@ def _time(seconds: float | str | None) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
+def rows(given: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield rows of the table."""
+    cases = [case for case in CASES if any(part in case for part in given.case)]
+    for case, tpu, direction, implementation in itertools.product(
+        cases, given.tpu, given.direction, given.implementation
+    ):
+        found = profile(case, implementation, direction, tpu)
+        shown = found.get("error") or f"{found['cycles']:,}"
+        time = None if "error" in found else float(found["cycles"]) / float(found["clock"])
+        notes = " (a loop counts once)" * bool(found.get("loops")) + " (bundles)" * bool(found.get("bundles"))
+        named = {"forward": "forward", "backward": "forward + backward"}[direction]
+        bounds = (_time(found.get(name)) for name in ("bandwidth_s", "matrix_s"))
+        yield [case, tpu, named, implementation, str(shown), _time(time) + notes, *bounds]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--tpu", nargs="+", default=["v5e", "v6e"])
     parser.add_argument("--case", nargs="+", default=[""], help="parts of the names of cases; default: all")
     parser.add_argument("--implementation", nargs="+", default=IMPLEMENTATIONS)
     parser.add_argument("--direction", nargs="+", default=["forward", "backward"])
     parser.add_argument("--compile", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.compile:
-        print(json.dumps(compile_case(*options.compile)))
+    given = parser.parse_args()
+    if given.compile:
+        print(json.dumps(compile_case(*given.compile)))
         return
-    print("| case | TPU | | implementation | cycles | static profile | bandwidth bound | matrix-unit bound |")
-    print("| --- | --- | --- | --- | --: | --: | --: | --: |")
-    for case in CASES:
-        if not any(part in case for part in options.case):
-            continue
-        for tpu in options.tpu:
-            for direction in options.direction:
-                for implementation in options.implementation:
-                    found = profile(case, implementation, direction, tpu)
-                    shown = found.get("error") or f"{found['cycles']:,}"
-                    time = None if "error" in found else float(found["cycles"]) / float(found["clock"])
-                    loops = " (a loop counts once)" if found.get("loops") else ""
-                    loops += " (bundles)" if found.get("bundles") else ""
-                    named = {
-                        "forward": "forward",
-                        "backward": "forward + backward",
-                    }[direction]
-                    cells = [case, tpu, named, implementation, shown, _time(time) + loops]
-                    cells += [_time(found.get("bandwidth_s")), _time(found.get("matrix_s"))]
-                    print(f"| {' | '.join(cells)} |", flush=True)
+    names = (
+        "case",
+        "TPU",
+        "",
+        "implementation",
+        "cycles",
+        "static profile",
+        "bandwidth bound",
+        "matrix-unit bound",
+    )
+    print_table(names, rows(given), 4)
 
 
 if __name__ == "__main__":
