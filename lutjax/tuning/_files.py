@@ -80,7 +80,6 @@ class Document:
             unfinished.write_text(self.text())
 
 
-
 def load(path: str | os.PathLike[str]) -> dict[Key, Launch]:
     """Return the launches of a file that ``lutjax tune`` wrote; `lutjax.tuning.use` takes them. It takes at most 100 times the memory of the file.
 
