@@ -17,7 +17,13 @@ import lutjax
 from lutjax import extras as _extras
 from lutjax.dispatch import _records as shipped
 from lutjax.kernels._xla import detect_signs as plain
-from lutjax.status import _absences, checks as _checks, matrix as _matrix, report as _report, results as _records
+from lutjax.status import (
+    _absences,
+    checks as _checks,
+    matrix as _matrix,
+    report as _report,
+    results as _records,
+)
 from lutjax.status.matrix import State
 
 CPU, NATIVE, TPU = (
