@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -55,8 +55,9 @@ class _ReadSpec(ScoredSpec, TableSpec):
             found = (*others, *self._quantized_tables(self.weights_shape))
         return found + (() if self.read is None else scalars_of(self.read))
 
-    def _tables(self, arrays: Arrays) -> Any:
-        return self._scored_tables(arrays) if self.quantized else self._stored(arrays["weights"])
+    def tables_of(self, arrays: Arrays) -> Any:
+        """Return the tables as ops take them."""
+        return super().tables_of(arrays) if self.quantized else self._stored(arrays["weights"])
 
     def _kept(
         self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
@@ -145,12 +146,12 @@ class _ImageSpec(_ReadSpec):
 
     def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
         """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
-        if self.read is None:
+        scalars = self.scalars_of(arrays)
+        if self.read is None or scalars is None:
             y = self._one_row_each(arrays, x)
             return _meshes.reshaped(y, y.ndim - 1, self._groups().n_groups, self.weights_shape[2])
-        weights, groups = self._tables(arrays), self._groups().n_groups
+        weights, groups = self.tables_of(arrays), self._groups().n_groups
         x = x[..., None, :]
-        scalars = {name: arrays[name] for name in self.read.initial()}
         return lutjax.scored_lut(
             x, weights, arrays["anchors"], scalars, read=self.read, groups=groups, keep=keep, **self._reads
         )
@@ -489,16 +490,24 @@ class ConvLUTSpec(_ReadSpec):
         channels = weights[2] * self.groups
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_channels": channels}
 
+    def __call__(self, arrays: Arrays, x: Any, **mode: Any) -> jax.Array:
+        tables, scalars = self.tables_of(arrays), self.scalars_of(arrays)
+        return self.run(lutjax.conv_lut, x, tables, arrays["anchors"], scalars, **mode)
+
     @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
+    def run(
+        self,
+        op: Callable[..., jax.Array],
+        x: Any,
+        *arrays: Any,
+        deterministic: bool | None = None,
+        key: Any = None,
     ) -> jax.Array:
+        """Check and cast inputs, and return the outputs of `lutjax.conv_lut` with the options of the layer."""
         images = self._images(x, self.in_shape)
-        y = lutjax.conv_lut(
+        y = op(
             images if len(self.in_shape) == 3 else images[..., None],
-            self._tables(arrays),
-            arrays["anchors"],
-            None if self.read is None else {name: arrays[name] for name in self.read.initial()},
+            *arrays,
             kernel=self.kernel,
             stride=self.stride,
             padding=self.padding,

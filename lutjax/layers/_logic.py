@@ -763,12 +763,12 @@ class LogicRNNSpec(LogicGatesSpec):
 class LayerCall:
     """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
 
-    spec: WiredSpec
+    spec: Any
     arrays: Arrays
     options: Mapping[str, Any]
 
-    def __call__(self, x: Any, tables: Any) -> jax.Array:
-        y: jax.Array = self.spec(self.arrays, x, tables=tables, **self.options)
+    def __call__(self, x: Any, **others: Any) -> jax.Array:
+        y: jax.Array = self.spec(self.arrays, x, **self.options, **others)
         return y
 
 
@@ -780,7 +780,7 @@ def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
     """
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
-        x = call(x, tables.get(number))
+        x = call(x, tables=tables.get(number))
     y: jax.Array = x
     return y
 

@@ -124,9 +124,15 @@ class ScoredSpec(Spec):
             quantize = jax.vmap(quantize)
         return spec, quantize(weights)
 
-    def _scored_tables(self, arrays: Arrays) -> Any:
+    def tables_of(self, arrays: Arrays) -> Any:
+        """Return the tables as ops take them."""
         weights = arrays["weights"]  # the array itself: see lutjax.optim
         return lutjax.QuantizedTables(weights, arrays["exponents"]) if self.quantized else weights
+
+    def scalars_of(self, arrays: Arrays) -> dict[str, Any] | None:
+        """Return the scalars of the read; None without a read."""
+        names = (v.name for v in self.all_variables if v.kind == "scalars")
+        return None if self.read is None else {name: arrays[name] for name in names}
 
     def _all_tables(self, deterministic: bool | None) -> bool:
         return not self.random or (self.deterministic if deterministic is None else deterministic)
@@ -317,40 +323,59 @@ class ProjectionLUTSpec(ScoredSpec):
         elif variable.kind == "scalars":
             check_scalar(self.layer, variable.name, arrays[variable.name])
 
+    def __call__(self, arrays: Arrays, x: Any, **mode: Any) -> jax.Array:
+        z = self.compressed(arrays, x)
+        y = self.run(
+            lutjax.scored_lut, z, self.tables_of(arrays), arrays["anchors"], self.scalars_of(arrays), **mode
+        )
+        return self.decompressed(arrays, y, x)
+
     @names_layer
-    def __call__(
-        self, arrays: Arrays, x: Any, *, deterministic: bool | None = None, key: Any = None
-    ) -> jax.Array:
+    def compressed(self, arrays: Arrays, x: Any) -> jax.Array:
+        """Check and cast inputs, and return those of the heads, ``[..., heads, width]``."""
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
-        if self.dtype is None:
-            dtype = jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype)
-        else:
-            dtype = jnp.dtype(self.dtype)
-        batch, tables, n_tables = x.shape[:-1], self._scored_tables(arrays), self.heads * self.tables
         assert self.width is not None
-        z = jnp.asarray(x).astype(dtype)
+        z = jnp.asarray(x).astype(self._computed(x))
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
-        assert self.width is not None
-        y = lutjax.scored_lut(
-            _meshes.reshaped(z, len(batch), self.n_inputs, self.width),
-            tables,
-            arrays["anchors"],
-            {name: arrays[name] for name in self.read.initial()},
+        return _meshes.reshaped(z, x.ndim - 1, self.n_inputs, self.width)
+
+    @names_layer
+    def run(
+        self,
+        op: Callable[..., jax.Array],
+        z: jax.Array,
+        *arrays: Any,
+        deterministic: bool | None = None,
+        key: Any = None,
+    ) -> jax.Array:
+        """Return the outputs of `lutjax.scored_lut` with the options of the layer, ``[..., heads, outputs]``."""
+        shape = (*z.shape[:-2], self.heads * self.tables)
+        return op(
+            z,
+            *arrays,
             read=self.read,
             groups=self.heads,
             sum_groups=self.sum_heads,
-            keep=None if self._all_tables(deterministic) else self._keep(key, (*batch, n_tables), z.dtype),
+            keep=None if self._all_tables(deterministic) else self._keep(key, shape, z.dtype),
             accumulate=None if self.quantized else self.accumulate,
             implementation=self.implementation,
         )
-        y = y.reshape(*batch, y.shape[-2] * y.shape[-1]).astype(dtype)
+
+    @names_layer
+    def decompressed(self, arrays: Arrays, y: jax.Array, x: Any) -> jax.Array:
+        """Return outputs of the layer for those of the heads and its inputs."""
+        y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._computed(x))
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
         return y
+
+    def _computed(self, x: Any) -> Any:
+        """Return the dtype of projections and outputs."""
+        return jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype) if self.dtype is None else self.dtype
 
 
 def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -87,7 +87,14 @@ class Spec:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle` and `copy.deepcopy`."""
-        return state_of(self)
+        state = state_of(self)
+        state.pop("all_variables", None)  # they hold functions, which `pickle` refuses
+        return state
+
+    @functools.cached_property
+    def all_variables(self) -> tuple[Variable, ...]:
+        """The result of `variables`, computed once: every call needs the names."""
+        return self.variables()
 
     @property
     def random(self) -> bool:
@@ -142,7 +149,7 @@ class Spec:
         Raises:
           ValueError: one has a wrong shape or holds an id that does not exist.
         """
-        for variable in self.variables():
+        for variable in self.all_variables:
             if variable.name in arrays:
                 self._check_shape(variable, arrays[variable.name])
                 self._check_values(variable, arrays)
@@ -153,7 +160,7 @@ class Spec:
         Raises:
           ValueError: an id is out of range, or an array has no values.
         """
-        for variable in _with_ids(self):
+        for variable in self._id_variables:
             if variable.name in arrays:
                 self._check_known(variable, arrays[variable.name])
         return arrays
@@ -164,9 +171,13 @@ class Spec:
         Raises:
           ValueError: an id is out of range.
         """
-        for variable in _with_ids(self):
+        for variable in self._id_variables:
             if variable.name == name:
                 self._check_known(variable, array)
+
+    @property
+    def _id_variables(self) -> list[Variable]:
+        return [v for v in self.all_variables if v.kind in ("anchors", "targets", "wires")]
 
     def _check_known(self, variable: Variable, array: Any) -> None:
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -297,11 +308,6 @@ def missing(layer: str, name: str, hint: str = "") -> ValueError:
     )
 
 
-@functools.lru_cache(4096)
-def _with_ids(spec: Spec) -> tuple[Variable, ...]:
-    return tuple(v for v in spec.variables() if v.kind in ("anchors", "targets", "wires"))
-
-
 def names_layer(method: F) -> F:
     """Return a method of a spec whose errors name the layer, also those that an op raises in it.
 
@@ -410,7 +416,7 @@ def build(
         raise ValueError(
             f"{spec.layer}: placement is HostTables; a layer of Flax NNX has its tables itself: give 'host'."
         )
-    if not placed and not owner and any(v.drawn for v in spec.variables()):
+    if not placed and not owner and any(v.drawn for v in spec.all_variables):
         raise ValueError(
             f"{spec.layer}: placement is 'host'; layers of Flax Linen and Haiku hold arrays alone: give lutjax.optim.host.HostTables(), which has the "
             "tables of a model."
@@ -422,4 +428,4 @@ def build(
             return v
         return dataclasses.replace(v, derive=lambda before: jnp.asarray(given[v.name], v.dtype))
 
-    return spec, tuple(variable(v) for v in spec.variables())
+    return spec, tuple(variable(v) for v in spec.all_variables)

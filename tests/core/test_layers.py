@@ -1,10 +1,12 @@
 """The layers of the three libraries: the same variables, outputs, gradients and decoding."""
 
 import ast
+import copy
 import dataclasses
 import functools
 import inspect
 import pathlib
+import pickle
 import pydoc
 import re
 import runpy
@@ -772,14 +774,18 @@ def test_sizes_and_options_are_read_only(name):
 
 @pytest.mark.parametrize("hijax", [False, True])
 def test_other_modes_of_flax(hijax):
-    """Layers run with hijax variables, and in transformations that return no updates of the graph."""
+    """Layers run with hijax variables, also their copies, and in transformations that return no updates of the graph."""
     x, options = jnp.ones((3, 8)), {"n_detectors": 4, "n_anchors": 2}
     want = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))(x)
     with nnx.var_defaults(hijax=hijax):
         layer = lutjax_nnx.LUT(8, 2, **options, weights_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
         calls = nnx.jit(lambda layer, x: layer(x), graph_updates=False)
-        for y in (layer(x), nnx.clone(layer)(x), calls(layer, x)):
+        copies = layer, nnx.clone(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)
+        for y in (calls(layer, x), *(found(x) for found in copies)):
             np.testing.assert_array_equal(y, want)
+        noisy = lutjax_nnx.LogicGates(4, 4, estimator="gumbel", rngs=nnx.Rngs(0))
+        again = pickle.loads(pickle.dumps(noisy))
+        np.testing.assert_array_equal(again(x[:, :4]), noisy(x[:, :4]))
 
 
 class Mine(lutjax_nnx.LUT):

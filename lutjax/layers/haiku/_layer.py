@@ -115,7 +115,7 @@ class Layer(hk.Module, metaclass=_Module):
     def _held(self) -> Any:
         """Return the arrays, with ids checked where they are known, and tables in the memory of the host."""
         self._infer()
-        placement, variables = self._options.get("placement"), self.spec.variables()
+        placement, variables = self._options.get("placement"), self.spec.all_variables
         tables = on_host(placement, (self.module_name,), variables, making=hk.running_init())
         return {**self.spec.held(self._arrays()), **tables}
 

@@ -6,19 +6,35 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import Float, Shaped
 
 import lutjax
+from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _images
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Random
+from lutjax.layers.nnx._layer import Random, builds
 from lutjax.layers.nnx._variables import Anchors, Quantized, Tables, Targets
 from lutjax.reads import Read
 from lutjax.wiring import Connectivity
 from lutjax.wiring._sizes import Size
 
 
-class SpatialLUT(Random):
+class _Images(Random):
+    """Base of layers of tables over images."""
+
+    n_detectors: int
+    n_anchors: int
+    read: Read | None
+    connectivity: Connectivity
+    quantized: bool
+
+    weights: Tables | Quantized
+    exponents: Quantized  # with `quantized`
+    anchors: Anchors
+
+
+class SpatialLUT(_Images):
     """Lookup tables between two maps, in groups with receptive and projective fields.
 
     Example:
@@ -36,34 +52,27 @@ class SpatialLUT(Random):
 
     spec_type = _images.SpatialLUTSpec
 
-    weights: Tables | Quantized
-    exponents: Quantized  # with `quantized`
-    anchors: Anchors
     targets: Targets
 
+    @builds
     def __init__(
         self, connectivity: Connectivity, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, connectivity=connectivity, n_detectors=n_detectors, n_anchors=n_anchors, epsilon=epsilon, dtype=dtype,
-            param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate, implementation=implementation,
-            anchors=anchors, read=read, table_dropout=table_dropout, deterministic=deterministic, quantized=quantized,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
-class WindowLUT(Random):
+class WindowLUT(_Images):
     """Lookup tables over windows of an image, with separate tables for each window."""
 
     spec_type = _images.WindowLUTSpec
 
-    weights: Tables | Quantized
-    exponents: Quantized  # with `quantized`
-    anchors: Anchors
+    in_shape: tuple[int, ...]
+    out_features: int
 
+    @builds
     def __init__(
         self, in_shape: tuple[int, ...], out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -71,16 +80,10 @@ class WindowLUT(Random):
         implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, kernel: Size,
         stride: Size = 1, padding: Size = 0, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_shape=in_shape, out_features=out_features, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, read=read, table_dropout=table_dropout,
-            deterministic=deterministic, quantized=quantized, kernel=kernel, stride=stride, padding=padding,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
-class ConvLUT(Random):
+class ConvLUT(_Images):
     """Lookup tables over windows of an image, with shared tables: `lutjax.conv_lut`.
 
     Example:
@@ -98,10 +101,12 @@ class ConvLUT(Random):
 
     spec_type = _images.ConvLUTSpec
 
-    weights: Tables | Quantized
-    exponents: Quantized  # with `quantized`
-    anchors: Anchors
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    out_channels: int
+    groups: int
 
+    @builds
     def __init__(
         self, in_shape: tuple[int, ...], out_channels: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -109,11 +114,18 @@ class ConvLUT(Random):
         implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
         table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, kernel: Size,
         stride: Size = 1, padding: Size = 0, groups: int = 1, pool: Size | str | None = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_shape=in_shape, out_channels=out_channels, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, read=read, table_dropout=table_dropout,
-            deterministic=deterministic, quantized=quantized, kernel=kernel, stride=stride, padding=padding, groups=groups,
-            pool=pool,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs; `deterministic` and `rngs` as in a call of `WindowLUT`."""
+        spec, arrays = self._bound()
+        mode = self._mode(spec, deterministic, rngs)
+        tables, scalars = spec.tables_of(arrays), spec.scalars_of(arrays)
+        y: jax.Array = spec.run(lutjax.conv_lut, x, tables, arrays["anchors"], scalars, **mode)
+        return y

@@ -1,14 +1,16 @@
 """Base of the layers of Flax NNX: a spec, and its variables and sizes as attributes."""
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx.module import ModuleMeta
 from jaxtyping import Float, Shaped
 
 from lutjax._typing import Array
@@ -37,17 +39,45 @@ _MODES = ("deterministic", "decode")
 """Options that `nnx.view` changes."""
 
 
-class _Signature:
-    """Signature of a class for `inspect.signature`; the metaclass of Flax would hide it."""
+_HIDDEN = {
+    "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init_subclass__", "__setattr__", "spec_type",
+}  # fmt: skip
+"""Attributes that `help` leaves out: they tell users nothing."""
 
-    def __get__(self, layer: Any, cls: type) -> inspect.Signature:
-        if layer is not None:
-            raise AttributeError("__signature__")
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def builds(init: Constructor) -> Constructor:
+    """Return a constructor with the signature of `init` that makes the spec and the variables of its arguments."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def constructor(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            bound = signature.bind(self, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}.") from None
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        given = dict(arguments)
+        self._build(given.pop("rngs", None), **given)
+
+    return constructor  # type: ignore[return-value]
+
+
+class _LayerType(ModuleMeta):
+    """Type of layers: that of Flax hides the signature of constructors."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
         found = inspect.signature(cls.__init__)  # type: ignore[misc]
         return found.replace(parameters=list(found.parameters.values())[1:])
 
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name not in _HIDDEN]
 
-class Layer(nnx.Module):
+
+class Layer(nnx.Module, metaclass=_LayerType):
     """Base of layers: a spec, and its variables as attributes.
 
     Sizes and options, such as `in_features`, are read-only attributes. They are those of the arrays, so they follow when arrays are replaced. An
@@ -55,7 +85,6 @@ class Layer(nnx.Module):
     """
 
     spec_type: ClassVar[type[_spec.Spec]]
-    __signature__ = _Signature()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -84,11 +113,13 @@ class Layer(nnx.Module):
                     table.draw(jax.random.wrap_key_data(arrays[v.name]))
         _variables.link({v.name: getattr(self, v.name) for v in variables})
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a size or an option of the layer."""
-        if name in _spec.sizes(type(self).spec_type) and "_declared" in vars(self):
-            return getattr(self.spec, name)
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # classes declare their sizes and options
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a size or an option of the layer."""
+            if name in _spec.sizes(type(self).spec_type) and "_declared" in vars(self):
+                return getattr(self.spec, name)
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_spec.sizes(type(self).spec_type)})
@@ -142,25 +173,20 @@ class Layer(nnx.Module):
         return {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
 
     def _arrays(self) -> dict[str, Any]:
-        # The arrays themselves: an index, even [...], makes other ones of them, see lutjax.optim.
-        return {v.name: getattr(self, v.name).get_value() for v in self._declared.variables()}
+        own = vars(self)
+        return {v.name: _variables.array_of(own[v.name]) for v in self._declared.all_variables}
 
     def _check_origin(self) -> None:
-        names = (v.name for v in self._declared.variables())
-        _variables.check(self._declared.layer, {name: getattr(self, name) for name in names})
+        own, declared = vars(self), self._declared
+        _variables.check(declared.layer, {v.name: own[v.name] for v in declared.all_variables})
 
     def _bound(self) -> tuple[Any, dict[str, Any]]:
         """Return the spec and the arrays of a call, with ids checked where they are known, and tables in host memory."""
         self._check_origin()
         arrays = self._arrays()
         spec = self._declared.fitted(arrays)
-        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.variables() if v.drawn}
+        on_host = {v.drawn.name: getattr(self, v.drawn.name) for v in spec.all_variables if v.drawn}
         return spec, {**spec.held(arrays), **on_host}
-
-    def _run(self, x: Any, **options: Any) -> Any:
-        """Run the forward pass of the spec."""
-        spec, arrays = self._bound()
-        return spec(arrays, x, **options)
 
     def check(self) -> None:
         """Check the variables. Call it after they were replaced, for example by those of a checkpoint or by fewer.
@@ -183,14 +209,7 @@ class Switched(Layer):
         super()._build(rngs, **arguments)
         self.rngs = rngs[self.spec.stream].fork() if rngs is not None and self.spec.random else nnx.data(None)
 
-    def _run_switched(
-        self, x: Any, deterministic: bool | None, rngs: Any = None, **options: Any
-    ) -> jax.Array:
-        spec, arrays = self._bound()
-        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic, rngs), **options)
-        return y
-
-    def _mode(self, spec: Any, deterministic: bool | None, rngs: Any) -> dict[str, Any]:
+    def _mode(self, spec: Any, deterministic: bool | None, rngs: Any = None) -> dict[str, Any]:
         """Return whether a call is deterministic, and the key of its noise, as arguments of its spec."""
         calm, noise = spec.deterministic if deterministic is None else deterministic, {}
         if spec.random and not calm:
@@ -226,7 +245,9 @@ class Random(Switched):
           deterministic: whether to run the hard network, or without dropout; takes precedence over the layer's own.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run_switched(x, deterministic, rngs)
+        spec, arrays = self._bound()
+        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic, rngs))
+        return y
 
 
 def tables_of(model: nnx.Module) -> frozenset[str]:
@@ -259,7 +280,7 @@ def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
     found = {}
     for path, module in nnx.iter_modules(model):
         if isinstance(module, Layer):
-            for v in module._declared.variables():
+            for v in module._declared.all_variables:
                 if v.drawn is not None:
                     name, key = ("/".join(map(str, (*path, name))) for name in (v.drawn.name, v.name))
                     found[name] = getattr(module, v.drawn.name), key
@@ -321,7 +342,7 @@ def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]]) -> None:
-    names = {v.name: v.collection for v in spec.variables()}
+    names = {v.name: v.collection for v in spec.all_variables}
     found = {name for name in names if (*map(str, path), name) in there}
     missing = [name for name, kind in names.items() if kind != "params" and name not in found]
     if found and missing:

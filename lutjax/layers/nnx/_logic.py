@@ -15,7 +15,7 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _logic, _logic_images
 from lutjax.layers._logic import GAUSSIAN, RESIDUAL, uniform_table
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Layer, Switched
+from lutjax.layers.nnx._layer import Layer, Switched, builds
 from lutjax.layers.nnx._variables import Param, Thresholds, Wires
 from lutjax.wiring._names import Wiring
 from lutjax.wiring._sizes import Size
@@ -23,6 +23,9 @@ from lutjax.wiring._sizes import Size
 
 class _Wired(Switched):
     """Base of layers of gates with wires."""
+
+    estimator: str
+    feature_axis: int
 
     wires: Wires  # not with the wiring "full"
     readers: Wires  # of drawn wires
@@ -44,7 +47,7 @@ class _Wired(Switched):
           temperature: in place of the layer's own; it may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run_switched(x, deterministic, rngs, temperature=temperature)
+        return self._call(deterministic, temperature, rngs)(x)
 
     def _call(
         self, deterministic: bool | None, temperature: Any, rngs: nnx.Rngs | nnx.RngStream | None
@@ -79,7 +82,25 @@ class _Wired(Switched):
         return inputs, any_input
 
 
-class LogicGates(_Wired):
+class _Gates(_Wired):
+    """Base of layers of gates of two inputs."""
+
+    in_features: int
+    out_features: int
+
+    logits: Param
+
+    @builds
+    def __init__(
+        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
+        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
+        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
+    ) -> None: ...  # fmt: skip
+
+
+class LogicGates(_Gates):
     """Differentiable logic gates of two inputs: `lutjax.bilinear_gates`.
 
     Example:
@@ -100,43 +121,11 @@ class LogicGates(_Wired):
 
     spec_type = _logic.LogicGatesSpec
 
-    logits: Param
 
-    def __init__(
-        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
-        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
-            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
-            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
-            accumulate=accumulate, logits_init=logits_init,
-        )  # fmt: skip
-
-
-class LogicRNN(_Wired):
+class LogicRNN(_Gates):
     """Recurrent layer of differentiable logic gates."""
 
     spec_type = _logic.LogicRNNSpec
-
-    logits: Param
-
-    def __init__(
-        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
-        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
-            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
-            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
-            accumulate=accumulate, logits_init=logits_init,
-        )  # fmt: skip
 
     def __call__(
         self,
@@ -156,7 +145,7 @@ class LogicRNN(_Wired):
           temperature: in place of the layer's own; it may be traced.
           rngs: for the noise, instead of the layer's own stream.
         """
-        return self._run_switched(x, deterministic, rngs, temperature=temperature, state=state)
+        return self._call(deterministic, temperature, rngs)(x, state=state)
 
     def from_words(
         self,
@@ -182,8 +171,13 @@ class SoftLUT(_Wired):
 
     spec_type = _logic.SoftLUTSpec
 
+    in_features: int
+    out_features: int
+    n_inputs: int
+
     table: Param
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
         feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -191,13 +185,7 @@ class SoftLUT(_Wired):
         wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
         accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, parameterization: str = "light",
         table_init: Initializer | None = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
-            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
-            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
-            accumulate=accumulate, n_inputs=n_inputs, parameterization=parameterization, table_init=table_init,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
 class BinaryLUT(_Wired):
@@ -205,8 +193,13 @@ class BinaryLUT(_Wired):
 
     spec_type = _logic.BinaryLUTSpec
 
+    in_features: int
+    out_features: int
+    n_inputs: int
+
     table: Param
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, estimator: str = "straight_through", temperature: float | int = 1.0,
         feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -214,13 +207,7 @@ class BinaryLUT(_Wired):
         wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
         accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, table_init: Initializer = uniform_table,
         rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, estimator=estimator, temperature=temperature,
-            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
-            deterministic=deterministic, wiring=wiring, candidates=candidates, scores_init=scores_init,
-            accumulate=accumulate, n_inputs=n_inputs, table_init=table_init,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
 def in_sequence(
@@ -240,9 +227,14 @@ class LogicConv(_Wired):
 
     spec_type = _logic_images.LogicConvSpec
 
+    in_shape: tuple[int, int, int]
+    out_shape: tuple[int, int, int]
+    n_kernels: int
+
     logits: Param  # of gates
     table: Param  # of tables, instead
 
+    @builds
     def __init__(
         self, in_shape: tuple[int, int, int], n_kernels: int, *, estimator: str = "soft", temperature: float | int = 1.0,
         feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -250,14 +242,7 @@ class LogicConv(_Wired):
         depth: int = 3, stride: Size = 1, padding: Size = 0, pool: Size = 1, pool_padding: Size = 0,
         channels_per_kernel: int | None = None, wiring: str = "balanced", n_inputs: int = 2, parameterization: str = "gates",
         logits_init: Initializer = RESIDUAL, table_init: Initializer | None = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_shape=in_shape, n_kernels=n_kernels, estimator=estimator, temperature=temperature,
-            feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, implementation=implementation, wires=wires,
-            deterministic=deterministic, kernel=kernel, depth=depth, stride=stride, padding=padding, pool=pool,
-            pool_padding=pool_padding, channels_per_kernel=channels_per_kernel, wiring=wiring, n_inputs=n_inputs,
-            parameterization=parameterization, logits_init=logits_init, table_init=table_init,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     def from_words(self, words: UInt32[Array, "channels height width *batch"]) -> UInt32[jax.Array, "..."]:
         """Return the bits of the hard trees, for 32 samples a word: ``[kernels, rows, columns, ...]``.
@@ -285,16 +270,18 @@ class GroupSum(Layer):
 
     spec_type = _logic.GroupSumSpec
 
+    k: int
+    out_features: int
+    feature_axis: int
+
+    @builds
     def __init__(
         self, k: int, tau: float | int = 1.0, *, feature_axis: int = -1, accumulate: lutjax.FixedPoint | None = None,
-    ) -> None:  # fmt: skip
-        self._build(
-            None, k=k, tau=tau, feature_axis=feature_axis, accumulate=accumulate,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Shaped[Array, "..."]) -> Float[jax.Array, "..."]:
         """Return sums of groups."""
-        y: jax.Array = self._run(x)
+        y: jax.Array = self.spec({}, x)
         return y
 
 
@@ -312,22 +299,25 @@ class Thermometer(Switched):
 
     spec_type = _logic.ThermometerSpec
 
+    in_features: int
+    out_features: int
+    n_thresholds: int
+    feature_axis: int
+
     thresholds: Param | Thresholds
     widths: Thresholds
 
+    @builds
     def __init__(
         self, in_features: int, n_thresholds: int, *, learnable: bool = False, gradient: str = "straight_through",
         temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32, thresholds: Any = None, widths: Any = None, deterministic: bool = False,
-    ) -> None:  # fmt: skip
-        self._build(
-            None, in_features=in_features, n_thresholds=n_thresholds, learnable=learnable, gradient=gradient,
-            temperature=temperature, feature_axis=feature_axis, dtype=dtype, param_dtype=param_dtype, thresholds=thresholds,
-            widths=widths, deterministic=deterministic,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     def __call__(
         self, x: Shaped[Array, "..."], *, deterministic: bool | None = None
     ) -> Float[jax.Array, "..."]:
         """Return bits of inputs; `deterministic` takes precedence over the layer's own."""
-        return self._run_switched(x, deterministic)
+        spec, arrays = self._bound()
+        y: jax.Array = spec(arrays, x, **self._mode(spec, deterministic))
+        return y

@@ -16,7 +16,7 @@ from lutjax.layers import _memory, _product_keys
 from lutjax.layers._memory import MATRIX, NORMAL_ROWS, History
 from lutjax.layers._product_keys import uniform_keys, unit_rows
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Layer
+from lutjax.layers.nnx._layer import Layer, builds
 from lutjax.layers.nnx._variables import Keys, Param, Tables
 from lutjax.tables.host import HostTable
 from lutjax.tables.host_tables import HostTables
@@ -45,6 +45,12 @@ class NgramMemory(Layer):
 
     spec_type = _memory.NgramMemorySpec
 
+    features: int
+    orders: tuple[int, ...]
+    rows: int
+    heads: int
+    width: int
+
     weights: Tables | HostTable
     weights_key: Keys  # of a `HostTable`
     key_kernel: Param
@@ -54,20 +60,20 @@ class NgramMemory(Layer):
     conv_scale: Param  # with a `kernel`
     conv_kernel: Param
 
+    @builds
     def __init__(
         self, features: int, orders: tuple[int, ...] = (2, 3), *, rows: int, heads: int = 4, width: int | None = None,
         kernel: int = 4, seed: int = 0, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
         placement: str | HostTables = "device", rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, features=features, orders=orders, rows=rows, heads=heads, width=width, kernel=kernel, seed=seed,
-            dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, kernel_init=kernel_init, row_axis=row_axis,
-            accumulate=accumulate, implementation=implementation, placement=placement,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     __call__ = _memory.memory_call
+
+    def _run(self, x: Any, **options: Any) -> Any:
+        spec, arrays = self._bound()
+        return spec(arrays, x, **options)
 
     def row_ids(self, tokens: Int[Array, "*batch length"], segments: Any = None) -> Any:
         """Return the rows that tokens read, int32 ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
@@ -86,13 +92,21 @@ class NgramMemory(Layer):
 class _Keyed(Layer):
     """Base of layers whose rows are addressed by products of keys."""
 
+    in_features: int
+    out_features: int
+    n_keys: int
+    heads: int
+    k: int
+    key_size: int
+
     query_kernel: Param
     query_scale: Param
     half_keys: Param
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        y: jax.Array = self._run(x)
+        spec, arrays = self._bound()
+        y: jax.Array = spec(arrays, x)
         return y
 
     def reads(
@@ -112,18 +126,14 @@ class ProductKeyMemory(_Keyed):
     weights: Tables | HostTable
     weights_key: Keys  # of a `HostTable`
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_keys: int, heads: int = 4, k: int = 32, key_size: int | None = None,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
         keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
         placement: str | HostTables = "device", rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_keys=n_keys, heads=heads, k=k, key_size=key_size,
-            dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, keys_init=keys_init, kernel_init=kernel_init,
-            row_axis=row_axis, accumulate=accumulate, implementation=implementation, placement=placement,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
 class ProductKeyExperts(_Keyed):
@@ -136,16 +146,11 @@ class ProductKeyExperts(_Keyed):
     down_key: Keys  # of a `HostTable`
     up_key: Keys
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_keys: int, heads: int = 8, k: int = 16, key_size: int | None = None,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
         keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
         placement: str | HostTables = "device", activation: Callable[..., Any] = jax.nn.gelu, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_keys=n_keys, heads=heads, k=k, key_size=key_size,
-            dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, keys_init=keys_init, kernel_init=kernel_init,
-            row_axis=row_axis, accumulate=accumulate, implementation=implementation, placement=placement,
-            activation=activation,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import Float, Shaped
 
 import lutjax
+from lutjax._typing import Array
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _projection
 from lutjax.layers._projection import CONFIDENCE, SMALL_MATRIX, ScoredSpec, small_tables
 from lutjax.layers._spec import Initializer
-from lutjax.layers.nnx._layer import Random
+from lutjax.layers.nnx._layer import Random, builds
 from lutjax.layers.nnx._variables import Anchors, Param, Quantized, Tables
 from lutjax.reads import Read
 
@@ -39,6 +41,16 @@ class ProjectionLUT(Random):
 
     spec_type = _projection.ProjectionLUTSpec
 
+    in_features: int
+    out_features: int
+    heads: int
+    tables: int
+    bits: int
+    width: int
+    outputs: int
+    read: Read
+    quantized: bool
+
     compress_kernel: Param
     compress_bias: Param
     anchors: Anchors
@@ -47,6 +59,7 @@ class ProjectionLUT(Random):
     decompress_kernel: Param
     decompress_bias: Param
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, heads: int = 8, tables: int = 64, bits: int = 8,
         width: int | None = None, outputs: int | None = None, read: Read = CONFIDENCE, share_input: bool = False,
@@ -56,14 +69,23 @@ class ProjectionLUT(Random):
         compress_init: Initializer = SMALL_MATRIX, decompress_init: Initializer = jax.nn.initializers.zeros,
         accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None, anchors: Any = None,
         rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, heads=heads, tables=tables, bits=bits, width=width,
-            outputs=outputs, read=read, share_input=share_input, sum_heads=sum_heads, compress=compress,
-            decompress=decompress, table_dropout=table_dropout, deterministic=deterministic, quantized=quantized,
-            dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, compress_init=compress_init,
-            decompress_init=decompress_init, accumulate=accumulate, implementation=implementation, anchors=anchors,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
+
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+    ) -> Float[jax.Array, "..."]:
+        """Return outputs for inputs; `deterministic` and `rngs` as in a call of `ConvLUT`."""
+        spec, arrays = self._bound()
+        mode = self._mode(spec, deterministic, rngs)
+        z = spec.compressed(arrays, x)
+        tables, scalars = spec.tables_of(arrays), spec.scalars_of(arrays)
+        z = spec.run(lutjax.scored_lut, z, tables, arrays["anchors"], scalars, **mode)
+        y: jax.Array = spec.decompressed(arrays, z, x)
+        return y
 
 
 def quantize(model: M) -> M:
@@ -93,7 +115,7 @@ def quantize(model: M) -> M:
       (dtype('int8'), (4, 4), (2, 16))
     """
     model = nnx.merge(*nnx.split(model))
-    layers = [module for _, module in nnx.iter_modules(model) if isinstance(module, Random)]
+    layers: list[Any] = [module for _, module in nnx.iter_modules(model) if isinstance(module, Random)]
     layers = [
         layer
         for layer in layers
@@ -111,7 +133,7 @@ def quantize(model: M) -> M:
     return model
 
 
-def _quantize(layer: Random) -> None:
+def _quantize(layer: Any) -> None:
     """Replace the tables of a layer by tables of integers."""
     spec, arrays = layer.spec.quantize(layer.weights.get_value())
     layer._declared = spec

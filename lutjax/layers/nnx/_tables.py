@@ -14,11 +14,23 @@ from lutjax.dispatch.registry import Implementation
 from lutjax.layers import _tables
 from lutjax.layers._spec import Initializer
 from lutjax.layers._tables import uniform_positions
-from lutjax.layers.nnx._layer import Layer
+from lutjax.layers.nnx._layer import Layer, builds
 from lutjax.layers.nnx._variables import Anchors, Param, Tables, Targets
 
 
-class LUT(Layer):
+class _Detectors(Layer):
+    """Base of layers of detectors over a vector."""
+
+    in_features: int
+    out_features: int
+    n_detectors: int
+    n_anchors: int
+
+    weights: Tables
+    anchors: Anchors
+
+
+class LUT(_Detectors):
     """Fully connected lookup tables: `lutjax.lut`.
 
     Example:
@@ -34,20 +46,15 @@ class LUT(Layer):
 
     spec_type = _tables.LUTSpec
 
-    weights: Tables
-    anchors: Anchors
+    groups: int | None
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None, anchors: Any = None, groups: int | None = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, groups=groups,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
@@ -56,29 +63,25 @@ class LUT(Layer):
         return y
 
 
-class SparseLUT(Layer):
+class SparseLUT(_Detectors):
     """Lookup tables whose rows reach some of the outputs: `lutjax.sparse_lut`."""
 
     spec_type = _tables.SparseLUTSpec
 
-    weights: Tables
-    anchors: Anchors
+    groups: int | None
+    n_targets: int | None
+
     targets: Targets
     first_edges: Targets  # of an edge list
 
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
         weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
         implementation: Implementation = None, anchors: Any = None, groups: int | None = None, n_targets: int | None = None,
         targets_per: str = "row", targets: Any = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, groups=groups, n_targets=n_targets, targets_per=targets_per,
-            targets=targets,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
@@ -90,8 +93,17 @@ class SparseLUT(Layer):
         return y
 
 
-class _Attention(Layer):
+class _Attention(_Detectors):
     """Base of the two kinds of attention: the call and the cache."""
+
+    n_positions: int
+    n_position_bits: int
+    window: int | None
+    causal: bool
+    decode: bool
+
+    targets: Targets  # with `n_targets` or `targets`
+    positions: Param  # with `n_position_bits`
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
         super()._build(rngs, **arguments)
@@ -194,11 +206,7 @@ class LUTAttention(_Attention):
 
     spec_type = _tables.LUTAttentionSpec
 
-    weights: Tables
-    anchors: Anchors
-    targets: Targets  # with `n_targets` or `targets`
-    positions: Param  # with `n_position_bits`
-
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -207,14 +215,7 @@ class LUTAttention(_Attention):
         shared_positions: bool = True, positions_init: Initializer = uniform_positions, window: int | None = None,
         causal: bool = True, decode: bool = False, cached: str = "keys", blocks: tuple[int, int] | None = None,
         pool: int | None = None, n_targets: int | None = None, targets_per: str = "row", targets: Any = None, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, n_positions=n_positions, n_position_bits=n_position_bits,
-            shared_positions=shared_positions, positions_init=positions_init, window=window, causal=causal, decode=decode,
-            cached=cached, blocks=blocks, pool=pool, n_targets=n_targets, targets_per=targets_per, targets=targets,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
 
 
 class LUTPairAttention(_Attention):
@@ -222,11 +223,7 @@ class LUTPairAttention(_Attention):
 
     spec_type = _tables.LUTPairAttentionSpec
 
-    weights: Tables
-    anchors: Anchors
-    targets: Targets  # with `n_targets` or `targets`
-    positions: Param  # with `n_position_bits`
-
+    @builds
     def __init__(
         self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
         dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
@@ -236,12 +233,4 @@ class LUTPairAttention(_Attention):
         causal: bool = True, decode: bool = False, cached: str = "keys", blocks: tuple[int, int] | None = None,
         pool: int | None = None, n_targets: int | None = None, targets_per: str = "row", targets: Any = None,
         interleave: bool = False, rngs: nnx.Rngs,
-    ) -> None:  # fmt: skip
-        self._build(
-            rngs, in_features=in_features, out_features=out_features, n_detectors=n_detectors, n_anchors=n_anchors,
-            epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, weights_init=weights_init, accumulate=accumulate,
-            implementation=implementation, anchors=anchors, n_positions=n_positions, n_position_bits=n_position_bits,
-            shared_positions=shared_positions, positions_init=positions_init, window=window, causal=causal, decode=decode,
-            cached=cached, blocks=blocks, pool=pool, n_targets=n_targets, targets_per=targets_per, targets=targets,
-            interleave=interleave,
-        )  # fmt: skip
+    ) -> None: ...  # fmt: skip
