@@ -3,22 +3,17 @@
 import itertools
 import pickle
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from cases import slow
 from flax import nnx
 from folders import GOLDEN
-from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
+from layer_libraries import Case, nnx_layer
 
-import lutjax
 from lutjax import reads, wiring
-from lutjax.layers import linen, nnx as layers
-from lutjax.testing import assert_close
+from lutjax.layers import nnx as layers
 
 KEY = np.zeros(2, np.uint32)  # the bits of jax.random.key(0)
 
@@ -148,21 +143,18 @@ def test_masks_and_probability():
     sizes = {"groups": (3, 3), "receptive": (5, 4), "projective": (5, 6)}
     c = wiring.projections(KEY, (8, 8), (10, 12), **sizes, **masks)
     assert_projected(c, (5, 4), (5, 6), **masks)
-    dense = wiring.projections(None, (40, 40), (40, 40, 2), groups=20, receptive=5, projective=7)
-    some = wiring.projections(
-        KEY, (40, 40), (40, 40, 2), groups=20, receptive=5, projective=7, probability=0.3
-    )
+    sizes = ((40, 40), (40, 40, 2)), {"groups": 20, "receptive": 5, "projective": 7}
+
+    def drawn(key, **options):
+        return wiring.projections(key, *sizes[0], **sizes[1], **options)
+
+    dense, some = drawn(None), drawn(KEY, probability=0.3)
     n_all, n_some = ((c.targets >= 0).sum() for c in (dense, some))
     assert abs(n_some / n_all - 0.3) < 5 * (0.3 * 0.7 / n_all) ** 0.5
     for kept, possible in zip(some.targets, dense.targets, strict=True):
         assert set(kept[kept >= 0]) <= set(possible)
-    assert some == wiring.projections(
-        KEY, (40, 40), (40, 40, 2), groups=20, receptive=5, projective=7, probability=0.3
-    )
-    other = jax.random.key(1)
-    assert some != wiring.projections(
-        other, (40, 40), (40, 40, 2), groups=20, receptive=5, projective=7, probability=0.3
-    )
+    assert some == drawn(KEY, probability=0.3)
+    assert some != drawn(jax.random.key(1), probability=0.3)
 
 
 def test_centers():
@@ -305,7 +297,7 @@ def test_connectivity_is_a_value():
     assert repr(FIELDS) == "Connectivity((5, 6) to (4, 3), groups=6, inputs=12, outputs=6)"
 
 
-@pytest.mark.parametrize("distinct", [False, slow(True)])
+@pytest.mark.parametrize("distinct", [False, True])
 def test_anchors_are_candidates_of_their_group(distinct):
     mask = np.ones((5, 6), bool)
     mask[1, 1:3] = False
@@ -341,13 +333,10 @@ def test_picture_of_a_layer():
     want = {tuple((int(i) % 6, int(i) // 6) for i in pair) for pair in pairs}
     assert want <= lines_of(figure.axes[0])
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    names = ("group 1", "group 4", "groups that")
     assert titles == [
-        "group 1 reads",
-        "group 4 reads",
-        "groups that read a pixel",
-        "group 1 reaches",
-        "group 4 reaches",
-        "groups that reach a pixel",
+        *(f"{n} {verb}" for n, verb in zip(names, ("reads", "reads", "read a pixel"), strict=True)),
+        *(f"{n} {verb}" for n, verb in zip(names, ("reaches", "reaches", "reach a pixel"), strict=True)),
     ]
 
 
@@ -375,9 +364,9 @@ def test_pictures_of_ids(tmp_path):
     np.testing.assert_array_equal(
         drawn_images(gates_drawn)[3].ravel(), np.bincount(np.asarray(gates.wires[...]).ravel(), minlength=12)
     )
-    spatial = {"anchors": SOME.sample_anchors(KEY, 2, 3), "targets": jnp.asarray(SOME.targets)[:, None]}
+    spatial = {"anchors": FIELDS.sample_anchors(KEY, 2, 3), "targets": jnp.asarray(FIELDS.targets)[:, None]}
     images = drawn_images(wiring.show(spatial, in_shape=(5, 6), out_shape=(4, 3), groups=[7]))
-    np.testing.assert_array_equal(images[2].ravel(), np.isin(np.arange(12), SOME.targets[3]))
+    np.testing.assert_array_equal(images[2].ravel(), np.isin(np.arange(12), FIELDS.targets[3]))
     windows = wiring.windows((4, 4), 2, padding=1).reshape(25, -1)
     figure = wiring.show(windows, in_shape=(4, 4))
     assert drawn_images(figure)[-1].sum() == (windows >= 0).sum()
@@ -394,213 +383,13 @@ def test_pictures_of_ids(tmp_path):
             wiring.show(source, **options)
 
 
-# ------------------------------------------------------------------------------------- layers
-TABLES = {"n_detectors": 2, "n_anchors": 3}
-READ = reads.Confidence()
-ALL = wiring.projections(None, (5, 6), (4, 3), groups=2, receptive=(3, 4), projective=3)
-KEPT = [np.random.default_rng(0).random(ids.shape) < 0.5 for ids in (ALL.candidates, ALL.targets)]
-SOME = wiring.Connectivity(
-    ALL.in_shape,
-    ALL.out_shape,
-    ALL.centers,
-    *(np.where(kept, ids, -1) for kept, ids in zip(KEPT, (ALL.candidates, ALL.targets), strict=True)),
-)
-WINDOW = {"kernel": (2, 3), "stride": (2, 1), "padding": (1, 0)}
-CASES = {
-    "spatial": Case("SpatialLUT", TABLES, (3, 5, 6), (SOME,)),
-    "spatial_scored": Case("SpatialLUT", {**TABLES, "read": READ}, (3, 2, 5, 6), (FIELDS,)),
-    "window": Case("WindowLUT", {**TABLES, **WINDOW}, (3, 5, 4, 2), ((5, 4, 2), 3)),
-    "window_scored": Case(
-        "WindowLUT", {**TABLES, "read": READ, "kernel": 2, "stride": 3}, (5, 6), ((5, 6), 3)
-    ),
-    "window_dead_zone": Case("WindowLUT", {**TABLES, "kernel": 4, "epsilon": 0.5}, (2, 5, 6), ((5, 6), 1)),
-}
-
-
-def variables_of(case: Case) -> dict[str, jax.Array]:
-    arrays = {}
-    for i, v in enumerate(case.spec.variables()):
-        key = jax.random.key(10 + i)
-        arrays[v.name] = jax.random.normal(key, v.shape, v.dtype) if v.collection == "params" else v.init(key)
-    return arrays
-
-
-def connectivity_of(case: Case) -> wiring.Connectivity:
-    return case.spec.connectivity
-
-
-def group_by_group(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
-    """The definition: tables of each group alone, whose outputs a matrix of zeros and ones takes to the map."""
-    spec, c = case.spec, case.spec.connectivity
-    scalars = {} if spec.read is None else {name: arrays[name] for name in spec.read.initial()}
-    x = x.reshape(-1, c.n_inputs)
-
-    def of_group(weights: jax.Array, anchors: jax.Array) -> jax.Array:
-        if spec.read is None:
-            return lutjax.reference.lut(x, weights, anchors, epsilon=spec.epsilon)
-        return lutjax.reference.scored_lut(x, weights, anchors, scalars, read=spec.read)
-
-    groups = (
-        arrays[n].reshape(c.n_groups, spec.n_detectors, *arrays[n].shape[1:]) for n in ("weights", "anchors")
-    )
-    reaches = (c.targets[:, :, None] == np.arange(c.n_outputs)[None, None]).astype(np.float32)
-    return jnp.einsum("gbk,gko->bo", jax.vmap(of_group)(*groups), reaches)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_definition(name):
-    """Outputs and every gradient are those of the groups one by one."""
-    case = CASES[name]
-    arrays, x = variables_of(case), inputs_of(case)
-    batch = case.shape[: len(case.shape) - len(connectivity_of(case).in_shape)]
-    trained = {v.name: arrays[v.name] for v in case.spec.variables() if v.collection == "params"}
-    cotangent = jax.random.normal(jax.random.key(2), (*batch, *connectivity_of(case).out_shape))
-
-    def run(f):
-        def with_gradients(trained, x):
-            y, back = jax.vjp(lambda p, x: f({**arrays, **p}, x).reshape(cotangent.shape), trained, x)
-            return y, back(cotangent)
-
-        return jax.jit(with_gradients)(trained, x)
-
-    got, want = run(case.spec), run(lambda arrays, x: group_by_group(case, arrays, x))
-    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        assert np.any(b), path
-        assert_close(f"{name} {jax.tree_util.keystr(path)}", a, b)
-
-
-@pytest.mark.slow
-def test_window_by_loops():
-    """Each place adds the rows that its own detectors address, comparison by comparison."""
-    case = CASES["window"]
-    arrays = {name: np.asarray(a) for name, a in variables_of(case).items()}
-    x = inputs_of(case)
-    want = np.zeros((3, 3, 2, 3), np.float32)
-    for sample, image in enumerate(np.asarray(x)):
-        values = image.ravel()
-        for t, pairs in enumerate(arrays["anchors"]):
-            row = sum((values[a] > values[b]) << i for i, (a, b) in enumerate(pairs))
-            want[sample].reshape(6, 3)[t // 2] += arrays["weights"][t, row]
-    assert_close("window", nnx_layer(case, arrays)(x), want)
-
-
-@pytest.mark.slow
 def test_groups_are_added_in_float32():
     """Groups with one output: bfloat16 has no number between 256 and 258."""
     c = wiring.Connectivity((1, 2), (1,), [[0, 0]] * 9, [[0, 1]] * 9, [[0]] * 9)
-    case = Case(
-        "SpatialLUT",
-        {"n_detectors": 1, "n_anchors": 1, "read": reads.Hard(), "param_dtype": jnp.bfloat16},
-        (1, 2),
-        (c,),
+    options = {"n_detectors": 1, "n_anchors": 1, "read": reads.Hard(), "param_dtype": jnp.bfloat16}
+    layer = layers.SpatialLUT(c, **options, rngs=nnx.Rngs(0))
+    layer.weights = (jnp.asarray([256.0] + [1.0] * 8)[:, None, None] * jnp.ones((9, 2, 1))).astype(
+        jnp.bfloat16
     )
-    weights = jnp.asarray([256.0] + [1.0] * 8)[:, None, None] * jnp.ones((9, 2, 1))
-    arrays = {**variables_of(case), "weights": weights.astype(jnp.bfloat16)}
-    y = case.spec(arrays, jnp.asarray([[2.0, 1.0]]))
+    y = layer(jnp.asarray([[2.0, 1.0]]))
     assert (y.dtype, y.tolist()) == (jnp.bfloat16, [264.0])
-
-
-@pytest.mark.parametrize("name", [slow("spatial"), "window", slow("window_scored")])
-def test_variables_drawn(name):
-    """Detectors compare inputs of their own group, and rows reach its outputs."""
-    case = CASES[name]
-    c = connectivity_of(case)
-    for arrays in assert_drawn(case, inputs_of(case)):
-        assert not np.any(arrays["weights"])
-        for g, of_group in enumerate(np.asarray(arrays["anchors"]).reshape(c.n_groups, -1)):
-            assert set(of_group) <= set(c.candidates[g]) - {-1}
-        if case.layer == "SpatialLUT":
-            np.testing.assert_array_equal(arrays["targets"][:, 0], c.targets)
-
-
-@pytest.mark.slow
-def test_layers_are_values():
-    """Made under jit, split and merged, pruned, and with options as attributes."""
-    case = CASES["spatial"]
-    made = nnx.jit(lambda: nnx_layer(case))()
-    np.testing.assert_array_equal(made.anchors[...], nnx_layer(case).anchors[...])
-    assert made.connectivity == SOME
-    assert hash(made.spec) == hash(case.spec)
-    linen.SpatialLUT(*case.sizes, **case.options).__hash__()
-    layer = nnx_layer(case, variables_of(case))
-    layer.weights = layer.weights[...][::2]
-    with pytest.raises(ValueError, match="SpatialLUT: anchors has shape"):
-        layer.check()
-    layer.anchors = layer.anchors[...][::2]
-    layer.check()
-    assert (layer.n_detectors, layer(inputs_of(case)).shape) == (1, (3, 4, 3))
-    window = nnx_layer(CASES["window"])
-    assert (window.in_shape, window.kernel, window.out_features) == ((5, 4, 2), (2, 3), 3)
-    assert window.connectivity.out_shape == (3, 2, 3)
-
-
-@pytest.mark.slow
-def test_optimizer_leaves_ids_alone():
-    """A layer learns the largest value of each block of pixels, and its ids stay."""
-    c = wiring.projections(None, (6, 6), (3, 3), groups=(3, 3), receptive=3, projective=3)
-    layer = layers.SpatialLUT(c, n_detectors=8, n_anchors=4, rngs=nnx.Rngs(0))
-    ids = {name: np.asarray(getattr(layer, name)[...]) for name in ("anchors", "targets")}
-    optimizer = nnx.Optimizer(layer, optax.sgd(0.0015), wrt=nnx.Param)
-    x = jax.random.normal(KEY, (64, 6, 6))
-    want = x.reshape(64, 3, 2, 3, 2).max((2, 4))
-
-    @nnx.jit
-    def step(layer, optimizer):
-        loss, gradient = nnx.value_and_grad(lambda layer: jnp.sum((layer(x) - want) ** 2))(layer)
-        optimizer.update(layer, gradient)
-        return loss
-
-    losses = [float(step(layer, optimizer)) for _ in range(40)]
-    assert losses[-1] < 0.1 * losses[0]
-    for name, before in ids.items():
-        np.testing.assert_array_equal(getattr(layer, name)[...], before)
-
-
-REFUSED = {
-    "connectivity": (Case("SpatialLUT", TABLES, (2, 7), (7,)), "SpatialLUT: connectivity is 7; expected"),
-    "detectors": (
-        Case("SpatialLUT", {**TABLES, "n_detectors": 0}, (5, 6), (SOME,)),
-        "SpatialLUT: n_detectors is 0; it must be at least 1",
-    ),
-    "read": (
-        Case("SpatialLUT", {**TABLES, "read": "soft"}, (5, 6), (SOME,)),
-        "SpatialLUT: read is 'soft'; expected one of lutjax.reads",
-    ),
-    "sums": (
-        Case("SpatialLUT", {**TABLES, "read": READ, "accumulate": lutjax.FixedPoint(8)}, (5, 6), (SOME,)),
-        "SpatialLUT: accumulate is FixedPoint.* and read is Confidence",
-    ),
-    "dead_zone": (
-        Case("WindowLUT", {**TABLES, "read": READ, "epsilon": 0.5, "kernel": 2}, (5, 6), ((5, 6), 3)),
-        "WindowLUT: epsilon is 0.5 and read is Confidence",
-    ),
-    "kernel": (
-        Case("WindowLUT", {**TABLES, "kernel": (2, 7)}, (5, 6), ((5, 6), 3)),
-        r"WindowLUT: kernel is \(2, 7\), larger than an image of 5 by 6",
-    ),
-    "one_value": (
-        Case("WindowLUT", {**TABLES, "kernel": 2, "padding": 1}, (5, 6), ((5, 6), 3)),
-        r"WindowLUT: group 0, with its center at \(-0\.5, -0\.5\), has too few inputs, 1;",
-    ),
-    "anchors": (
-        Case("WindowLUT", {**TABLES, "kernel": 5, "anchors": np.full((4, 3, 2), 30)}, (5, 6), ((5, 6), 3)),
-        "WindowLUT: anchors holds ids from 30 to 30; inputs are 0 to 29",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.usefixtures("without_typechecking")
-def test_impossible_layers(name):
-    assert_refused(*REFUSED[name])
-
-
-@pytest.mark.usefixtures("without_typechecking")
-def test_wrong_calls():
-    case = CASES["window"]
-    for shape in ((3, 5, 4), (5, 4), (3, 4, 5, 2)):
-        with pytest.raises(ValueError, match=r"WindowLUT: x has shape .*; expected \[\.\.\., 5, 4, 2\]"):
-            nnx_layer(case)(jnp.zeros(shape))
-    with pytest.raises(TypeError, match=r"^SpatialLUT: lut_at_places: images is uint8"):
-        nnx_layer(CASES["spatial"])(jnp.zeros((5, 6), jnp.uint8))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from every_layer import CASES
 from layer_libraries import inputs_of, nnx_layer
 
@@ -42,56 +43,48 @@ def widened(x, case):
     return jnp.pad(x, widths)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_linen(name):
-    case = CASES[name]
-    x, cls = inputs_of(case), getattr(linen, case.layer)
-    given, inferred = cls(*case.sizes, **case.options), cls(**named(case))
-    variables = given.init(key(0), x)
-    found = dict(inferred.init(key(0), x))
-    assert found.pop("inputs")["in_features"].shape == (case.sizes[0],)
-    equal(found, variables)
-    found = inferred.init(key(0), x)
-    rngs = {case.spec.stream: key(0)}
-    equal(
-        jax.jit(lambda v, x: inferred.apply(v, x, rngs=rngs))(found, x),
-        jax.jit(lambda v, x: given.apply(v, x, rngs=rngs))(variables, x),
+def functions(library, case, args, options):
+    """Return `init`, `apply` and `check` of a layer, of one tree of variables."""
+    if library == "linen":
+        layer, rngs = getattr(linen, case.layer)(*args, **options), {case.spec.stream: key(0)}
+        return lambda x: layer.init(key(0), x), lambda v, x: layer.apply(v, x, rngs=rngs), layer.check
+
+    def made():
+        return getattr(haiku, case.layer)(*args, **options, name="layer")
+
+    f, check = (hk.transform_with_state(g) for g in (lambda x: made()(x), lambda: made().check()))
+    return (
+        lambda x: dict(zip(("params", "state"), f.init(key(0), x), strict=True)),
+        lambda v, x: f.apply(v["params"], v["state"], key(0), x)[0],
+        lambda v: check.apply(v["params"], v["state"], key(0)),
     )
-    inferred.check(found)
-    with pytest.raises(ValueError, match=f"{case.layer}: x has shape .*; expected"):
-        jax.jit(lambda v, x: inferred.apply(v, x, rngs=rngs))(found, widened(x, case))
-    without = {kind: part for kind, part in found.items() if kind != "inputs"}
-    for use in (lambda v: inferred.apply(v, x, rngs=rngs), inferred.check):
-        with pytest.raises(
-            ValueError, match=f"{case.layer}: in_features is None, and the number of inputs that init"
-        ):
-            use(without)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_haiku(name):
+def without_sizes(tree):
+    kept = {k: v for k, v in tree.items() if k != "in_features"}
+    return {k: without_sizes(v) if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+@pytest.mark.parametrize("library", ["linen", "haiku"])
+@pytest.mark.parametrize("name", slow_except(NAMES, LAYERS["LUT"], NAMES[-1]))
+def test_layers_take_the_number_of_inputs_of_the_first(name, library):
     case = CASES[name]
-    x, cls = inputs_of(case), getattr(haiku, case.layer)
-    given = hk.transform_with_state(lambda x: cls(*case.sizes, **case.options, name="layer")(x))
-    inferred = hk.transform_with_state(lambda x: cls(**named(case), name="layer")(x))
-    params, state = given.init(key(0), x)
-    found, kept = inferred.init(key(0), x)
-    equal(found, params)
-    rest = {name: array for name, array in kept["layer"].items() if name != "in_features"}
-    assert kept["layer"]["in_features"].shape == (case.sizes[0],)
-    equal(rest, state.get("layer", {}))
-    equal(
-        jax.jit(inferred.apply)(found, kept, key(0), x)[0],
-        jax.jit(given.apply)(params, state, key(0), x)[0],
-    )
-    check = hk.transform_with_state(lambda: cls(**named(case), name="layer").check())
-    check.apply(found, kept, key(0))
+    x = inputs_of(case)
+    init, apply, check = functions(library, case, (), named(case))
+    init_given, apply_given, _ = functions(library, case, case.sizes, case.options)
+    found, given = init(x), init_given(x)
+    sizes = [a for path, a in jax.tree.leaves_with_path(found) if "in_features" in jax.tree_util.keystr(path)]
+    assert [a.shape for a in sizes] == [(case.sizes[0],)]
+    rest = without_sizes(found)
+    for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(given), strict=True):
+        np.testing.assert_array_equal(a, b)
+    equal(jax.jit(apply)(found, x), jax.jit(apply_given)(given, x))
+    check(found)
     with pytest.raises(ValueError, match=f"{case.layer}: x has shape .*; expected"):
-        jax.jit(inferred.apply)(found, kept, key(0), widened(x, case))
-    with pytest.raises(
-        ValueError, match=f"{case.layer}: in_features is None, and the number of inputs that init"
-    ):
-        inferred.apply(found, {"layer": rest}, key(0), x)
+        jax.eval_shape(apply, found, widened(x, case))
+    for use in (lambda v: jax.eval_shape(apply, v, x), check):
+        with pytest.raises(ValueError, match=f"{case.layer}: in_features is None, and the number of inputs"):
+            use(rest)
 
 
 def test_other_methods_know_the_number_of_inputs():

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
+from cases import slow_except
 from every_layer import CASES, POSITIONS, sequences, vectors
 from flax import nnx
 from layer_libraries import LIBRARIES, Case, inputs_of, nnx_layer
@@ -84,7 +84,7 @@ def nested(arrays: dict[str, Any], depth: int) -> dict[str, Any]:
         place = found
         for part in parts:
             place = place.setdefault(part, {})
-        place[last] = array
+        place[last] = jnp.asarray(array)
     return found
 
 
@@ -156,8 +156,12 @@ def assert_same(found: Any, want: np.ndarray, where: str) -> None:
         np.testing.assert_array_equal(found, want, err_msg=where)
 
 
-@pytest.mark.parametrize("library", ["nnx", slow("linen"), slow("haiku")])
-@pytest.mark.parametrize("name", NAMES)
+EACH = [(name, library) for name in NAMES for library in LIBRARIES]
+FIRST = {case.layer: name for name, case in reversed(NAMES.items())}.values()
+FAST = ("LUT-linen", "LUT-haiku", "LogicRNN, balanced-linen", "ProjectionLUT, hard-haiku")
+
+
+@pytest.mark.parametrize(("name", "library"), slow_except(EACH, *FAST, *(f"{name}-nnx" for name in FIRST)))
 def test_recorded_state(name: str, library: str, states: dict[str, np.ndarray]) -> None:
     """A new layer has the recorded variables and values, and the recorded state gives the recorded output."""
     case, prefix = NAMES[name], f"{name}|{library}|"

@@ -30,9 +30,7 @@ from folders import ROOT
 from layer_libraries import (
     LIBRARIES,
     Case,
-    assert_drawn,
     assert_libraries_agree,
-    assert_refused,
     by_kind,
     inputs_of,
     nnx_layer,
@@ -42,7 +40,6 @@ from layer_libraries import (
 import lutjax
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 from lutjax.layers._spec import parameters
-from lutjax.testing import assert_close
 
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
@@ -92,17 +89,6 @@ def test_libraries_agree_in_bfloat16(name):
     assert_libraries_agree(case, variables_of(case, dtype), inputs_of(case, dtype), cotangent)
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "lut", "sparse_per_row", "attention", "pair"))
-def test_variables_drawn(name):
-    """Each library draws the variables that the spec names, and keeps ids apart from what is trained."""
-    case = CASES[name]
-    for arrays in assert_drawn(case, inputs_of(case)):
-        assert not np.any(arrays["weights"])
-        if "positions" in arrays:
-            assert -1 <= arrays["positions"].min() < 0 < arrays["positions"].max() <= 1
-        if "targets" in arrays:
-            ordered = np.sort(arrays["targets"], -1)
-            assert np.all(ordered[..., 1:] > ordered[..., :-1]), "targets of a row must differ"
 
 
 GROUPED = {
@@ -353,94 +339,8 @@ def test_explicit_ids():
     assert layer.weights.shape == (5, 8, 3)
 
 
-IMPOSSIBLE = {
-    "no detectors": ("LUT", {"n_detectors": 0}, "LUT: n_detectors is 0; it must be at least 1"),
-    "half an anchor": ("LUT", {"n_anchors": -1}, "LUT: n_anchors is -1; it must be at least 0"),
-    "one input": ("LUT", {"in_features": 1}, "LUT: in_features is 1; .* at least 2"),
-    "too many rows": (
-        "LUTAttention",
-        {"n_anchors": 16},
-        r"LUTAttention: n_anchors is 16 and n_position_bits is 0, .* 2\*\*32 rows",
-    ),
-    "groups": ("LUT", {"groups": 5}, "LUT: groups is 5; it must divide in_features, 7"),
-    "one input in a group": (
-        "LUT",
-        {"groups": 5, "in_features": 5, "out_features": 5},
-        "LUT: groups is 5 and in_features is 5; a detector compares two",
-    ),
-    "negative dead zone": ("LUT", {"epsilon": -1.0}, "LUT: epsilon is -1.0"),
-    "integer tables": ("LUT", {"param_dtype": jnp.int32}, "LUT: param_dtype is int32; expected one of"),
-    "float64 off": ("LUT", {"param_dtype": "float64"}, "LUT: param_dtype is float64, which .*jax_enable_x64"),
-    "no targets": ("SparseLUT", {}, "SparseLUT: give either n_targets"),
-    "too many targets": (
-        "SparseLUT",
-        {"n_targets": 7},
-        "SparseLUT: n_targets is 7; there are only 6 outputs",
-    ),
-    "unknown lists": (
-        "SparseLUT",
-        {"n_targets": 2, "targets_per": "day"},
-        "targets_per is 'day'; expected one",
-    ),
-    "targets of other rows": (
-        "SparseLUT",
-        {"targets": np.zeros((1, 4, 2), np.int32)},
-        r"SparseLUT: targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,",
-    ),
-    "target out of range": (
-        "SparseLUT",
-        {"targets": np.full((1, 1, 2), 6, np.int32)},
-        "SparseLUT: targets holds ids from 6 to 6; outputs are 0 to 5",
-    ),
-    "anchors of other sizes": (
-        "LUT",
-        {"anchors": np.asarray([[[0, 1]]])},
-        r"LUT: anchors has shape \[1, 1, 2\]; .* need \[5, 3, 2\]",
-    ),
-    "anchor out of range": (
-        "LUT",
-        {"anchors": np.tile([0, 7], (5, 3, 1))},
-        "LUT: anchors holds ids from 0 to 7; inputs are 0 to 6",
-    ),
-    "anchor with itself": (
-        "LUTPairAttention",
-        {"anchors": np.full((5, 3, 2), 13)},
-        "LUTPairAttention: anchor pair 0 of detector 0 compares input 13 with itself",
-    ),
-    "bits without positions": (
-        "LUTAttention",
-        {"n_position_bits": 2},
-        "n_position_bits is 2 but n_positions is 0",
-    ),
-    "window beyond positions": (
-        "LUTAttention",
-        {**POSITIONS, "window": 9},
-        "LUTAttention: window is 9 but only 8 distances have a position",
-    ),
-    "window of all keys": (
-        "LUTAttention",
-        {**POSITIONS, "window": 3, "causal": False},
-        "LUTAttention: window is 3 but causal is False",
-    ),
-    "decoding from all keys": (
-        "LUTPairAttention",
-        {**POSITIONS, "decode": True, "causal": False},
-        "LUTPairAttention: decode is True but causal is False",
-    ),
-    "interleave": (
-        "LUTPairAttention",
-        {**POSITIONS, "interleave": True},
-        "n_position_bits is 2 and in_features is 7",
-    ),
-}
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_impossible_sizes(name):
-    layer, options, message = IMPOSSIBLE[name]
-    options = {**TABLES, **options}
-    inputs, outputs = options.pop("in_features", 7), options.pop("out_features", 6)
-    assert_refused(Case(layer, options, (2, 3, inputs), (inputs, outputs)), message)
 
 
 def test_unknown_option():
@@ -668,10 +568,6 @@ def test_mypy_checks_calls(tmp_path):
         assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
-@pytest.mark.slow
-def test_libraries_are_not_imported_unasked():
-    code = "import lutjax.layers, lutjax.models, sys; assert not {'flax', 'haiku'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ------------------------------------------------------------------------------------- sizes and arrays
@@ -815,56 +711,7 @@ def test_errors_name_the_class_of_the_user():
         hk.transform_with_state(lambda: haikus(1, 2, n_detectors=3, n_anchors=2)).init(None)
 
 
-@pytest.mark.usefixtures("without_typechecking")
-def test_errors_of_ops_name_the_layer():
-    case = CASES["attention"]
-    arrays, x = variables_of(case), inputs_of(case)
-    message = r"^LUTAttention: lut_attention: .*x is int32\[2, 9, 7\]"
-    bad = jnp.zeros((2, 9, 7), jnp.int32)
-    kinds = by_kind(case, arrays)
-    f = hk.transform_with_state(
-        lambda x: lutjax_haiku.LUTAttention(*case.sizes, **case.options, name="layer")(x)
-    )
-    for call in (
-        lambda: nnx_layer(case, arrays)(bad),
-        lambda: linen.LUTAttention(*case.sizes, **case.options).apply(kinds, bad),
-        lambda: f.apply({"layer": kinds["params"]}, {"layer": kinds["anchors"]}, None, bad),
-    ):
-        with pytest.raises(TypeError, match=message):
-            call()
-    layer = nnx_layer(case, arrays, implementation="triton")
-    with pytest.raises(lutjax.NoImplementationError, match=r"^LUTAttention: .*no implementation"):
-        layer(x)
-    layer = nnx_layer(case, arrays)
-    layer.init_cache(x.shape, jnp.int32)
-    with pytest.raises(TypeError, match=r"^LUTAttention: detect: x is int32"):
-        layer(bad, decode=True)
 
 
-@pytest.mark.usefixtures("without_typechecking")
-@pytest.mark.parametrize("rngs", [0, np.zeros(2, np.uint32)], ids=["number", "key"])
-def test_rngs_are_those_of_nnx(rngs):
-    with pytest.raises(TypeError, match=r"LUT: rngs is .*; expected flax.nnx.Rngs, such as nnx.Rngs\(0\)"):
-        lutjax_nnx.LUT(4, 2, n_detectors=3, n_anchors=2, rngs=rngs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", ["LUTAttention", "LUTPairAttention"])
-def test_pooled_keys(layer):
-    """Blocks of one key are all keys, and one block is the mean over them; what does not go with them is refused."""
-    case = Case(layer, {"n_detectors": 4, "n_anchors": 2}, (2, 5, 6))
-    arrays, x = variables_of(case), inputs_of(case)
-    every = nnx_layer(case, arrays)(x)
-    single, whole = (nnx_layer(case._replace(options={**case.options, "pool": n}), arrays)(x) for n in (1, 5))
-    assert_close("blocks of one key", single, every)
-    assert_close("one block", whole, every / np.maximum(np.arange(5), 1)[None, :, None].astype(np.float32))
-    for options, message in (
-        ({"pool": 0}, "pool is 0; it must be at least 1"),
-        ({"pool": 2, "causal": False}, "pool is 2 and causal is False"),
-        ({"pool": 2, "decode": True, "window": 2}, "pool is 2 and decode is True"),
-    ):
-        assert_refused(case._replace(options={**case.options, **options}), message)
-    with pytest.raises(ValueError, match="block_mask is given, but pool is 2"):
-        nnx_layer(case._replace(options={**case.options, "pool": 2}), arrays)(
-            x, block_mask=np.ones((5, 5), bool), block_sizes=1
-        )

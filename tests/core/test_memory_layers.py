@@ -8,14 +8,7 @@ import numpy as np
 import optax
 import pytest
 from cases import slow
-from every_layer import CASES
 from flax import nnx
-from layer_libraries import (
-    Case,
-    assert_drawn,
-    assert_refused,
-    inputs_of,
-)
 
 import lutjax
 from lutjax import optim as tables
@@ -113,16 +106,8 @@ def test_impossible_hashes(options, message):
 
 
 # ------------------------------------------------------------------------------------- layers
-MEMORIES = ["NgramMemory", "NgramMemory, given", "ProductKeyMemory", "ProductKeyExperts"]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_first_values(name):
-    """Scales as published: rows of length 1 in a table that keys address, keys within one over the root of their size."""
-    for drawn in assert_drawn(CASES[name], inputs_of(CASES[name])):
-        for of_scale in ("query_scale", "key_scale", "conv_scale"):
-            assert np.all(drawn.get(of_scale, 1.0) == 1)
-        assert not np.any(drawn.get("conv_kernel", 0.0))
 
 
 def test_first_scales():
@@ -137,22 +122,6 @@ def test_first_scales():
     assert jnp.std(memory.weights[...]) == pytest.approx(0.02, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("layer", "options", "message"),
-    [
-        ("NgramMemory", {"rows": 0}, "NgramMemory: rows is 0"),
-        ("NgramMemory", {"rows": 5, "heads": 5000}, "NgramMemory: heads is 5000"),
-        ("NgramMemory", {"rows": 5, "width": 0}, "NgramMemory: width is 0; it must be at least 1"),
-        ("NgramMemory", {"rows": 5, "kernel": -1}, "NgramMemory: kernel is -1"),
-        ("NgramMemory", {"rows": 5, "dtype": "int8"}, "NgramMemory: dtype is int8"),
-        ("ProductKeyMemory", {"n_keys": 4, "k": 5}, "ProductKeyMemory: k is 5 and n_keys 4"),
-        ("ProductKeyMemory", {"n_keys": 50_000}, "n_keys is 50000; at most 46340"),
-        ("ProductKeyExperts", {"n_keys": 4, "k": 2, "key_size": 0}, "ProductKeyExperts: key_size is 0"),
-    ],
-)
-def test_impossible_layers(layer, options, message):
-    shape = (4, 5, 6)
-    assert_refused(Case(layer, options, shape, (6,) if layer == "NgramMemory" else (6, 6)), message)
 
 
 @pytest.mark.usefixtures("without_typechecking")

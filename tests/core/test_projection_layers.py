@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from anchor_pairs import assert_without_replacement
-from cases import called_weights, slow, slow_except
+from cases import called_weights
 from flax import nnx
 from layer_libraries import (
     Case,
-    assert_drawn,
-    assert_refused,
     by_kind,
     inputs_of,
     nnx_layer,
@@ -55,44 +52,10 @@ def variables_of(case: Case) -> dict[str, jax.Array]:
     return arrays
 
 
-def head_by_head(case: Case, arrays: Any, x: jax.Array) -> jax.Array:
-    """The definition, one head after the other."""
-    spec, read = case.spec, case.spec.read
-    scalars = {name: arrays[name] for name in read.initial()}
-    z = x @ arrays["compress_kernel"] + arrays["compress_bias"][None] if spec.compress else x
-    outputs = []
-    for h in range(spec.heads):
-        mine = slice(h * spec.tables, (h + 1) * spec.tables)
-        part = z if spec.share_input else z[:, h * spec.width : (h + 1) * spec.width]
-        weights, anchors = arrays["weights"][mine], arrays["anchors"][mine]
-        outputs.append(lutjax.reference.scored_lut(part, weights, anchors, scalars, read=read))
-    y = sum(outputs[1:], outputs[0]) if spec.sum_heads else jnp.concatenate(outputs, -1)
-    return y @ arrays["decompress_kernel"] + arrays["decompress_bias"][None] if spec.decompress else y
 
 
-@pytest.mark.parametrize(
-    "name", slow_except(["default", "shared", *map(slow, ("one_projection", "other_projection"))], "shared")
-)
-def test_definition(name):
-    case = CASES[name]
-    arrays, x = variables_of(case), inputs_of(case)
-    got = jax.jit(case.spec)(arrays, x)
-    want = jax.jit(functools.partial(head_by_head, case))(arrays, x.reshape(-1, x.shape[-1]))
-    assert_close(name, got.reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("name", [slow("default"), "shared"])
-def test_variables_drawn(name):
-    """The layer is zero at first; each head compares pairs that differ as far as there are."""
-    case = CASES[name]
-    for arrays in assert_drawn(case, inputs_of(case)):
-        assert not any(np.any(arrays[n]) for n in ("compress_bias", "decompress_kernel", "decompress_bias"))
-        assert 0.01 < np.std(arrays["compress_kernel"]) < 0.03
-        assert 0 < np.abs(arrays["weights"]).max() <= 1e-3
-        for head in np.asarray(arrays["anchors"]).reshape(3, 2, 2, 2):
-            assert_without_replacement(head, np.arange(case.spec.width))
-        for name, value in case.spec.read.initial().items():
-            assert arrays[name] == value
 
 
 def test_sizes_of_heads_follow_from_features():
@@ -104,29 +67,8 @@ def test_sizes_of_heads_follow_from_features():
     assert (spec.width, spec.outputs) == (384, 100)
 
 
-IMPOSSIBLE = {
-    "inputs that do not divide": (
-        {"compress": False},
-        "in_features is 7 and compress is False, .* 3 heads with width=3, 9",
-    ),
-    "outputs that do not divide": (
-        {"decompress": False, "outputs": 4},
-        "out_features is 6 and decompress is False, .* 3 heads with outputs=4, 12",
-    ),
-    "one input": ({"width": 1}, "width is 1; a comparison needs at least 2"),
-    "no read": ({"read": "hard"}, "read is 'hard'; expected one of lutjax.reads"),
-    "dropout": ({"table_dropout": 1.0}, "table_dropout is 1.0; it must be at least 0 and below 1"),
-    "integers": ({"quantized": True}, "quantized is True but read is Confidence"),
-    "bits": ({"bits": 40}, "bits is 40, so a table has"),
-    "anchors": ({"anchors": np.tile([0, 3], (6, 2, 1))}, "anchors holds ids from 0 to 3; inputs are 0 to 2"),
-}
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-@pytest.mark.usefixtures("without_typechecking")
-def test_impossible_arguments(name):
-    options, message = IMPOSSIBLE[name]
-    assert_refused(Case("ProjectionLUT", {**SIZES, **options}, (2, 7)), f"ProjectionLUT: {message}")
 
 
 class Named(reads.Hard):
@@ -236,24 +178,6 @@ def test_dropout_of_tables():
         layer(x)
 
 
-def test_dropout_in_linen_and_haiku():
-    arrays, x = variables_of(DROPOUT), inputs_of(DROPOUT)
-    kinds, calm = by_kind(DROPOUT, arrays), DROPOUT.spec(arrays, x, deterministic=True)
-    module = linen.ProjectionLUT(*DROPOUT.sizes, **DROPOUT.options)
-    np.testing.assert_array_equal(module.apply(kinds, x, deterministic=True), calm)
-    first, second = (module.apply(kinds, x, rngs={"dropout": jax.random.key(i)}) for i in range(2))
-    assert np.any(first != second)
-    f = hk.transform_with_state(
-        lambda x, calm: lutjax_haiku.ProjectionLUT(*DROPOUT.sizes, **DROPOUT.options, name="layer")(
-            x, deterministic=calm
-        )
-    )
-    state = {"layer": kinds["anchors"]}
-    np.testing.assert_array_equal(f.apply({"layer": kinds["params"]}, state, None, x, True)[0], calm)
-    first, second = (
-        f.apply({"layer": kinds["params"]}, state, jax.random.key(i), x, False)[0] for i in range(2)
-    )
-    assert np.any(first != second)
 
 
 # ------------------------------------------------------------------------------------- training, transformations

@@ -169,6 +169,7 @@ CASES = {
     },
     "LogicConv": trees(**CONV, padding=1, pool=2),
     "LogicConv, random": trees(**CONV, wiring="random"),
+    "LogicConv, wide": trees(depth=1, kernel=(7, 2), stride=(2, 3), padding=(3, 1)),
     "LogicConv, features first": trees(
         **CONV, feature_axis=0, stride=(2, 1), padding=(1, 0), pool=(3, 2), pool_padding=(0, 1), channels_per_kernel=1
     ),
