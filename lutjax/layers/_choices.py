@@ -131,9 +131,9 @@ def _gains(
         return values.reshape(values.shape[0], n_parts, values.shape[1] // n_parts)
 
     parts = in_parts(x)
-    part = (
-        jnp.arange(n_candidates, dtype=candidates.dtype) if n_parts > 1 else jnp.zeros_like(candidates[0, 0])
-    )
+    part = jnp.zeros_like(candidates[0, 0])
+    if n_parts > 1:
+        part = jnp.arange(n_candidates, dtype=candidates.dtype)
     gains = []
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)

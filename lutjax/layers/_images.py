@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from lutjax import _meshes, wiring
 from lutjax._typing import Array
 from lutjax.arguments import require_array, shown
 from lutjax.layers._projection import ScoredSpec, check_read, check_scalar, scalars_of
-from lutjax.layers._spec import Arrays, Example, Variable, names_layer
+from lutjax.layers._spec import Arrays, Variable, names_layer
 from lutjax.layers._tables import TableSpec
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 from lutjax.reads import Read
@@ -192,11 +192,7 @@ class SpatialLUTSpec(_ImageSpec):
 
     connectivity: Connectivity
 
-    example: ClassVar[Example] = (
-        "wiring.full((6, 5), (3, 4)), n_detectors=4, n_anchors=3",
-        (32, 6, 5),
-        (32, 3, 4),
-    )
+    example = ("wiring.full((6, 5), (3, 4)), n_detectors=4, n_anchors=3", (32, 6, 5), (32, 3, 4))
 
     def _groups(self) -> Connectivity:
         return self.connectivity
@@ -311,11 +307,7 @@ class WindowLUTSpec(_ImageSpec):
     stride: Size = 1
     padding: Size = 0
 
-    example: ClassVar[Example] = (
-        "(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3",
-        (32, 8, 8),
-        (32, 2, 2, 10),
-    )
+    example = ("(8, 8), 10, kernel=4, stride=4, n_detectors=4, n_anchors=3", (32, 8, 8), (32, 2, 2, 10))
 
     def _check_features(self) -> None:
         self._require_size("out_features", 1)
@@ -393,7 +385,7 @@ class ConvLUTSpec(_ReadSpec):
     groups: int = 1
     pool: Size | str | None = None
 
-    example: ClassVar[Example] = (
+    example = (
         "(8, 6, 3), 10, kernel=3, padding=1, n_detectors=16, n_anchors=5",
         (32, 8, 6, 3),
         (32, 8, 6, 10),
@@ -463,9 +455,8 @@ class ConvLUTSpec(_ReadSpec):
     def _places(self) -> tuple[int, int]:
         """Rows and columns of places of the window."""
         sizes = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
-        rows, columns = (
-            (n + 2 * p - k) // s + 1 for n, k, s, p in zip(self.in_shape[:2], *sizes, strict=True)
-        )
+        each = zip(self.in_shape[:2], *sizes, strict=True)
+        rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in each)
         return rows, columns
 
     @property

@@ -481,9 +481,8 @@ class WiredSpec(_LogicSpec):
         scores = arrays["scores"]
         if not deterministic:
             scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)
-            if (
-                self.estimator == "gumbel" and scores_key is not None
-            ):  # else the estimate of tables says what is missing
+            # Without a key the estimate of tables says what is missing.
+            if self.estimator == "gumbel" and scores_key is not None:
                 scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
         # XLA would choose anew for every sample.
         wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
@@ -844,11 +843,8 @@ class _TableSpec(WiredSpec):
         return needed, 1 - constant
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        sizes, read = (
-            super().sizes_of(arrays),
-            np.shape(arrays["scores" if self.wiring == "full" else "wires"]),
-        )
-        return {**sizes, "n_inputs": read[1]} if len(read) > 1 else sizes
+        read = np.shape(arrays["scores" if self.wiring == "full" else "wires"])
+        return super().sizes_of(arrays) | ({"n_inputs": read[1]} if len(read) > 1 else {})
 
 
 @dataclasses.dataclass(unsafe_hash=True)

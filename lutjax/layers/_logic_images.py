@@ -19,7 +19,7 @@ from lutjax import _meshes, wiring
 from lutjax._typing import Array
 from lutjax.arguments import require_array
 from lutjax.layers._logic import INT32, PARAMETERIZATIONS, RESIDUAL, LogicGatesSpec, SoftLUTSpec, _LogicSpec
-from lutjax.layers._spec import Arrays, Example, Initializer, Variable, names_layer
+from lutjax.layers._spec import Arrays, Initializer, Variable, names_layer
 from lutjax.ops.logic_trees import Places, in_levels, largest_of_groups, logic_trees
 from lutjax.wiring import Connectivity
 from lutjax.wiring._images import window_sizes
@@ -83,11 +83,7 @@ class LogicConvSpec(_LogicSpec):
     logits_init: Initializer = RESIDUAL
     table_init: Initializer | None = None
 
-    example: ClassVar[Example] = (
-        "(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2",
-        (32, 8, 8, 3),
-        (32, 4, 4, 16),
-    )
+    example = ("(8, 8, 3), 16, kernel=3, depth=3, padding=1, pool=2", (32, 8, 8, 3), (32, 4, 4, 16))
 
     sizes: ClassVar[tuple[str, ...]] = ("n_kernels", "depth")
     methods: ClassVar[tuple[str, ...]] = ("truth_tables", "expected_needs", "from_words")
@@ -97,10 +93,7 @@ class LogicConvSpec(_LogicSpec):
         self.in_shape = height, width, channels
         names = ("kernel", "stride", "padding", "pool", "pool_padding")
         geometry = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
-        pool, around = (
-            pair(self.layer, "pool", self.pool),
-            pair(self.layer, "pool_padding", self.pool_padding, 0),
-        )
+        pool, around = self.pooling
         for name, size in zip(names, (*geometry, pool, around), strict=True):
             if isinstance(getattr(self, name), Sequence):
                 setattr(self, name, size)
@@ -133,22 +126,13 @@ class LogicConvSpec(_LogicSpec):
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
         """Return the spec of all nodes of all trees, without their wires."""
         n_nodes = sum(self.levels)
-        options: dict[str, Any] = {
-            name: getattr(self, name) for name in ("estimator", "param_dtype", "n_inputs")
-        }
-        options["class_name"] = self.layer
+        names = ("estimator", "param_dtype")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names} | {"class_name": self.layer}
         if self.parameterization == "gates":
-            arity = options.pop("n_inputs")
-            return LogicGatesSpec(arity, n_nodes, logits_init=self.logits_init, **options).at(
-                self.temperature
-            )
-        tables = SoftLUTSpec(
-            self.n_inputs,
-            n_nodes,
-            parameterization=self.parameterization,
-            table_init=self.table_init,
-            **options,
-        )
+            gates = LogicGatesSpec(self.n_inputs, n_nodes, logits_init=self.logits_init, **options)
+            return gates.at(self.temperature)
+        options |= {"n_inputs": self.n_inputs, "parameterization": self.parameterization}
+        tables = SoftLUTSpec(self.n_inputs, n_nodes, table_init=self.table_init, **options)
         return tables.at(self.temperature)
 
     @property

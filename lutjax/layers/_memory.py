@@ -264,9 +264,7 @@ class NgramMemorySpec(Spec):
             raise self._error(
                 f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; there must be one token for each vector."
             )
-        dtype = (
-            jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype) if self.dtype is None else self.dtype
-        )
+        dtype = self._promoted(x)
         address = _meshes.divided_by_compiler(
             self._addressed, lambda tokens, *_: (_meshes.spec_of(tokens),) * 2
         )

@@ -102,10 +102,7 @@ class _KeySpec(Spec):
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
-        x = jnp.asarray(x)
-        dtype = jnp.promote_types(x.dtype, self.param_dtype) if self.dtype is None else self.dtype
-        cast: jax.Array = x.astype(dtype)
-        return cast
+        return jnp.asarray(x).astype(self._promoted(x))
 
     def reads(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]

@@ -337,7 +337,7 @@ class ProjectionLUTSpec(ScoredSpec):
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
         assert self.width is not None
-        z = jnp.asarray(x).astype(self._computed(x))
+        z = jnp.asarray(x).astype(self._promoted(x))
         if self.compress:
             z = _projected(z, arrays["compress_kernel"], arrays["compress_bias"])
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
@@ -368,14 +368,10 @@ class ProjectionLUTSpec(ScoredSpec):
     @names_layer
     def decompressed(self, arrays: Arrays, y: jax.Array, x: Any) -> jax.Array:
         """Return outputs of the layer for those of the heads and its inputs."""
-        y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._computed(x))
+        y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._promoted(x))
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
         return y
-
-    def _computed(self, x: Any) -> Any:
-        """Return the dtype of projections and outputs."""
-        return jnp.promote_types(jnp.asarray(x).dtype, self.param_dtype) if self.dtype is None else self.dtype
 
 
 def _projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -262,6 +262,11 @@ class Spec:
             return array  # the array itself: see lutjax.optim
         return jnp.asarray(array).astype(dtype)
 
+    def _promoted(self, x: Any) -> Any:
+        """Return the dtype of projections and outputs of a layer: its own, or that of inputs and parameters."""
+        own, of_parameters = self.dtype, self.param_dtype  # type: ignore[attr-defined]
+        return jnp.promote_types(jnp.asarray(x).dtype, of_parameters) if own is None else own
+
     def _stored(self, tables: Any) -> Any:
         """Return tables in the dtype in which an op reads them: their own, unless `dtype` is wider.
 

@@ -349,9 +349,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
     example = ("8, 100, n_detectors=16, n_anchors=3, n_targets=5", (32, 8), (32, 100))
 
     targets_shape: tuple[int, ...] | None = None
-    edge_sizes: tuple[int, int, int, int] | None = (
-        None  # detectors, rows, outputs and width of a list of edges
-    )
+    edge_sizes: tuple[int, int, int, int] | None = None  # detectors, rows, outputs, width
 
     given: ClassVar[tuple[str, ...]] = ("anchors", "targets")
     implied: ClassVar[tuple[str, ...]] = ("targets_shape", "edge_sizes")
@@ -699,19 +697,18 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             raise self._error(f"{given[0]} cannot be given when decoding: the cache has the keys.")
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if (value is None) == ("cache_index" not in cache):
-                is_given, what = (
-                    ("", "each sequence has a cache of its own")
-                    if value is not None
-                    else ("not ", "the cache is a pool of blocks")
+                rules = (
+                    "given, but each sequence has a cache of its own",
+                    "not given, but the cache is a pool of blocks",
                 )
-                raise self._error(f"{name} is {is_given}given, but {what}.")
+                raise self._error(f"{name} is {rules[value is None]}.")
         chunk = self._keys(arrays, self._inputs(x))
         if "cached_counts" in cache:
             return self._attend_to_counts(arrays, cache, chunk, segments)
         if block_tables is not None:
             return self._attend_to_blocks(arrays, cache, chunk, segments, block_tables, lengths)
-        self._check_cache(cache, chunk)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
+        self._check_cache(cache, chunk, (*batch, capacity), "batch and dtype")
         of_queries = self._segments_of(segments, tuple(batch), length)
         y, keys, of_keys = self._attend_to_held(arrays, chunk, cache, cache["cached_segments"], of_queries)
         latest = {
@@ -756,17 +753,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Do what `attend_with_cache` does, with the keys of all sequences in blocks."""
         *batch, length, _ = next(iter(chunk.values())).shape
-        kept = {n: jnp.dtype(kind) for n, (_, kind) in self._cached_ids().items()}
-        if set(cache) >= set(chunk):
-            kept = {name: new.dtype for name, new in chunk.items()}
         n_blocks, size = next(iter(cache.values())).shape[:2]
-        for name, dtype in kept.items():
-            expected = (n_blocks, size, chunk[name].shape[-1])
-            if cache[name].shape != expected or cache[name].dtype != dtype:
-                raise self._error(
-                    f"{name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs need {dtype}{list(expected)}. "
-                    "Make the cache for this dtype."
-                )
+        kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
         places = _pages.Places(*self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size)
         if places.held < self.capacity:
             raise self._error(
@@ -846,18 +834,19 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
         return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}
 
-    def _check_cache(self, cache: Arrays, chunk: Arrays) -> None:
-        kept = {name: new.dtype for name, new in chunk.items() if name in cache}
+    def _check_cache(self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str) -> dict[str, Any]:
+        """Raise ValueError if a cache does not fit new keys; return the dtypes of its arrays of keys."""
+        kept = {name: jnp.dtype(new.dtype) for name, new in chunk.items() if name in cache}
         if len(kept) < len(chunk):
-            kept = {name: dtype for name, (_, dtype) in self._cached_ids().items()}
+            kept = {name: jnp.dtype(dtype) for name, (_, dtype) in self._cached_ids().items()}
         for name, dtype in kept.items():
-            new = chunk[name]
-            expected = (*new.shape[:-2], self.capacity, new.shape[-1])
-            if cache[name].shape != expected or cache[name].dtype != dtype:
+            found, expected = cache[name], (*places, chunk[name].shape[-1])
+            if found.shape != expected or found.dtype != dtype:
                 raise self._error(
-                    f"{name} is {cache[name].dtype}{list(cache[name].shape)}; these inputs "
-                    f"need {jnp.dtype(dtype)}{list(expected)}. Make the cache for this batch and dtype."
+                    f"{name} is {found.dtype}{list(found.shape)}; these inputs need {dtype}{list(expected)}. "
+                    f"Make the cache for this {of}."
                 )
+        return kept
 
     @names_layer
     def __call__(
@@ -894,9 +883,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         for name, value in starts.items():
             if value is not None and not self.causal:
                 raise self._error(f"{name} is given but causal is False, where every query sees every key.")
-        places = (
-            {name: 0 if value is None else value for name, value in starts.items()} if self.causal else {}
-        )
+        starts = {name: 0 if value is None else value for name, value in starts.items()}
+        places = starts if self.causal else {}
         of_queries = self._keys(arrays, self._inputs(x))
         of_keys = self._keys(arrays, self._inputs(keys, "keys"))
         if self.pool is not None:
@@ -1103,12 +1091,8 @@ class LUTAttentionSpec(_SequenceSpec):
 
     def _cached_ids(self) -> dict[str, tuple[int, Any]]:
         bits = self.n_anchors
-        return {
-            "cached_key_index": (
-                self.n_detectors,
-                jnp.uint8 if bits <= 8 else jnp.uint16 if bits <= 16 else jnp.int32,
-            )
-        }
+        dtype = jnp.uint8 if bits <= 8 else jnp.uint16 if bits <= 16 else jnp.int32
+        return {"cached_key_index": (self.n_detectors, dtype)}
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         d = lutjax.detect(x, arrays["anchors"], **self._options)
@@ -1116,10 +1100,9 @@ class LUTAttentionSpec(_SequenceSpec):
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         weights, positions = self._tables(arrays, keys["cached_key_index"].shape[-2])
+        names = ("index", "flip", "margin")
         query, key = (
-            lutjax.Detection(
-                d["cached_key_index"], d["cached_key_flip"], d["cached_key_margin"], bits=self.n_anchors
-            )
+            lutjax.Detection(**{n: d[f"cached_key_{n}"] for n in names}, bits=self.n_anchors)
             for d in (queries, keys)
         )
         position = None if positions is None else lutjax.detect_signs(positions)

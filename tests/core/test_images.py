@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from folders import GOLDEN
-from layer_libraries import Case, nnx_layer
 
 from lutjax import reads, wiring
 from lutjax.layers import nnx as layers
@@ -23,7 +22,6 @@ def places_of(n: int, kernel: int, stride: int, padding: int) -> list[int]:
 
 
 def windows_by_loops(shape, kernel, stride, padding):
-    """Ids of every window, value by value; -1 outside of the image."""
     height, width, channels = (*shape, 1)[:3]
     rows, columns = (
         places_of(*sizes) for sizes in zip((height, width), kernel, stride, padding, strict=True)
@@ -79,7 +77,6 @@ def test_one_number_is_for_both_axes():
     )
 
 
-# ------------------------------------------------------------------------------------- projections
 def values_near(point, size, shape, mask):
     """Ids of the values whose pixels lie around a point, pixel by pixel in exact arithmetic."""
     height, width, channels = (*shape, 1)[:3]
@@ -158,8 +155,6 @@ def test_masks_and_probability():
 
 
 def test_centers():
-    """A grid is even; draws cover the whole map or gather in its middle, and stop where the window fits."""
-
     def centers(**options):
         return wiring.projections(KEY, (21, 41), (21, 41), receptive=(5, 9), projective=1, **options).centers
 
@@ -178,7 +173,6 @@ def test_centers():
 
 
 def test_recorded_windows():
-    """Recorded anchor pairs lie in the windows of a projection with their centers."""
     with np.load(GOLDEN / "ext_projection_grid.npz") as z:
         at = list(itertools.product((1, 3, 5), (1, 3, 5)))
         shapes, sizes = (
@@ -190,16 +184,14 @@ def test_recorded_windows():
             assert set(pairs.ravel().tolist()) <= set(c.candidates[t // 2].tolist())
 
 
+def connectivity(shape=(2, 2), candidates=((0, 1),), targets=((0,),)):
+    return wiring.Connectivity(shape, (3,), [[0, 0]], candidates, targets)
+
+
 IMPOSSIBLE = {
-    "kernel": (
-        lambda: wiring.windows((5, 4), (3, 5)),
-        r"windows: kernel is \(3, 5\), larger than an image of 5 by 4\.",
-    ),
+    "kernel": (lambda: wiring.windows((5, 4), (3, 5)), r"kernel is \(3, 5\), larger than .* 5 by 4\."),
     "padded": (lambda: wiring.windows((2, 2), 5, padding=1), "kernel is 5, .* of 2 by 2 with padding 1"),
-    "padding": (
-        lambda: wiring.windows((5, 5), 2, padding=2),
-        "padding is 2 and kernel is 2, .* outside of the image",
-    ),
+    "padding": (lambda: wiring.windows((5, 5), 2, padding=2), "padding is 2 and kernel is 2, .* outside of"),
     "stride": (lambda: wiring.windows((5, 5), 2, (1, 0)), r"stride is \(1, 0\); it must be at least 1"),
     "sizes": (lambda: wiring.windows((5, 5), (2, 2, 2)), r"kernel is \(2, 2, 2\); expected a whole number"),
     "fraction": (lambda: wiring.windows((5, 5), 1.5), r"kernel is 1\.5; expected a whole number"),
@@ -219,33 +211,18 @@ IMPOSSIBLE = {
     "no_key_of_targets": ({"key": None, "probability": 0.5}, "key is None, but probability is 0.5"),
     "mask": ({"input_mask": np.ones((8, 9), bool)}, r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]"),
     "numbers": ({"output_mask": np.ones((4, 4))}, r"output_mask is float64\[4, 4\]; expected bool"),
-    "one_input": (
-        {"receptive": (1, 1)},
-        r"group 0, with its center at \(0, 0\), has too few inputs, 1; .* at least 2\. Use a larger receptive size",
-    ),
-    "no_output": (
-        {"projective": 1, "receptive": (2, 4)},
-        r"group 0 reaches no output: its center \(0\.5, 1\.5\) is the point \(0\.25, 0\.75\) of the outputs",
-    ),
+    "one_input": ({"receptive": (1, 1)}, r"group 0, .* at \(0, 0\), has too few inputs, 1; .* larger"),
+    "no_output": ({"projective": 1, "receptive": (2, 4)}, r"group 0 .* no output: .* \(0\.25, 0\.75\)"),
     "all_masked": ({"output_mask": np.zeros((4, 4), bool)}, "group 0 reaches no output"),
-    "ids": (
-        lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0, 4]], [[0]]),
-        "Connectivity: candidates holds ids from 0 to 4; inputs are 0 to 3",
-    ),
-    "targets": (
-        lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0, 1]], [[-2]]),
-        "Connectivity: targets holds ids from -2 to -2; outputs are 0 to 2",
-    ),
-    "lists": (
-        lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0, 1], [1, 2]], [[0]]),
-        r"have the shapes \[1, 2\], \[2, 2\], \[1, 1\]; expected",
-    ),
+    "ids": (lambda: connectivity(candidates=[[0, 4]]), "candidates holds ids from 0 to 4; inputs are 0 to 3"),
+    "targets": (lambda: connectivity(targets=[[-2]]), "targets holds ids from -2 to -2; outputs are 0 to 2"),
+    "lists": (lambda: connectivity(candidates=[[0, 1], [1, 2]]), r"shapes \[1, 2\], \[2, 2\], \[1, 1\];"),
     "floats": (
-        lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0.0, 1.0]], [[0]]),
-        r"candidates is float64\[1, 2\]; expected int32 \[groups, ids\]",
+        lambda: connectivity(candidates=[[0.0, 1.0]]),
+        r"candidates is float64\[1, 2\]; expected int32",
     ),
     "own_group": (
-        lambda: wiring.Connectivity((2, 2), (3,), [[0, 0]], [[0, -1]], [[0]]).sample_anchors(KEY, 2, 3),
+        lambda: connectivity(candidates=[[0, -1]]).sample_anchors(KEY, 2, 3),
         "Connectivity: group 0, .* has too few inputs, 1;",
     ),
 }
@@ -266,8 +243,6 @@ def test_impossible_geometry(name):
 
 
 def test_inside_of_a_program():
-    """Connectivity is data there too, but from a key that is known."""
-
     def targets(key):
         options = {"groups": 3, "receptive": 2, "centers": "normal", "probability": 0.5}
         return jnp.asarray(wiring.projections(key, (4, 4), (2, 2), **options).targets)
@@ -277,7 +252,6 @@ def test_inside_of_a_program():
         jax.jit(targets)(KEY)
 
 
-# ------------------------------------------------------------------------------------- connectivity
 FIELDS = wiring.projections(None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 4), projective=(4, 3))
 
 
@@ -285,12 +259,8 @@ def test_connectivity_is_a_value():
     same = pickle.loads(pickle.dumps(FIELDS))
     other = wiring.projections(None, (5, 6), (4, 3), groups=(2, 3), receptive=(3, 3), projective=(4, 3))
     assert same is not FIELDS
-    assert (same == FIELDS, hash(same) == hash(FIELDS), other == FIELDS, FIELDS == 3) == (
-        True,
-        True,
-        False,
-        False,
-    )
+    assert (same == FIELDS, hash(same) == hash(FIELDS)) == (True, True)
+    assert (other == FIELDS, FIELDS == 3) == (False, False)
     for c in (FIELDS, same):
         with pytest.raises(ValueError, match="read-only"):
             c.targets[0, 0] = 1
@@ -309,7 +279,6 @@ def test_anchors_are_candidates_of_their_group(distinct):
         assert set(of_group) == set(c.candidates[g][c.candidates[g] >= 0])
 
 
-# ------------------------------------------------------------------------------------- pictures
 def drawn_images(figure):
     return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
 
@@ -319,7 +288,6 @@ def lines_of(axes):
 
 
 def test_picture_of_a_layer():
-    """Fields of some groups, the comparisons of their detectors, and counts of all groups."""
     layer = layers.SpatialLUT(FIELDS, n_detectors=2, n_anchors=2, rngs=nnx.Rngs(0))
     figure = wiring.show(layer, groups=[1, 4])
     images = drawn_images(figure)
@@ -342,14 +310,8 @@ def test_picture_of_a_layer():
 
 @pytest.mark.slow
 def test_pictures_of_ids(tmp_path):
-    """Anything that has ids: layers over vectors, variables of Linen, anchors, wires and candidates."""
-    case = Case(
-        "SparseLUT",
-        {"n_detectors": 4, "n_anchors": 2, "groups": 2, "n_targets": 2, "targets_per": "table"},
-        (2, 24),
-        (24, 12),
-    )
-    layer = nnx_layer(case)
+    sizes = {"n_detectors": 4, "n_anchors": 2, "groups": 2, "n_targets": 2, "targets_per": "table"}
+    layer = layers.SparseLUT(24, 12, **sizes, rngs=nnx.Rngs(0))
     figure = wiring.show(layer, in_shape=(3, 4, 2), out_shape=(3, 4), groups=4)
     images, anchors, targets = drawn_images(figure), layer.anchors[...], layer.targets[...]
     of_group = np.asarray(anchors[3]).ravel() + 12  # ids of the second group
@@ -360,10 +322,8 @@ def test_pictures_of_ids(tmp_path):
     assert len(drawn_images(wiring.show(variables, in_shape=(3, 4), groups=2))) == 3
     assert drawn_images(wiring.show(np.asarray(anchors)))[0].shape == (1, int(anchors.max()) + 1)
     gates = layers.LogicGates(12, 5, rngs=nnx.Rngs(0))
-    gates_drawn = wiring.show(gates, in_shape=(3, 4), groups=3)
-    np.testing.assert_array_equal(
-        drawn_images(gates_drawn)[3].ravel(), np.bincount(np.asarray(gates.wires[...]).ravel(), minlength=12)
-    )
+    drawn = drawn_images(wiring.show(gates, in_shape=(3, 4), groups=3))[3]
+    np.testing.assert_array_equal(drawn.ravel(), np.bincount(np.ravel(gates.wires[...]), minlength=12))
     spatial = {"anchors": FIELDS.sample_anchors(KEY, 2, 3), "targets": jnp.asarray(FIELDS.targets)[:, None]}
     images = drawn_images(wiring.show(spatial, in_shape=(5, 6), out_shape=(4, 3), groups=[7]))
     np.testing.assert_array_equal(images[2].ravel(), np.isin(np.arange(12), FIELDS.targets[3]))

@@ -27,7 +27,6 @@ def key(seed):
 
 
 def named(case):
-    """The positional arguments after `in_features`, by name."""
     second = "n_thresholds" if case.layer == "Thermometer" else "out_features"
     return {second: case.sizes[1], **case.options}
 
@@ -37,7 +36,6 @@ def equal(a, b):
 
 
 def widened(x, case):
-    """An input of one number more."""
     widths = [(0, 0)] * x.ndim
     widths[0 if case.options.get("feature_axis") == 0 else -1] = (0, 1)
     return jnp.pad(x, widths)
@@ -88,7 +86,6 @@ def test_layers_take_the_number_of_inputs_of_the_first(name, library):
 
 
 def test_other_methods_know_the_number_of_inputs():
-    """Methods that get no input of the layer take it from the variables."""
     layer, x = linen.LogicRNN(out_features=8), jnp.ones((2, 3, 6))
     words = jnp.ones((6, 3, 1), jnp.uint32)
     variables = layer.init(key(0), x)

@@ -84,7 +84,6 @@ def test_noise_of_gates_is_that_of_the_definition():
 
 
 def test_rows_of_dropped_tables_have_no_gradient():
-    """Other rows count twice."""
     case, key = CASES["ProjectionLUT"], jax.random.key(0)
     arrays, x = variables_of(case), inputs_of(case)[:1]
     gradient = jax.jit(jax.grad(lambda w: case.spec({**arrays, "weights": w}, x, key=key).sum()))

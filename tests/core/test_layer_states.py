@@ -49,7 +49,6 @@ NAMES = recorded_cases()
 
 
 def arguments_of(library: str, name: str, case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a constructor."""
     if name.endswith("inferred") and library != "nnx":
         return (), {"out_features": case.sizes[1], **case.options}
     return case.sizes, case.options
@@ -96,7 +95,6 @@ def transformed(name: str, case: Case) -> Any:
 
 
 def output(library: str, name: str, case: Case, arrays: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Return the output of a layer with these variables."""
     args, options = arguments_of(library, name, case)
     if library == "nnx":
         layer = nnx_layer(case)

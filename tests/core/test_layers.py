@@ -72,7 +72,6 @@ def test_keys_from_elsewhere(name):
 
 
 def test_segments():
-    """Two texts in one row are two texts."""
     case = CASES["attention"]
     layer, x = nnx_layer(case, variables_of(case)), inputs_of(case)
     segments = jnp.asarray([[0] * 4 + [1] * 5] * 2, jnp.int32)
@@ -82,7 +81,6 @@ def test_segments():
 
 
 def test_optimizer_leaves_ids_alone():
-    """Flax trains variables of `nnx.Param` alone."""
     kinds = {name for name, kind in lutjax_nnx._variables.KINDS.items() if issubclass(kind, nnx.Param)}
     assert kinds == {"params", "tables", "scalars"}
 
@@ -128,23 +126,19 @@ def test_unknown_option():
 def test_wrong_calls():
     case = CASES["attention"]
     layer, x = nnx_layer(case), inputs_of(case)
-    with pytest.raises(
-        ValueError, match=r"LUTAttention: x has shape \[2, 9, 6\]; expected \[..., length, 7\]"
-    ):
-        layer(x[..., :6])
-    with pytest.raises(ValueError, match=r"keys has shape \[2, 9, 6\]"):
-        layer(x, x[..., :6])
-    with pytest.raises(ValueError, match="query_start is given but keys is not"):
-        layer(x, query_start=3)
     with pytest.raises(ValueError, match="no cache to decode with; call init_cache"):
         layer(x, decode=True)
     layer.init_cache(x.shape)
-    with pytest.raises(ValueError, match="query_start cannot be given when decoding"):
-        layer(x, query_start=3, decode=True)
-    with pytest.raises(ValueError, match=r"segments is int32\[2, 8\]; expected \[2, 9\]"):
-        layer(x, segments=jnp.zeros((2, 8), jnp.int32), decode=True)
-    with pytest.raises(ValueError, match=r"cached_key_index is int32\[2, 8, 5\]; .* int32\[1, 8, 5\]"):
-        layer(x[:1], decode=True)
+    short = {"segments": jnp.zeros((2, 8), jnp.int32)}
+    for args, given, message in (
+        ((x, x[..., :6]), {}, r"keys has shape \[2, 9, 6\]"),
+        ((x,), {"query_start": 3}, "query_start is given but keys is not"),
+        ((x,), {"query_start": 3, "decode": True}, "query_start cannot be given when decoding"),
+        ((x,), {**short, "decode": True}, r"segments is int32\[2, 8\]; expected \[2, 9\]"),
+        ((x[:1],), {"decode": True}, r"cached_key_index is int32\[2, 8, 5\]; .* int32\[1, 8, 5\]"),
+    ):
+        with pytest.raises(ValueError, match=f"^LUTAttention: {message}"):
+            layer(*args, **given)
     with pytest.raises(ValueError, match="decoding must know how far back a query looks"):
         lutjax_nnx.LUTAttention(7, 6, **TABLES, rngs=nnx.Rngs(0)).init_cache(x.shape)
 
@@ -171,7 +165,6 @@ def test_attention_to_all_keys_refuses():
 
 
 def test_check_after_reading():
-    """Ids that came with a checkpoint are checked when asked for."""
     case = CASES["sparse_per_row"]
     arrays = variables_of(case)
     model = nnx.List([nnx_layer(case, arrays), nnx_layer(case, arrays)])
@@ -281,7 +274,6 @@ def test_layers_have_few_ancestors(library):
 
 
 def build_module():
-    """Return the names of `hatch_build.py`."""
     return types.SimpleNamespace(**runpy.run_path(str(ROOT / "hatch_build.py"), run_name="hatch_build"))
 
 
@@ -311,6 +303,13 @@ CALLS = {
 }
 
 
+SIZES = {
+    "first: int = layer.in_features": None,
+    "name: str = layer.n_detectors": 'expression has type "int", variable has type "str"',
+    "layer.n_gates": '"LUT" has no attribute "n_gates"',
+}
+
+
 @pytest.mark.parametrize("name", ["lut", "attention_without_positions"])
 def test_linen_names_intermediates(name):
     """Flax captures the outputs of methods called `__call__`, and summarizes modules by them."""
@@ -324,7 +323,6 @@ def test_linen_names_intermediates(name):
 
 @pytest.mark.slow
 def test_mypy_checks_calls(tmp_path):
-    """An option that is missing, unknown or of another type is an error of a type checker, as in an editor."""
     pytest.importorskip("mypy")
     package = pathlib.Path(lutjax.__file__).parent
     shutil.copytree(package, tmp_path / "lutjax", ignore=shutil.ignore_patterns("__pycache__"))
@@ -334,6 +332,10 @@ def test_mypy_checks_calls(tmp_path):
         for call, message in CALLS.items():
             lines.append(f"{library}.{call.format(end=end)}")
             want[len(lines)] = message
+    lines.append("layer = layers.LUT(8, 4, n_detectors=3, n_anchors=2, rngs=nnx.Rngs(0))")
+    for use, message in SIZES.items():
+        lines.append(use)
+        want[len(lines)] = message
     path = tmp_path / "calls.py"
     path.write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(path)]
@@ -344,7 +346,6 @@ def test_mypy_checks_calls(tmp_path):
         assert message in errors[0] if message else not errors, (lines[line - 1], found)
 
 
-# ------------------------------------------------------------------------------------- sizes and arrays
 @pytest.mark.parametrize("name", ["lut", "attention", "pair"])
 def test_sizes_are_attributes(name):
     case = CASES[name]

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_except
 from every_layer import CASES
 from layer_libraries import Case, by_kind, inputs_of, variables_of
 
@@ -76,7 +77,6 @@ def scored(s: Any, a: Arrays, x: jax.Array, keep: Any, **options: Any) -> jax.Ar
 
 
 def kept(s: Any, shape: tuple[int, ...]) -> jax.Array | None:
-    """Return the factors of tables of which a share is dropped."""
     if not s.table_dropout or s.deterministic:
         return None
     return jax.random.bernoulli(KEY, 1 - s.table_dropout, shape) / (1 - s.table_dropout)
@@ -93,7 +93,6 @@ def projection(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- tables over images
 def in_groups(s: Any, a: Arrays, x: jax.Array, groups: int, lead: tuple[int, ...]) -> jax.Array:
-    """Return the outputs of groups of detectors that read the whole image: ``[..., groups, outputs]``."""
     shared = x.reshape(*lead, 1, -1)
     if s.read is not None:
         return scored(s, a, shared, kept(s, (*lead, len(a["weights"]))), groups=groups)
@@ -105,10 +104,8 @@ def spatial(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
     lead, targets = x.shape[: x.ndim - len(s.connectivity.in_shape)], a["targets"][:, 0]
     n_outputs = math.prod(s.connectivity.out_shape)
     of_groups = in_groups(s, a, x, len(targets), lead)
-    y = (
-        jnp.zeros((*lead, n_outputs + 1)).at[..., targets].add(of_groups)[..., :-1]
-    )  # the last one is no output
-    return y.reshape(*lead, *s.connectivity.out_shape)
+    y = jnp.zeros((*lead, n_outputs + 1)).at[..., targets].add(of_groups)  # the last one is no output
+    return y[..., :-1].reshape(*lead, *s.connectivity.out_shape)
 
 
 def windows(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
@@ -210,12 +207,10 @@ clip.defvjp(lambda values: (clip(values), values), _clip_backward)
 
 
 def noisy(s: Any, values: jax.Array, key: Any, noise: Any) -> jax.Array:
-    """Add the noise of the estimator, if it has any, and divide by the temperature."""
     return (values + noise(key, values.shape) if s.estimator == "gumbel" else values) / s.temperature
 
 
 def tables_of(s: Any, a: Arrays, key: Any, arity: int) -> jax.Array:
-    """Return the coefficients or table that the op of a layer takes."""
     hard = s.deterministic or s.estimator == "straight_through"
     if "logits" in a:
         soft = lutjax.gate_coefficients(noisy(s, a["logits"], key, jax.random.gumbel))
@@ -251,24 +246,18 @@ def read_inputs(s: Any, a: Arrays, x: jax.Array, key: Any, binary: bool) -> tupl
         return mixed, np.arange(mixed.shape[1]).reshape(scores.shape[:2])
     if not s.deterministic:
         scores = scores / s.temperature
-        scores = (
-            scores + jax.random.gumbel(key, scores.shape)
-            if s.estimator == "gumbel" and not binary
-            else scores
-        )
+        if s.estimator == "gumbel" and not binary:
+            scores = scores + jax.random.gumbel(key, scores.shape)
     wires = jnp.take_along_axis(jnp.asarray(at), scores.argmax(-1)[..., None], -1)[..., 0]
     if s.deterministic:
         return x, wires
     # The score of a candidate gains what its input would add to the loss; a part of the samples judges each candidate.
     part = 0 if candidates is None else len(x) // n
-    weight = (
-        np.ones((len(x), n))
-        if not part
-        else np.equal.outer(np.arange(len(x)) // part, np.arange(n)) * len(x) / part
-    )
-    change = jax.lax.stop_gradient(x[:, at] - x[:, wires][..., None]) * weight[:, None, None].astype(
-        np.float32
-    )
+    weight = np.ones((len(x), n), np.float32)
+    if part:
+        judged = np.equal.outer(np.arange(len(x)) // part, np.arange(n))
+        weight = (judged * len(x) / part).astype(np.float32)
+    change = jax.lax.stop_gradient(x[:, at] - x[:, wires][..., None]) * weight[:, None, None]
     gains = (change * jax.nn.softmax(scores, -1)).sum(-1)
     read = x[:, wires] + gains - jax.lax.stop_gradient(gains)
     return read.reshape(len(x), -1), np.arange(wires.size).reshape(wires.shape)
@@ -298,7 +287,6 @@ def gates_last(s: Any, a: Arrays, x: jax.Array, layer: str) -> jax.Array:
 
 
 def recurrent(s: Any, a: Arrays, x: jax.Array) -> jax.Array:
-    """Gates that read their own outputs of the step before, 0 at first."""
     first = s.feature_axis == 0
     x = jnp.transpose(x, (2, 1, 0)) if first else x
     state, states = jnp.zeros((len(x), s.out_features)), []
@@ -391,17 +379,13 @@ WITH_OPS: dict[str, Callable[..., jax.Array]] = {
 FAST = (
     "LUT, groups", "SparseLUT, targets of tables", "LUTPairAttention, interleaved", "ProjectionLUT, confidence",
     "SpatialLUT, dropout", "WindowLUT", "ConvLUT, powers of two", "NgramMemory, given", "ProductKeyMemory, given", "ProductKeyExperts, sines",
-    "LogicGates, top-k, gumbel", "LogicGates, learnable, straight_through", "SoftLUT, full, soft", "SoftLUT, walsh",
-    "BinaryLUT, top-k, straight_through", "LogicRNN, top-k, soft", "LogicConv", "LogicConv, raw, straight_through",
+    "LogicGates, top-k, gumbel", "LogicGates, learnable, straight_through", "SoftLUT, full, soft",
+    "BinaryLUT, top-k, straight_through", "LogicRNN, top-k, soft", "LogicConv, wide", "LogicConv, raw, straight_through",
     "GroupSum, features first", "Thermometer, soft",
 )  # fmt: skip
 
 
-def selected(names: Any) -> list[Any]:
-    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", selected(CASES))
+@pytest.mark.parametrize("name", slow_except(CASES, *FAST))
 def test_layers_are_the_ops_that_they_call(name):
     case = CASES[name]
     spec, arrays, x = case.spec, variables_of(case), inputs_of(case)

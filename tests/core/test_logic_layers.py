@@ -35,7 +35,6 @@ def random(shape: tuple[int, ...], dtype: Any = jnp.float32, seed: int = 2) -> j
 
 
 def variables_of(case: Case) -> dict[str, jax.Array]:
-    """Gates and tables far from where they start, so that every term of a gradient counts."""
     arrays: dict[str, jax.Array] = {}
     for i, v in enumerate(case.spec.variables()):
         if v.kind == "params":
@@ -59,7 +58,6 @@ def test_clipping_lets_a_gradient_lead_back():
     np.testing.assert_array_equal(back(-jnp.ones(5))[0], [-1, -1, -1, 0, 0])
 
 
-# ------------------------------------------------------------------------------------- the hard network
 @pytest.mark.parametrize("name", ["gates_of_chosen_wires", "tables_walsh", "tables_of_signs"])
 def test_hard_network_is_its_truth_tables(name):
     case = CASES[name]
@@ -86,7 +84,6 @@ def test_truth_tables_of_all_gates():
 
 
 def needs_of(tables: np.ndarray) -> np.ndarray:
-    """Number of inputs that each table depends on, by definition: bool ``[tables, 2**n]``."""
     address = np.arange(tables.shape[1])
     masks = 1 << np.arange(tables.shape[1].bit_length() - 1)
     return sum((tables[:, address] != tables[:, address ^ mask]).any(1).astype(int) for mask in masks)
@@ -122,9 +119,6 @@ def test_expected_needs_of_sure_tables_are_those_of_the_hard_network():
     assert (needs[0], needs[1]) == (0, 1)
     np.testing.assert_allclose(inputs, needs, atol=1e-3)
     np.testing.assert_allclose(any_input, needs > 0, atol=1e-3)
-    layer = linen.SoftLUT(7, 6, n_inputs=3)
-    variables = {"params": {"table": arrays["table"]}, "wires": {"wires": arrays["wires"]}}
-    np.testing.assert_array_equal(layer.expected_needs(variables)[0], inputs)
 
 
 @pytest.mark.parametrize("parameterization", ["gates", "walsh", "raw"])
@@ -150,9 +144,6 @@ def test_residual_gates():
             initializers.residual_gates(probability)
     with pytest.raises(ValueError, match="parameterization is 'heavy'"):
         initializers.residual_table(0.9, "heavy")
-
-
-# ------------------------------------------------------------------------------------- wires
 
 
 def test_check_after_reading():
@@ -225,21 +216,14 @@ def test_unique_pairs(n_inputs, n_gates):
     assert fan_out.max() - fan_out.min() <= 1
 
 
-def test_windows_and_trees():
-    image = np.arange(5 * 4 * 2).reshape(5, 4, 2)
-    windows = wiring.windows((5, 4, 2), kernel=3, stride=2)
-    assert windows.shape == (2, 1, 18)
-    np.testing.assert_array_equal(windows[1, 0], image[2:5, 0:3].ravel())
+def test_leaves_of_a_tree_differ():
     leaves = np.asarray(wiring.trees(jax.random.key(0), 18, 5, depth=4))
     assert leaves.shape == (5, 16)
     assert all(len(set(tree)) == 16 for tree in leaves.tolist())
-    with pytest.raises(ValueError, match="windows: kernel is 5, larger than an image of 5 by 4"):
-        wiring.windows((5, 4, 2), kernel=5)
     with pytest.raises(ValueError, match="balanced: n_gates is 0"):
         wiring.balanced(jax.random.key(0), 3, 0)
 
 
-# ------------------------------------------------------------------------------------- thermometers
 def test_thermometer_thresholds():
     data = np.random.default_rng(0).normal(size=(4, 25, 3)).astype(np.float32)
     rows = data.reshape(100, 3).astype(np.float64)
@@ -263,16 +247,13 @@ def test_thermometer_thresholds():
         with pytest.raises(ValueError, match=message):
             lutjax.thermometer_thresholds(**{"data": data, "n_thresholds": n, **given})
     for value in (np.nan, np.inf):
-        for method in want:
+        for n, kept in ((100, rows[:0, :1]), (1, rows[1:, :1] * 0)):
             odd = np.concatenate([rows, np.full((100, 1), value)], 1)
-            with pytest.raises(
-                ValueError,
-                match="feature 3 of data is NaN or infinite in 100 of 100 samples; expected finite",
-            ):
-                lutjax.thermometer_thresholds(odd, 5, method=method)
-            odd[1:, 3] = 2
-            with pytest.raises(ValueError, match="feature 3 of data is NaN or infinite in 1 of 100 samples"):
-                lutjax.thermometer_thresholds(odd, 5, method=method)
+            odd[100 - len(kept) :, 3:] = kept
+            message = f"feature 3 of data is NaN or infinite in {n} of 100 samples; expected finite"
+            for method in want:
+                with pytest.raises(ValueError, match=message):
+                    lutjax.thermometer_thresholds(odd, 5, method=method)
 
 
 def test_thermometer_of_given_thresholds():
@@ -286,7 +267,6 @@ def test_thermometer_of_given_thresholds():
     np.testing.assert_allclose(lutjax_nnx.Thermometer(2, 3).thresholds[...], [[0.25, 0.5, 0.75]] * 2)
 
 
-# ------------------------------------------------------------------------------------- bits
 @pytest.mark.parametrize("name", ["gates_features_first", "thermometer", "group_sum"])
 def test_bools_and_integers_are_bits(name):
     case = CASES[name]
@@ -378,7 +358,6 @@ def test_a_network_that_runs_hard_or_lacks_noise_is_that_of_its_layers():
 
 @pytest.mark.slow
 def test_recurrent_gates_go_on_and_run_packed():
-    """A sequence in two calls, with the state between them; and the hard network on words, in every library."""
     case = Case("LogicRNN", {}, (40, 5, 3), (3, 8))
     arrays = variables_of(case)
     bits = np.random.default_rng(0).integers(0, 2, case.shape).astype(np.float32)
@@ -406,12 +385,9 @@ def test_recurrent_gates_go_on_and_run_packed():
             np.testing.assert_array_equal(lutjax.unpack_bits(found[:, t], 40).T, hard[:, t])
         np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
     for call, message in (
-        (lambda: layer(bits[0, 0]), r"LogicRNN: x has shape \[3\]; expected \[..., length, features\]"),
+        (lambda: layer(bits[0, 0]), r"x has shape \[3\]; expected \[..., length, features\]"),
         (lambda: layer(bits, state=bits[:, 0]), r"state has shape \[40, 3\]; expected \[40, 8\]"),
-        (
-            lambda: layer.from_words(words[:2]),
-            r"words is uint32\[2, 5, 2\]; expected uint32 \[3, length, ...\]",
-        ),
+        (lambda: layer.from_words(words[:2]), r"words is uint32\[2, 5, 2\]; .* \[3, length, ...\]"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -1,6 +1,7 @@
 """Memory layers: recorded vectors of the hash, rows without a model, texts that go on, training by rows; test_layers_and_ops.py compares their values with ops."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ TOKENS = RNG.integers(0, 20, (3, 14)).astype(np.int32)
 SEGMENTS = np.repeat([0, 0, 1, 1, 1, 2, 0], 2)[None] + np.zeros((3, 1), int)
 
 
-# ------------------------------------------------------------------------------------- hashes
 RECORDED = {
     "rows=1000": ({"rows": 1000}, [[5, 424, 700, 49, 518, 285, 108, 478], [146, 502, 711, 123, 932, 84, 205, 998], [883, 99, 575, 635, 588, 233, 230, 915], [608, 209, 641, 965, 828, 885, 390, 840], [749, 306, 244, 711, 579, 43, 230, 445], [678, 534, 173, 189, 56, 952, 456, 309], [810, 536, 933, 701, 322, 530, 567, 37], [631, 890, 166, 400, 577, 246, 283, 764]]),
     "a power of two": ({"rows": 2**16, "orders": (3,), "heads": 2, "seed": 5}, [[47029, 44664], [19811, 38719], [13886, 746], [13304, 10956], [7713, 65322], [6750, 51084], [49968, 11315], [27140, 65146]]),
@@ -76,7 +76,6 @@ def test_rows_are_hit_evenly(n_rows):
 
 
 def test_ngrams_end_at_segments():
-    """The rows of a part of a text are those of the part alone."""
     rows = lutjax.ngram_rows(TOKENS, segments=SEGMENTS, rows=997, orders=(2, 4))
     for first, last in ((0, 4), (4, 10), (10, 12), (12, 14)):
         alone = lutjax.ngram_rows(TOKENS[:, first:last], rows=997, orders=(2, 4))
@@ -103,9 +102,6 @@ def test_impossible_hashes(options, message):
         lutjax.ngram_rows(TOKENS, **{"rows": 10, **options})
     with pytest.raises(TypeError, match="ngram_rows: tokens is "):
         lutjax.ngram_rows(TOKENS.astype(float), rows=10)
-
-
-# ------------------------------------------------------------------------------------- layers
 
 
 def test_first_scales():
@@ -146,7 +142,6 @@ def test_rows_are_known_before_the_layer_runs():
 
 @pytest.mark.parametrize("kernel", [slow(0), 4])
 def test_texts_that_go_on(kernel):
-    """Parts of any lengths, with segments, also inside of jit and scan."""
     layer = NgramMemory(6, (2, 4), rows=50, kernel=kernel, rngs=nnx.Rngs(0))
     if kernel:
         layer.conv_kernel = jax.random.normal(jax.random.key(1), (kernel, 6))
@@ -188,7 +183,6 @@ def test_haiku_goes_on():
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------- product keys
 @pytest.mark.parametrize(("n", "k"), [(1000, 17), (130, 31), (33, 33), (1, 1), (5000, 20)])
 def test_largest_elements_by_groups(n, k):
     """The places of `jax.lax.top_k`, of equal and infinite elements, of those that are no number, and of more groups than one level has."""
@@ -225,7 +219,6 @@ def test_largest_elements_beside_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("k", [1, 2, 7, 16])
 def test_pairs_of_places_have_all_of_the_best(k):
-    """The best pairs of two lists from the largest down are among those that are tried, for any sums."""
     i, j = _pairs(k)
     assert len(i) <= k * (1 + np.log(k))
     a, b = -np.sort(-RNG.normal(size=(2, 50, k)))
@@ -244,7 +237,6 @@ def test_dead_rows_of_a_memory():
     assert found.never_read.tolist() == [36 - len(np.unique(rows))]
 
 
-# ------------------------------------------------------------------------------------- training
 class Model(nnx.Module):
     def __init__(self, rngs):
         self.embedding = nnx.Embed(20, 8, rngs=rngs)
@@ -266,14 +258,12 @@ def test_rows_that_are_read_move_and_no_others():
         logits = model(tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    # Optax promotes the number of steps implicitly.
-    with jax.numpy_dtype_promotion("standard"):
-        _check_steps(model, optimizer, loss)
-
-
-def _check_steps(model, optimizer, loss):
     names = {"memory/weights", "experts/down", "experts/up"}
-    before = {name: np.asarray(_at(model, name)) for name in names}
+
+    def tables_of(model):
+        return {name: np.asarray(operator.attrgetter(name.replace("/", "."))(model)[...]) for name in names}
+
+    before = tables_of(model)
     read = jax.jit(lutjax.usage(lambda model, tokens: model(tokens)))(model, TOKENS[:, :-1])
 
     @nnx.jit
@@ -282,20 +272,17 @@ def _check_steps(model, optimizer, loss):
         optimizer.update(model, gradients)
         return value
 
-    first = step(model, optimizer, jnp.asarray(TOKENS))
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes the number of steps implicitly
+        first = step(model, optimizer, jnp.asarray(TOKENS))
+        after = tables_of(model)
+        for _ in range(30):
+            last = step(model, optimizer, jnp.asarray(TOKENS))
+    assert last < first - 1
     for name in names:
-        moved = (np.asarray(_at(model, name)) != before[name]).any(-1)
+        moved = (after[name] != before[name]).any(-1)
         counts = np.asarray(read[name].counts)
         assert not moved[counts == 0].any(), name
         assert moved[counts > 0].mean() > 0.9, name
-    for _ in range(30):
-        last = step(model, optimizer, jnp.asarray(TOKENS))
-    assert last < first - 1
-
-
-def _at(model, name):
-    module, table = name.split("/")
-    return getattr(getattr(model, module), table)[...]
 
 
 @pytest.mark.usefixtures("without_typechecking")

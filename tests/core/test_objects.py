@@ -136,7 +136,6 @@ WRONG = {
 
 
 def refusal(make, arguments):
-    """The message with which arguments are refused; None where they are taken."""
     try:
         make(**arguments)
     except (TypeError, ValueError) as error:
@@ -159,7 +158,6 @@ def wrong_arguments(make, fields, given):
 
 @pytest.mark.parametrize("layer", sorted({case.layer for case in CASES.values()}))
 def test_wrong_arguments_of_every_layer(layer, without_typechecking):
-    """Each is refused in one line that names it."""
     case = next(case for case in CASES.values() if case.layer == layer)
     spec_type = case.spec_type
     arguments = [f for f in dataclasses.fields(spec_type) if f.name in arguments_of(spec_type)]

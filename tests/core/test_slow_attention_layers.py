@@ -44,7 +44,6 @@ def run(layer, x):
 
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_equals_full_pass(name):
-    """Decode in chunks of any length, and beyond the capacity."""
     case = CASES[name]._replace(shape=(*CASES[name].shape[:-2], 20, 7))
     arrays, x, capacity = variables_of(case), inputs_of(case), case.spec.capacity
     want = jax.jit(dataclasses.replace(case.spec, window=capacity))(arrays, x)

@@ -3,19 +3,17 @@
 import functools
 from typing import Any
 
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
-from layer_libraries import Case, by_kind, inputs_of, nnx_layer, variables_of
+from layer_libraries import Case, nnx_layer, variables_of
 
 import lutjax
 from lutjax import reads
-from lutjax.layers import haiku as lutjax_haiku, linen, nnx as layers
-from lutjax.layers._spec import QUANTIZED
+from lutjax.layers import nnx as layers
 from lutjax.testing import assert_close
 from lutjax.training import nnx as nnx_training, parameters, tables
 
@@ -98,7 +96,6 @@ def test_factored_gradients_are_those_of_dense_ones(dtype):
 
 
 def test_scan_and_remat_over_blocks():
-    """Blocks that are stacked, scanned and computed again in the backward pass are blocks one after the other."""
     n = 2
 
     @nnx.split_rngs(splits=n)
@@ -164,25 +161,3 @@ def test_tables_of_integers_of_stacked_blocks():
         want = lutjax.quantize_tables(blocks.tables.weights[i], groups=2)
         np.testing.assert_array_equal(deployed.tables.weights[i], want.values)
         np.testing.assert_array_equal(deployed.tables.exponents[i], want.exponents)
-
-
-def test_tables_of_integers_in_linen_and_haiku():
-    case = Case("ProjectionLUT", {**SIZES, "read": reads.PowersOfTwo()}, (5, 7))
-    arrays, x = variables_of(case), inputs_of(case)
-    kinds, want = by_kind(case, arrays), jax.jit(case.spec)(arrays, x)
-    params = dict(kinds["params"])
-    quantized = lutjax.quantize_tables(params.pop("weights"), groups=3)
-    integers = {"weights": quantized.values, "exponents": quantized.exponents}
-    module = linen.ProjectionLUT(*case.sizes, **case.options, quantized=True)
-    variables = {**kinds, "params": params, QUANTIZED: integers}
-    shapes = jax.eval_shape(module.init, jax.random.key(0), x)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), variables) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), shapes
-    )
-    assert_close("linen", module.apply(variables, x), want)
-    f = hk.transform_with_state(
-        lambda x: lutjax_haiku.ProjectionLUT(*case.sizes, **case.options, quantized=True, name="layer")(x)
-    )
-    assert_close(
-        "haiku", f.apply({"layer": params}, {"layer": {**kinds["anchors"], **integers}}, None, x)[0], want
-    )
