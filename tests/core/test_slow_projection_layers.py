@@ -12,10 +12,10 @@ from flax import nnx
 from layer_libraries import Case, nnx_layer, variables_of
 
 import lutjax
-from lutjax import reads
+from lutjax import optim as parameters, optim as tables, reads
 from lutjax.layers import nnx as layers
+from lutjax.optim import nnx as nnx_training
 from lutjax.testing import assert_close
-from lutjax.training import nnx as nnx_training, parameters, tables
 
 pytestmark = pytest.mark.slow
 

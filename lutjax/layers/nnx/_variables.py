@@ -166,7 +166,7 @@ def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
 
 
 def array_of(variable: nnx.Variable[Any]) -> Any:
-    """Return the array of a variable, the object itself: indices, even [...], make another one, see `lutjax.training.tables`."""
+    """Return the array of a variable, the object itself: indices, even [...], make another one, see `lutjax.optim`."""
     if nnx.Variable in type(variable).__mro__ and not variable.has_metadata("on_get_value"):
         value = variable.get_raw_value()
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
