@@ -1,10 +1,11 @@
 """Projects for boards: the module, cycle by cycle, at the other end of a serial port; and the program for the computer."""
 
 import importlib.util
+import json
 
 import numpy as np
 import pytest
-from cases import slow
+from circuit_strategies import numbers
 from commands import command, output
 from cycles import Machine
 from example_circuits import life_circuit, random_circuit
@@ -25,15 +26,11 @@ PORTS = random_circuit(
 )
 
 
-def vectors(circuit, count=3, seed=0):
+def vectors(circuit, count=3):
     """Return random samples of a circuit with their answers."""
-    rng = np.random.default_rng(seed)
-    numbers = [
-        port.format.decode(rng.integers(0, 1 << port.format.bits, (count, port.count), dtype=np.uint64))
-        for port in circuit.inputs
-    ]
-    given = {port.name: x for port, x in zip(circuit.inputs, numbers, strict=True)}
-    return Vectors(given, evaluated(circuit, numbers), "drawn")
+    drawn = numbers(circuit, count)
+    given = {port.name: x for port, x in zip(circuit.inputs, drawn, strict=True)}
+    return Vectors(given, evaluated(circuit, list(drawn)), "drawn")
 
 
 def host(files, folder, name):
@@ -88,23 +85,16 @@ class Line:
         return bytes(found)
 
 
-@pytest.mark.parametrize("registers", [0, slow(2)])
-def test_a_board_answers_its_program(registers, tmp_path):
+def test_a_board_answers_its_program(tmp_path):
     """Samples of several bytes, one after the other; then half of one, a pause, and a whole one."""
     require_tool("yosys")
-    given = vectors(PORTS)
-    files = boards.write(PORTS, "dut", "icebreaker", given, registers=registers, baud=BAUD)
+    given = vectors(PORTS, 2)
+    files = boards.write(PORTS, "dut", "icebreaker", given, registers=2, baud=BAUD)
     text = files["dut_board.v"]
     files["dut_board.v"] = text.replace("reg [16:0] quiet", "reg [7:0] quiet")  # a pause of 256 cycles
     assert files["dut_board.v"] != text
     program, line = host(files, tmp_path, "dut"), Line(files, "dut")
-    samples = [
-        {
-            "inputs": {name: x[k].tolist() for name, x in given.inputs.items()},
-            "outputs": {name: y[k].tolist() for name, y in given.outputs.items()},
-        }
-        for k in range(len(given))
-    ]
+    samples = json.loads(given.to_json())["samples"]
     assert program.BYTES_IN == 3
     right, _ = program.run(line, samples)
     assert right == len(samples)
@@ -150,14 +140,17 @@ def test_projects(board, pins, words):
         assert word in text
 
 
-def test_arguments():
-    circuit = life_circuit()
-    with pytest.raises(ValueError, match="board is 'arty'; the known ones are icebreaker, ulx3s"):
-        boards.write(circuit, "dut", "arty", vectors(circuit))
-    with pytest.raises(ValueError, match="baud is 12000000; expected 300 to 3000000"):
-        boards.write(circuit, "dut", "icebreaker", vectors(circuit), baud=12_000_000)
-    with pytest.raises(ValueError, match="the circuit's ports have"):
-        boards.write(circuit, "dut", "icebreaker", vectors(PORTS))
+@pytest.mark.parametrize(
+    ("board", "given", "options", "message"),
+    [
+        ("arty", life_circuit(), {}, "board is 'arty'; the known ones are icebreaker, ulx3s"),
+        ("icebreaker", life_circuit(), {"baud": 12_000_000}, "baud is 12000000; expected 300 to 3000000"),
+        ("icebreaker", PORTS, {}, "the circuit's ports have"),
+    ],
+)
+def test_arguments(board, given, options, message):
+    with pytest.raises(ValueError, match=message):
+        boards.write(life_circuit(), "dut", board, vectors(given), **options)
 
 
 def test_the_command(tmp_path):

@@ -2,15 +2,18 @@
 
 import dataclasses
 import itertools
-import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lutjax import circuits
 from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, truth
 from lutjax.circuits.ands import and_graph, operations
+
+AND, OR, XOR = 0b1000, 0b1110, 0b0110
+X, Y = Port("x", 2), Port("y")
 
 
 def assignments(n):
@@ -29,6 +32,16 @@ def answers(circuit, bits):
     return np.array(found, int).reshape(len(bits), len(circuit.literals))
 
 
+def begun(n, **options):
+    """Return a builder and its n input bits."""
+    builder = Builder(**options)
+    return builder, [bit for (bit,) in builder.input("x", n)]
+
+
+def fan_ins(circuit):
+    return [len(nodes) for nodes in circuit.fanins]
+
+
 @st.composite
 def tables(draw, least=0, most=8):
     n = draw(st.integers(least, most))
@@ -44,17 +57,14 @@ def recipes(draw):
         n, table = draw(tables())
         nodes = draw(st.lists(st.integers(max(-16, -n_inputs - k - 1), 1), min_size=n, max_size=n))
         gates.append((nodes, draw(st.integers(0, (1 << n) - 1)), table))
-    return (
-        n_inputs,
-        gates,
-        draw(st.lists(st.integers(0, 2 * (n_inputs + len(gates)) + 1), min_size=1, max_size=6)),
-    )
+    outputs = st.lists(st.integers(0, 2 * (n_inputs + len(gates)) + 1), min_size=1, max_size=6)
+    return n_inputs, gates, draw(outputs)
 
 
 def raw_circuit(recipe):
     n_inputs, gates, outputs = recipe
-    builder = Builder(simplify=False)
-    literals = [0, *(bit for (bit,) in builder.input("x", n_inputs))]
+    builder, bits = begun(n_inputs, simplify=False)
+    literals = [0, *bits]
     for k, (nodes, inverted, table) in enumerate(gates):
         if k % 8 == 0:
             builder.part(f"part {k}")
@@ -73,12 +83,11 @@ def test_operations_on_tables(table, data):
     def index(rows):
         return (rows << np.arange(rows.shape[1])).sum(1)
 
-    i, value = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, 1))
-
     def same(found, rows, m):
         assert 0 <= found <= truth.FULL[m]
         assert [found >> a & 1 for a in range(1 << m)] == values[index(rows)].tolist()
 
+    i, value = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, 1))
     shorter = assignments(n - 1)
     same(truth.cofactor(table, n, i, value), np.insert(shorter, i, value, axis=1), n - 1)
     same(truth.negate(table, n, i), bits ^ (np.arange(n) == i), n)
@@ -87,10 +96,8 @@ def test_operations_on_tables(table, data):
     m = data.draw(st.integers(n, 8))
     positions = data.draw(st.permutations(range(m)))[:n]
     same(truth.expand(table, n, positions, m), assignments(m)[:, positions], m)
-    varying = tuple(
-        k for k in range(n) if (values[index(bits)] != values[index(bits ^ (np.arange(n) == k))]).any()
-    )
-    assert truth.support(table, n) == varying
+    varies = [(values[index(bits)] != values[index(bits ^ (np.arange(n) == k))]).any() for k in range(n)]
+    assert truth.support(table, n) == tuple(np.nonzero(varies)[0])
     assert truth.from_function(lambda *x: truth.evaluate(table, x), n) == table
     if n > 1:
         i, j = sorted(data.draw(st.permutations(range(n)))[:2])
@@ -137,16 +144,14 @@ def test_simplified_circuits_compute_the_same(recipe, merge):
     assert (raw(bits).reshape(want.shape) == want).all()
     simple = circuits.simplify(raw, merge=merge)
     assert (answers(simple, bits) == want).all()
-    assert len(simple) <= len(raw)
-    assert len(circuits.simplify(simple, merge=merge)) <= len(simple)
+    assert len(circuits.simplify(simple, merge=merge)) <= len(simple) <= len(raw)
     assert [name for name, _ in simple.parts] == [name for name, _ in raw.parts]
     assert (simple.inputs, simple.outputs, simple.about) == (raw.inputs, raw.outputs, raw.about)
     read = set(itertools.chain.from_iterable(simple.fanins)) | {k >> 1 for k in simple.literals}
-    for gate, (nodes, table) in enumerate(zip(simple.fanins, simple.tables, strict=True)):
-        assert simple.first_gate + gate in read  # no dead gate
+    assert read >= set(range(simple.first_gate, simple.first_gate + len(simple)))  # no dead gate
+    for nodes, table in zip(simple.fanins, simple.tables, strict=True):
         assert len(nodes) >= 2
-        assert 0 not in nodes
-        assert list(nodes) == sorted(set(nodes))
+        assert list(nodes) == sorted(set(nodes) - {0})
         assert truth.support(table, len(nodes)) == tuple(range(len(nodes)))
 
 
@@ -154,8 +159,7 @@ def test_simplified_circuits_compute_the_same(recipe, merge):
 @given(table=tables(least=2), data=st.data())
 def test_a_function_its_complement_and_its_permutations_are_one_gate(table, data):
     n, table = table
-    builder = Builder(merge=2)
-    x = [bit for (bit,) in builder.input("x", n)]
+    builder, x = begun(n, merge=2)
     first = builder.gate(x, table)
     assert builder.gate(x, table ^ truth.FULL[n]) == first ^ 1
     order = data.draw(st.permutations(range(n)))
@@ -166,36 +170,29 @@ def test_a_function_its_complement_and_its_permutations_are_one_gate(table, data
 
 
 def test_gates_read_through_what_they_do_not_need():
-    builder = Builder(merge=2)
-    a, b = (bit for (bit,) in builder.input("x", 2))
-    both, either = builder.gate([a, b], 0b1000), builder.gate([a, b], 0b1110)
-    assert builder.gate([both, a], 0b1110) == a  # absorption
-    assert builder.gate([both, either], 0b1000) == both
-    assert builder.gate([both, either ^ 1], 0b1000) == 0
-    assert builder.gate([both ^ 1, either], 0b1000) == builder.gate([a, b], 0b0110)
+    builder, (a, b) = begun(2, merge=2)
+    both, either = builder.gate([a, b], AND), builder.gate([a, b], OR)
+    assert builder.gate([both, a], OR) == a  # absorption
+    assert builder.gate([both, either], AND) == both
+    assert builder.gate([both, either ^ 1], AND) == 0
+    assert builder.gate([both ^ 1, either], AND) == builder.gate([a, b], XOR)
 
 
 def test_gates_absorb_what_only_they_read():
-    builder = Builder(merge=3)
-    a, b, c, d = (bit for (bit,) in builder.input("x", 4))
-    three = builder.gate([builder.gate([a, b], 0b0110), c], 0b1000)
-    builder.output("y", [[builder.gate([three, d], 0b1110)], [three]])
+    builder, (a, b, c, d) = begun(4, merge=3)
+    three = builder.gate([builder.gate([a, b], XOR), c], AND)
+    builder.output("y", [[builder.gate([three, d], OR)], [three]])
     circuit = builder.circuit()
     assert circuit.fanins == ((1, 2, 3), (4, 5))
-    assert [len(nodes) for nodes in circuits.simplify(circuit, merge=4).fanins] == [
-        3,
-        2,
-    ]  # an output is a reader
-    two = Builder(merge=2)
-    assert [len(nodes) for nodes in circuits.builder.rebuild(circuit, two).fanins] == [3, 2]
+    assert fan_ins(circuits.simplify(circuit, merge=4)) == [3, 2]  # an output is a reader
+    assert fan_ins(circuits.builder.rebuild(circuit, Builder(merge=2))) == [3, 2]
 
 
 def test_from_four_inputs_on_all_readers_take_a_gate_in():
-    builder = Builder(merge=6)
-    x = [bit for (bit,) in builder.input("x", 5)]
+    builder, x = begun(5, merge=6)
     inner = builder.gate(x[:3], 0b10010110)
-    builder.output("y", [[builder.gate([inner, x[3]], 0b1000)], [builder.gate([inner, x[4]], 0b1000)]])
-    assert [len(nodes) for nodes in builder.circuit().fanins] == [4, 4]
+    builder.output("y", [[builder.gate([inner, bit], AND)] for bit in x[3:]])
+    assert fan_ins(builder.circuit()) == [4, 4]
 
 
 @given(recipe=recipes())
@@ -210,8 +207,7 @@ def test_tabulated_circuits_compute_the_same(recipe):
 
 def test_a_rule_of_few_inputs_is_found_anew():
     """Rule of the Game of Life: 8 neighbors and then the cell."""
-    builder = Builder(merge=2)
-    x = [bit for (bit,) in builder.input("x", 9)]
+    builder, x = begun(9, merge=2)
     count = arithmetic.popcount(builder, x[:8])
     alive = [builder.gate([*count, x[8]], 1 << (k | 16 * cell)) for k, cell in ((3, 0), (3, 1), (2, 1))]
     builder.output("y", [[builder.gate(alive, 0b11111110)]])
@@ -219,38 +215,33 @@ def test_a_rule_of_few_inputs_is_found_anew():
     small = circuits.tabulate(circuit)
     assert len(and_graph(small)[0]) <= 56
     assert (small(assignments(9)) == circuit(assignments(9))).all()
-    with pytest.raises(ValueError, match=r"the circuit has 15 inputs; .* at most 14. Call simplify"):
-        circuits.tabulate(Circuit((Port("x", 15),), (Y,), (), (), (2,)))
 
 
-# ------------------------------------------------------------------------------------------- search
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(recipe=recipes(), goal=st.sampled_from(["gates", "ands"]), seed=st.integers(0, 3))
-def test_resynthesized_circuits_compute_the_same(without_typechecking, recipe, goal, seed):
+def test_resynthesized_circuits_compute_the_same(recipe, goal, seed):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
-    small = circuits.resynthesize(raw, goal, effort=0.0005, seed=seed)
+    small, again = (circuits.resynthesize(raw, goal, effort=0.0005, seed=seed) for _ in range(2))
     assert (answers(small, bits) == answers(raw, bits)).all()
     assert (small.inputs, small.outputs) == (raw.inputs, raw.outputs)
     count = operations if goal == "gates" else and_graph
     assert len(count(small)[0]) <= len(count(raw)[0])
-    again = circuits.resynthesize(raw, goal, effort=0.0005, seed=seed)
-    assert (small.fanins, small.tables, small.literals) == (again.fanins, again.tables, again.literals)
+    assert small == again
 
 
 @pytest.mark.parametrize(("goal", "count"), [("gates", 5), ("ands", 7)])
 def test_a_full_adder_is_found(goal, count, without_typechecking):
-    builder = Builder(merge=2)
-    x = [bit for (bit,) in builder.input("x", 3)]
+    builder, x = begun(3, merge=2)
     sums = []
     for total in ({1, 3}, {2, 3}):  # as sums of products
         products = []
         for a in range(8):
             if a.bit_count() in total:
                 low, mid, high = (bit ^ (~a >> k & 1) for k, bit in enumerate(x))
-                products.append(builder.gate([low, builder.gate([mid, high], 0b1000)], 0b1000))
+                products.append(builder.gate([low, builder.gate([mid, high], AND)], AND))
         while len(products) > 1:
-            products.append(builder.gate([products.pop(0), products.pop(0)], 0b1110))
+            products.append(builder.gate([products.pop(0), products.pop(0)], OR))
         sums += [products]
     builder.output("y", sums)
     circuit = builder.circuit()
@@ -259,37 +250,23 @@ def test_a_full_adder_is_found(goal, count, without_typechecking):
     assert (found(assignments(3)) == circuit(assignments(3))).all()
 
 
-def test_what_a_search_refuses():
-    wide = Circuit((Port("x", 13),), (Y,), (), (), (2,))
-    with pytest.raises(ValueError, match=r"the circuit has 13 inputs; .* at most 12. Call simplify"):
-        circuits.resynthesize(wide)
-    small = Circuit((X,), (Y,), (), (), (2,))
-    with pytest.raises(ValueError, match="goal is 'luts'; expected one of"):
-        circuits.resynthesize(small, "luts")
-    with pytest.raises(ValueError, match="effort is 0; it must be positive"):
-        circuits.resynthesize(small, effort=0)
-    assert circuits.resynthesize(small).literals == (2,)
-
-
 @pytest.mark.parametrize("inverted", [0, 1])
 def test_absorption_may_leave_an_input(inverted):
     """Five inputs are too many to be read through as gates come, but gates that are absorbed may show it."""
-    builder = Builder(merge=6)
-    a, *rest = (bit for (bit,) in builder.input("x", 5))
+    builder, (a, *rest) = begun(5, merge=6)
     parts = [
         builder.gate([a, *rest], truth.from_function(lambda a, *r, s=s: a and all(r) == s, 5))
         for s in (True, False)
     ]
-    y = builder.gate(parts, 0b1110)
-    builder.output("y", [[y ^ inverted], [builder.gate([y, rest[0]], 0b1000)]])
+    y = builder.gate(parts, OR)
+    builder.output("y", [[y ^ inverted], [builder.gate([y, rest[0]], AND)]])
     circuit = builder.circuit()
     assert circuit.literals == (a ^ inverted, 2 * circuit.first_gate)
-    assert (circuit.fanins, circuit.tables) == (((1, 2),), (0b1000,))
+    assert (circuit.fanins, circuit.tables) == (((1, 2),), (AND,))
 
 
 def test_raw_circuits_stay_as_they_are_given():
-    builder = Builder(simplify=False)
-    ((a,),) = builder.input("x")
+    builder, (a,) = begun(1, simplify=False)
     y = builder.gate([a, a, 1], 0b10000000)
     builder.gate([], 1)
     builder.output("y", [[y ^ 1]])
@@ -300,12 +277,11 @@ def test_raw_circuits_stay_as_they_are_given():
     assert circuit.levels == (0, 0, 1, 0)
 
 
-@pytest.mark.parametrize("merge", [2, 3, 6])
+@pytest.mark.parametrize("merge", [2, 6])
 def test_large_circuits(merge):
     """Wide and deep ones alike need no recursion; samples are in blocks."""
     rng = np.random.default_rng(0)
-    builder = Builder(merge=merge)
-    x = [bit for (bit,) in builder.input("x", 300)]
+    builder, x = begun(300, merge=merge)
     for _ in range(5):
         wires = rng.integers(0, 300, (300, 2)).tolist()
         kinds = rng.choice([1, 2, 4, 6, 7, 8, 9, 11, 13, 14], 300).tolist()
@@ -316,57 +292,31 @@ def test_large_circuits(merge):
     builder.output("y", [[bit] for bit in [*x, chain]])
     circuit = builder.circuit()
     bits = rng.integers(0, 2, (70, 300))
-    want = answers(circuit, bits[:3])
-    found = circuit(bits)
-    assert (found[:3] == want).all()
+    assert (circuit(bits)[:3] == answers(circuit, bits[:3])).all()
     octets = np.packbits(bits.T.astype(np.uint8), axis=1, bitorder="little")
     words = np.tile(octets, (1, 500))
     assert (circuit.evaluate(words) == np.tile(circuit.evaluate(octets), (1, 500))).all()
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
-def test_words_of_any_unsigned_dtype(dtype):
-    builder = Builder()
-    a, b = (bit for (bit,) in builder.input("x", 2))
-    builder.output("y", [[builder.gate([a, b], 0b0110)], [a ^ 1], [1], [0]])
-    x = np.array([[3], [5]], dtype)
-    found = builder.circuit().evaluate(x)
-    ones = np.iinfo(dtype).max
-    assert found.dtype == dtype
-    assert found[:, 0].tolist() == [6, ones - 3, ones, 0]
-    assert builder.circuit().evaluate(x[:, :0]).shape == (4, 0)
-
-
 # ------------------------------------------------------------------------------------------- AND nodes
 @settings(max_examples=40)
 @given(recipe=recipes())
-def test_and_nodes_compute_the_same(recipe):
+def test_and_nodes_and_operations_compute_the_same(recipe):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
-    ands, outputs = and_graph(raw)
-    values = [np.zeros(len(bits), int), *bits.T]
-    for a, b in ands:
-        assert 2 * len(values) > a > b
-        values.append((values[a >> 1] ^ a & 1) & (values[b >> 1] ^ b & 1))
-    assert (np.stack([values[k >> 1] ^ k & 1 for k in outputs], 1) == answers(raw, bits)).all()
-    assert len(set(ands)) == len(ands)
-    read = {k >> 1 for pair in ands for k in pair} | {k >> 1 for k in outputs}
+    (ands, _), (nodes, _) = and_graph(raw), operations(raw)
+    for found, outputs in (and_graph(raw), operations(raw)):
+        values = [np.zeros(len(bits), int), *bits.T]
+        for a, b in found:
+            x, y = values[a >> 1] ^ a & 1, values[b >> 1] ^ b & 1
+            assert 2 * len(values) > max(a, b)
+            assert a > b or not (a | b) & 1
+            values.append(x ^ y if a < b else x & y)
+        assert (np.stack([values[k >> 1] ^ k & 1 for k in outputs], 1) == answers(raw, bits)).all()
+    assert all(a > b for a, b in ands)
+    assert len(set(ands)) == len(ands) >= len(nodes)
+    read = {k >> 1 for pair in ands for k in pair} | {k >> 1 for k in and_graph(raw)[1]}
     assert set(range(raw.first_gate, raw.first_gate + len(ands))) <= read
-
-
-@settings(max_examples=40)
-@given(recipe=recipes())
-def test_operations_compute_the_same(recipe):
-    raw = raw_circuit(recipe)
-    bits = assignments(raw.n_inputs)
-    nodes, outputs = operations(raw)
-    values = [np.zeros(len(bits), int), *bits.T]
-    for a, b in nodes:
-        x, y = values[a >> 1] ^ a & 1, values[b >> 1] ^ b & 1
-        assert a > b or not (a | b) & 1
-        values.append(x ^ y if a < b else x & y)
-    assert (np.stack([values[k >> 1] ^ k & 1 for k in outputs], 1) == answers(raw, bits)).all()
-    assert len(nodes) <= len(and_graph(raw)[0])
 
 
 @pytest.mark.parametrize(
@@ -380,17 +330,13 @@ def test_operations_compute_the_same(recipe):
     ],
 )
 def test_tables_are_taken_apart_well(function, n, count):
-    builder = Builder(merge=2)
-    x = [bit for (bit,) in builder.input("x", n)]
+    builder, x = begun(n, merge=2)
     builder.output("y", [[builder.gate(x, truth.from_function(function, n))]])
     assert len(and_graph(builder.circuit())[0]) == count
 
 
 # ------------------------------------------------------------------------------------------- arithmetic
-STYLES = [{"lut": k} for k in (2, 3, 4, 5, 6)] + [
-    {"lut": 6, "simplify": False},
-    {"lut": 2, "simplify": False},
-]
+STYLES = [{"lut": k} for k in (2, 3, 4, 6)] + [{"lut": k, "simplify": False} for k in (2, 6)]
 
 
 def value_of(literal, bits):
@@ -404,8 +350,7 @@ def value_of(literal, bits):
 def test_counts_and_their_first_largest(style, groups, relative):
     """Repeated, opposite and constant literals, empty sums, ties, one number."""
     bits = assignments(7)
-    builder = Builder(**style)
-    builder.input("x", 7)
+    builder, _ = begun(7, **style)
     counts = np.stack([sum((value_of(k, bits) for k in group), np.zeros(128, int)) for group in groups], 1)
     builder.part("votes")
     alone = arithmetic.popcount(builder, groups[0])
@@ -416,35 +361,27 @@ def test_counts_and_their_first_largest(style, groups, relative):
     alone, votes, first = builder.circuit()(bits)
     assert (alone == counts[:, 0]).all()
     votes = votes.reshape(128, -1)
-    if relative:
-        assert len(np.unique(counts - votes)) == 1  # a constant is left out
-    else:
-        assert (votes == counts).all()
+    assert len(np.unique(counts - votes)) == 1 if relative else (votes == counts).all()
     assert (first == counts.argmax(1)).all()
 
 
 @pytest.mark.parametrize("lut", [2, 3, 6])
 def test_bits_are_counted_through_gates_that_share_inputs(lut):
-    builder = Builder(lut=lut, merge=lut)
-    x = [bit for (bit,) in builder.input("x", 6)]
-    rng = np.random.default_rng(lut)
-    kinds = rng.choice([1, 2, 4, 6, 8, 14], 60).tolist()
-    gates = [
-        builder.gate([x[i], x[j]], t)
-        for t, (i, j) in zip(kinds, itertools.cycle(itertools.combinations(range(6), 2)), strict=False)
-    ]
+    builder, x = begun(6, lut=lut, merge=lut)
+    kinds = np.random.default_rng(lut).choice([1, 2, 4, 6, 8, 14], 60).tolist()
+    pairs = itertools.cycle(itertools.combinations(x, 2))
+    gates = [builder.gate(pair, kind) for kind, pair in zip(kinds, pairs, strict=False)]
     groups = [gates[k::3] for k in range(3)]
     builder.output("y", arithmetic.popcounts(builder, groups))
-    for group in groups:
-        builder.output(f"y{group[0]}_{group[1]}", [[k] for k in group])
+    for k, group in enumerate(groups):
+        builder.output(f"y{k}", [[bit] for bit in group])
     found, *rest = builder.circuit()(assignments(6))
     assert (found == np.stack([bits.sum(1) for bits in rest], 1)).all()
 
 
 def test_bits_over_more_nodes_than_a_table_reads_are_counted():
     """Gates over four gates, each over inputs of its own: read through, they would read 12 nodes."""
-    builder = Builder(lut=6, merge=6)
-    x = [bit for (bit,) in builder.input("x", 12)]
+    builder, x = begun(12, lut=6, merge=6)
     majorities = [builder.gate(x[k : k + 3], 0b11101000) for k in range(0, 12, 3)]
     one = builder.gate(majorities, 0b0110_1001_1001_0110)  # parity
     builder.output("y", arithmetic.popcounts(builder, [[one, x[0]]]))
@@ -454,9 +391,8 @@ def test_bits_over_more_nodes_than_a_table_reads_are_counted():
 
 
 def test_exclusive_gates_are_one_bit_of_a_sum():
-    builder = Builder(lut=6, merge=6)
-    a, b, c = (bit for (bit,) in builder.input("x", 3))
-    gates = [builder.gate([a, b], 0b1000), builder.gate([a, c], 0b0100)]  # never both 1
+    builder, (a, b, c) = begun(3, lut=6, merge=6)
+    gates = [builder.gate([a, b], AND), builder.gate([a, c], 0b0100)]  # never both 1
     builder.output("y", arithmetic.popcounts(builder, [gates]))
     assert len(builder.circuit()) == 1
 
@@ -466,41 +402,22 @@ def test_exclusive_gates_are_one_bit_of_a_sum():
 def test_comparison_with_constants(lut, format):
     form = Format.parse(format)
     least, most = form.range
-    numbers = np.arange(least, most + 1)
-    limits = range(least - 2, most + 3)
+    numbers, limits = np.arange(least, most + 1), np.arange(least - 2, most + 3)
     if form.bits > 4:
-        limits = [
-            least - 5000,
-            least,
-            least + 1,
-            -2,
-            -1,
-            0,
-            1,
-            30,
-            31,
-            32,
-            100,
-            128,
-            255,
-            most - 1,
-            most,
-            most + 5000,
-        ]
+        limits = np.array(
+            [least - 5000, least, least + 1, -2, -1, 0, 1, 30, 31, 32, 128, most - 1, most, most + 5000]
+        )
     builder = Builder(lut=lut)
     (x,) = builder.input("x", 1, form)
-    above = [arithmetic.above_constant(builder, x, k, signed=form.signed) for k in limits]
+    above = [arithmetic.above_constant(builder, x, int(k), signed=form.signed) for k in limits]
     builder.output("y", [[bit] for bit in above])
-    assert (builder.circuit()(numbers) == (numbers[:, None] > np.array(limits))).all()
-
-
-@pytest.mark.parametrize("lut", [2, 6])
-def test_comparison_of_signed_numbers_with_constants(lut):
-    builder = Builder(lut=lut)
-    (x,) = builder.input("x", 1, Format(4, signed=True))
-    numbers = np.arange(-8, 8)
-    builder.output("y", [[arithmetic.above_signed(builder, x, int(k))] for k in numbers])
-    assert (builder.circuit()(numbers[:, None]) == (numbers[:, None] > numbers)).all()
+    if form.bits == 4 and form.signed:
+        builder.output("z", [[arithmetic.above_signed(builder, x, int(k))] for k in numbers])
+    found = builder.circuit()(numbers)
+    if isinstance(found, tuple):
+        found, of_signed = found
+        assert (of_signed == (numbers[:, None] > numbers)).all()
+    assert (found == (numbers[:, None] > limits)).all()
 
 
 @pytest.mark.parametrize("lut", [2, 3, 5, 6])
@@ -517,35 +434,29 @@ def test_comparison_of_numbers(lut, bits):
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 10])
 def test_first_largest(lut, count):
     builder = Builder(lut=lut)
-    numbers = builder.input("x", count, Format(4))
-    builder.output("y", [arithmetic.argmax(builder, numbers)])
+    builder.output("y", [arithmetic.argmax(builder, builder.input("x", count, Format(4)))])
     x = np.random.default_rng(0).integers(0, 4, (500, count))  # many ties
     circuit = builder.circuit()
     assert (circuit(x) == x.argmax(1)).all()
     assert circuit.outputs[0].format.bits == max(1, (count - 1).bit_length())
-    with pytest.raises(ValueError, match="numbers have \\[4, 5\\] bits"):
-        arithmetic.argmax(Builder(), [[0] * 4, [0] * 5])
 
 
-@pytest.mark.parametrize("lut", [4, 5, 6])
-@pytest.mark.parametrize("n", [20, 50, 107])
-def test_sums_take_about_a_table_for_each_bit_that_goes(lut, n):
-    builder = Builder(lut=lut, merge=lut)
-    builder.output("y", [arithmetic.popcount(builder, [bit for (bit,) in builder.input("x", n)])])
+@pytest.mark.parametrize(("lut", "most"), [(4, 2.0), (5, 1.5), (6, 1.06)])
+@pytest.mark.parametrize("n", [20, 107])
+def test_sums_take_about_a_table_for_each_bit_that_goes(lut, most, n):
+    builder, bits = begun(n, lut=lut, merge=lut)
+    builder.output("y", [arithmetic.popcount(builder, bits)])
     circuit = builder.circuit()
     x = np.random.default_rng(0).integers(0, 2, (99, n))
     assert (circuit(x) == x.sum(1)).all()
-    gone = n - n.bit_length()
-    assert len(circuit) <= {4: 2.0, 5: 1.5, 6: 1.06}[lut] * gone + 2
+    assert len(circuit) <= most * (n - n.bit_length()) + 2
 
 
 # ------------------------------------------------------------------------------------------- numbers of ports
 @given(
-    bits=st.integers(1, 64),
-    fraction=st.integers(0, 20),
-    signed=st.booleans(),
+    bits=st.integers(1, 64), fraction=st.integers(0, 20), signed=st.booleans(),
     codes=st.lists(st.integers(0), min_size=1),
-)
+)  # fmt: skip
 def test_formats(bits, fraction, signed, codes):
     form = Format(bits, min(fraction, bits) if bits <= 53 else 0, signed)
     assert Format.parse(str(form)) == form
@@ -554,7 +465,7 @@ def test_formats(bits, fraction, signed, codes):
     assert (form.encode(numbers) == codes).all()
     for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
         whole = code - (1 << bits) if signed and code >> bits - 1 else code
-        assert number == whole / 2**form.fraction if form.fraction else number == whole
+        assert number == (whole / 2**form.fraction if form.fraction else whole)
     least, most = form.range
     for beyond in (least - 1, most + 1):
         if form.fraction or -(2**53) < beyond < 2**53:
@@ -575,21 +486,9 @@ def test_numbers_that_a_format_does_not_have(form, numbers):
         Format.parse(form).encode(np.array(numbers))
 
 
-@pytest.mark.parametrize(
-    "text", ["uint", "uint0", "uint65", "fixed8", "int8.4", "float32", "fixed8.9", "fixed60.4", "", "u int8"]
-)
-def test_formats_that_are_not(text):
-    with pytest.raises(ValueError, match="Format"):
-        Format.parse(text)
-
-
 def test_half_precision_is_encoded():
-    import jax.numpy as jnp
-
     numbers = np.asarray(jnp.array([0.5, 3], jnp.bfloat16))
     assert Format.parse("fixed8.4").encode(numbers).tolist() == [8, 48]
-    with pytest.raises(TypeError, match=r"Format.encode: numbers is complex64"):
-        Format(8).encode(np.zeros(2, np.complex64))
 
 
 def test_numbers_in_numbers_out():
@@ -606,8 +505,17 @@ def test_numbers_in_numbers_out():
 
 
 # ------------------------------------------------------------------------------------------- refusals
-X = Port("x", 2)
-Y = Port("y")
+GOOD = {"inputs": (X,), "outputs": (Y,), "fanins": ((1, 2),), "tables": (8,), "literals": (6,)}
+TWO_PORTS = Circuit((X, Port("s")), (Y,), ((1, 2),), (8,), (6,))
+
+
+def wire(n):
+    """A circuit of n input bits without gates."""
+    return Circuit((Port("x", n),), (Y,), (), (), (2,))
+
+
+def gate(*literals, table):
+    return begun(1)[0].gate(literals, table)
 
 
 @pytest.mark.parametrize(
@@ -628,76 +536,72 @@ Y = Port("y")
     ],
 )
 def test_fields_that_make_no_circuit(change, message):
-    good = {"inputs": (X,), "outputs": (Y,), "fanins": ((1, 2),), "tables": (8,), "literals": (6,)}
-    assert len(Circuit(**good)) == 1
+    assert len(Circuit(**GOOD)) == 1
     with pytest.raises(ValueError, match=f"Circuit: .*{message}"):
-        Circuit(**{**good, **change})
+        Circuit(**{**GOOD, **change})
 
 
 @pytest.mark.parametrize(
-    "name", ["", "2x", "a b", "x-y", "é", "wire", "int", "signal", "ENTITY", "Register", "logic", "_Bool"]
-)
-def test_names_that_ports_cannot_have(name):
-    with pytest.raises(ValueError, match=f"Port: name is '{name}'; "):
-        Port(name)
+    ("call", "message"),
+    [
+        *(
+            (lambda name=name: Port(name), f"Port: name is '{name}'; ")
+            for name in ("", "2x", "a b", "x-y", "é", "wire", "int", "signal", "ENTITY", "Register", "logic", "_Bool")
+        ),
+        *(
+            (lambda text=text: Format.parse(text), "Format")
+            for text in ("uint", "uint0", "uint65", "fixed8", "int8.4", "float32", "fixed8.9", "fixed60.4", "", "u int8")
+        ),
+        (lambda: Format(8).encode(np.zeros(2, np.complex64)), "Format.encode: numbers is complex64"),
+        (lambda: circuits.tabulate(wire(15)), "the circuit has 15 inputs; .* at most 14. Call simplify"),
+        (lambda: circuits.resynthesize(wire(13)), "the circuit has 13 inputs; .* at most 12. Call simplify"),
+        (lambda: circuits.resynthesize(wire(2), "luts"), "goal is 'luts'; expected one of"),
+        (lambda: circuits.resynthesize(wire(2), effort=0), "effort is 0; it must be positive"),
+        (lambda: arithmetic.argmax(Builder(), [[0] * 4, [0] * 5]), r"numbers have \[4, 5\] bits"),
+        (lambda: TWO_PORTS([[0, 1]]), "1 arrays are given; expected 2, for the ports x, s"),
+        (lambda: TWO_PORTS([[0, 1, 1]], [0]), r"x is int64\[1, 3\]; expected shape \[samples, 2\]"),
+        (lambda: TWO_PORTS([[0, 1]], [0, 1]), r"have \[1, 2\] samples"),
+        (lambda: TWO_PORTS([[0, 2]], [0]), r"numbers\[0, 1\] is 2; uint1 has whole numbers from 0 to 1"),
+        (lambda: TWO_PORTS.evaluate(np.zeros((2, 1), np.uint8)), r"words is uint8\[2, 1\]; expected shape \[3, words\]"),
+        (lambda: gate(2, table=4), "table is 4 over 1 literals"),
+        (lambda: gate(2, 4, table=8), r"literals is \[2, 4\]; they must be from 0 to 3"),
+        (lambda: gate(*[2] * 9, table=0), "at most 8 literals"),
+        (lambda: begun(1)[0].output("y", [[2], [2, 2]]), r"have \[1, 2\] bits; the format uint1 has 1"),
+        (lambda: begun(1)[0].output("y", []), "no numbers"),
+        (lambda: begun(1)[0].output("y", [[4]]), "literals beyond 0 to 3"),
+        *(
+            (lambda sizes=sizes: Builder(**sizes), "Builder: {} is {}".format(*next(iter(sizes.items()))))
+            for sizes in ({"merge": 1}, {"merge": 9}, {"lut": 7}, {"lut": 1})
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
-def test_calls_that_a_circuit_refuses():
-    circuit = Circuit((X, Port("s")), (Y,), ((1, 2),), (8,), (6,))
-    with pytest.raises(TypeError, match="1 arrays are given; expected 2, for the ports x, s"):
-        circuit([[0, 1]])
-    with pytest.raises(ValueError, match=r"x is int64\[1, 3\]; expected shape \[samples, 2\]"):
-        circuit([[0, 1, 1]], [0])
-    with pytest.raises(ValueError, match=r"have \[1, 2\] samples"):
-        circuit([[0, 1]], [0, 1])
-    with pytest.raises(ValueError, match=r"numbers\[0, 1\] is 2; uint1 has whole numbers from 0 to 1"):
-        circuit([[0, 2]], [0])
-    with pytest.raises(ValueError, match=r"words is uint8\[2, 1\]; expected shape \[3, words\]"):
-        circuit.evaluate(np.zeros((2, 1), np.uint8))
-
-
-def test_calls_that_a_builder_refuses():
-    builder = Builder()
-    ((a,),) = builder.input("x")
-    with pytest.raises(ValueError, match="table is 4 over 1 literals"):
-        builder.gate([a], 4)
-    with pytest.raises(ValueError, match=r"literals is \[2, 4\]; they must be from 0 to 3"):
-        builder.gate([a, 4], 8)
-    with pytest.raises(ValueError, match="at most 8 literals"):
-        builder.gate([a] * 9, 0)
-    builder.part("votes")
-    builder.part("votes")
-    builder.part("argmax")
+def test_a_builder_refuses_parts_and_inputs_that_come_late():
+    builder, _ = begun(1, simplify=False)
+    for name in ("votes", "votes", "argmax"):
+        builder.part(name)
     with pytest.raises(ValueError, match="an earlier part is named 'votes'"):
         builder.part("votes")
-    with pytest.raises(ValueError, match=r"have \[1, 2\] bits; the format uint1 has 1"):
-        builder.output("y", [[a], [a, a]])
-    with pytest.raises(ValueError, match="no numbers"):
-        builder.output("y", [])
-    with pytest.raises(ValueError, match="literals beyond 0 to 3"):
-        builder.output("y", [[4]])
-    two = Builder(simplify=False)
-    two.gate([], 0)
+    builder.gate([], 0)
     with pytest.raises(ValueError, match="declare the inputs first"):
-        two.input("x")
-    for sizes in ({"merge": 1}, {"merge": 9}, {"lut": 7}, {"lut": 1}):
-        with pytest.raises(ValueError, match=f"Builder: {next(iter(sizes))} is {next(iter(sizes.values()))}"):
-            Builder(**sizes)
+        builder.input("z")
 
 
 # ------------------------------------------------------------------------------------------- counts
 def voting(lut=3, outputs="class"):
-    builder = Builder(lut=lut, merge=lut)
-    x = [bit for (bit,) in builder.input("x", 8)]
+    builder, x = begun(8, lut=lut, merge=lut)
     builder.part("layer 1")
     bits = [builder.gate([x[i], x[(i + 3) % 8]], t) for i in range(8) for t in (8, 6, 1)]
     builder.part("votes")
     numbers = arithmetic.popcounts(builder, [bits[k::3] for k in range(3)], relative=outputs == "class")
-    if outputs == "votes":
-        builder.output("y", numbers)
-    else:
+    if outputs == "class":
         builder.part("argmax")
-        builder.output("y", [arithmetic.argmax(builder, numbers)])
+        numbers = [arithmetic.argmax(builder, numbers)]
+    builder.output("y", numbers)
     return builder.circuit({"kind": "classifier", "n_classes": 3})
 
 
@@ -707,16 +611,15 @@ def test_counts_of_a_circuit():
     assert (stats.gates, stats.levels, stats.lut6) == (len(circuit), circuit.depth, None)
     assert stats.ands == len(and_graph(circuit)[0])
     assert sum(stats.fan_in.values()) == stats.gates
-    assert sum(n * count for n, count in stats.fan_in.items()) + 2 == sum(
-        n * c for n, c in stats.fan_out.items()
-    )
+    ends = [sum(n * count for n, count in fans.items()) for fans in (stats.fan_in, stats.fan_out)]
+    assert ends[0] + 2 == ends[1]
     assert [part.name for part in stats.parts] == ["layer 1", "votes", "argmax"]
     assert sum(part.share for part in stats.parts) == pytest.approx(1)
     assert sum(circuit.about["vote_gates"]) == dict(circuit.parts)["votes"]
     assert circuit.part_ranges["votes"].start == dict(circuit.parts)["layer 1"]
     for line in ("gates", "AND nodes", "layer 1", "class 2"):
         assert f"\n{line}" in f"\n{stats}"
-    assert circuits.statistics.of(Circuit((X,), (Y,), (), (), (2,)), lut6=False).gates == 0
+    assert circuits.statistics.of(wire(2), lut6=False).gates == 0
 
 
 @pytest.mark.parametrize("outputs", ["class", "votes"])
@@ -732,8 +635,7 @@ def test_what_a_class_costs(outputs):
 
 
 def test_classes_without_gates_are_counted():
-    builder = Builder()
-    x = [bit for (bit,) in builder.input("x", 4)]
+    builder, x = begun(4)
     builder.part("votes")
     numbers = arithmetic.popcounts(builder, [[x[0]], x, [x[1]], []])
     builder.part("argmax")
@@ -752,9 +654,10 @@ def test_a_circuit_of_look_up_tables_is_its_own_mapping():
     assert circuits.statistics.of(circuit).lut6 <= len(circuit)
 
 
-def test_circuits_are_imported_when_they_are_used():
-    assert "circuits" in sys.modules["lutjax"].__all__
-    assert sys.modules["lutjax"].circuits is circuits
+def small(n):
+    """A circuit of a port of `n` bits and one of a bit."""
+    outputs = Port("z", 2), Port("w")
+    return Circuit((Port("x", n), Y), outputs, ((1, n + 1),), (AND,), (2, 4, 2 * (n + 2)))
 
 
 def test_circuits_are_values(tmp_path, without_typechecking):
@@ -763,9 +666,7 @@ def test_circuits_are_values(tmp_path, without_typechecking):
     assert circuit == same
     assert hash(circuit) == hash(same)
     assert len({circuit, same, other}) == 2
-    assert circuit != other
-    assert circuit != "a circuit"
-    assert circuit != dataclasses.replace(circuit, about={"kind": "another"})
+    assert circuit not in (other, "a circuit", dataclasses.replace(circuit, about={"kind": "another"}))
     written = {
         circuits.netlist_json.read: circuits.netlist_json.write(circuit).encode(),
         circuits.blif.read: circuits.blif.write(circuit, "name").encode(),
@@ -775,20 +676,11 @@ def test_circuits_are_values(tmp_path, without_typechecking):
         (tmp_path / "file").write_bytes(content)
         assert read(tmp_path / "file") == read(content)
     assert circuits.netlist_json.read(circuits.netlist_json.write(circuit)) == circuit
-    with pytest.raises(
-        TypeError, match=r"aiger.read: data is of type str; read the file as bytes, or give its pathlib\.Path"
-    ):
+    message = r"aiger.read: data is of type str; read the file as bytes, or give its pathlib\.Path"
+    with pytest.raises(TypeError, match=message):
         circuits.aiger.read("file")
     with pytest.raises(FileNotFoundError):
         circuits.blif.read(tmp_path / "none")
-
-
-def small(n):
-    """A circuit of a port of `n` bits and one of a bit."""
-    ports = (circuits.Port("x", n), circuits.Port("y"))
-    return circuits.Circuit(
-        ports, (circuits.Port("z", 2), circuits.Port("w")), ((1, n + 1),), (0b1000,), (2, 4, 2 * (n + 2))
-    )
 
 
 def test_one_sample():
@@ -800,14 +692,7 @@ def test_one_sample():
         one_z, one_w = circuit(x[k].tolist(), int(y[k]))
         np.testing.assert_array_equal(one_z, z[k])
         assert (one_w.shape, one_w) == ((), w[k])
-    port = circuits.Port("x")
-    assert circuits.Circuit((port,), (circuits.Port("y"),), (), (), (3,))(1) == 0
+    assert Circuit((Port("x"),), (Y,), (), (), (3,))(1) == 0
     for wrong in ((x[0], y), (x, 1), (x[0][None, None], 1)):
         with pytest.raises(ValueError, match=r"expected shape \[samples, |the arrays have"):
             circuit(*wrong)
-
-
-def test_formats_take_the_same_name(tmp_path):
-    circuit = small(2)
-    for format in (circuits.c, circuits.dot, circuits.verilog, circuits.blif):
-        assert "my_name" in str(format.write(circuit, name="my_name"))

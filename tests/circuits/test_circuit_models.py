@@ -3,20 +3,19 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow, slow_except
+from cases import slow_except
+from example_circuits import life_circuit
 from flax import linen as nn, nnx
 
 import lutjax
 from lutjax import circuits
-from lutjax.circuits import Circuit, Format
+from lutjax.circuits import Format
 from lutjax.layers import haiku as lutjax_haiku, linen, nnx as lutjax_nnx
 from lutjax.models import LogicCA, LogicCAConfig, LogicClassifier, LogicClassifierConfig, PackedClassifier
 from lutjax.training import models
@@ -26,7 +25,7 @@ RNG = np.random.default_rng
 THRESHOLDS = np.array(
     [[-1.5, 3.0], [0.0, 0.0], [2.5, 300.0], [254.5, 255.0], [1.25, np.inf], [-np.inf, 9.0]], np.float32
 )
-SIZES: dict[str, Any] = {"in_features": 6, "n_classes": 3, "n_thresholds": 2}
+SIZES = {"in_features": 6, "n_classes": 3, "n_thresholds": 2}
 # Layers of one size, whose programs are compiled once.
 CONFIGS = {
     "gates": LogicClassifierConfig(**SIZES, layers=(12, 12), noise=3),
@@ -40,40 +39,38 @@ CONFIGS = {
 }
 
 
-def every(n_bits: int) -> np.ndarray:
+def every(n_bits):
     """All rows of so many bits, uint8."""
     return (np.arange(1 << n_bits)[:, None] >> np.arange(n_bits) & 1).astype(np.uint8)
 
 
-def drawn(build: Callable[[nnx.Rngs], Any]) -> Any:
+def drawn(build):
     """A model whose arrays one program draws."""
     structure = models.Structure(build)
     return structure.model(*structure.init(3))
 
 
 @functools.cache
-def configured(name: str) -> LogicClassifier:
+def configured(name):
     return classifier(CONFIGS[name])
 
 
-def classifier(config: LogicClassifierConfig, thresholds: np.ndarray = THRESHOLDS) -> LogicClassifier:
+def classifier(config, thresholds=THRESHOLDS):
     given = jnp.asarray(thresholds) if config.n_thresholds else None
     return drawn(lambda rngs: LogicClassifier(config, thresholds=given, rngs=rngs))
 
 
-def votes_of(model: LogicClassifier, x: np.ndarray) -> np.ndarray:
+def votes_of(model, x):
     logits = jax.jit(lambda x: model(x, deterministic=True))(x.astype(np.float32))
     return np.round(np.asarray(logits) * model.config.tau).astype(int)
 
 
-def packed_of(
-    truth: np.ndarray, wires: np.ndarray, n_classes: int, n_bits: int, layers: tuple[int, ...] | None = None
-) -> PackedClassifier:
+def packed_of(truth, wires, n_classes, n_bits, layers=None):
     config = LogicClassifierConfig(n_bits, n_classes, layers=layers or (len(wires),), n_thresholds=0)
     return PackedClassifier((jnp.asarray(truth, bool),), (jnp.asarray(wires, jnp.int32),), None, config)
 
 
-def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
+def assert_votes(circuit, x, votes):
     found = circuit(x)
     if circuit.outputs[0].count == 1:
         np.testing.assert_array_equal(found, votes.argmax(-1))
@@ -82,8 +79,8 @@ def assert_votes(circuit: Circuit, x: np.ndarray, votes: np.ndarray) -> None:
 
 
 # ------------------------------------------------------------------------------------- classifiers
-@pytest.mark.parametrize("name", slow_except(CONFIGS, "gates", "light", "binary", "reduced"))
-def test_a_circuit_is_the_classifier(name: str) -> None:
+@pytest.mark.parametrize("name", slow_except(CONFIGS, "light", "binary", "reduced"))
+def test_a_circuit_is_the_classifier(name):
     model, config = configured(name), CONFIGS[name]
     x = RNG(0).choice([0, 1, 2, 3, 4, 9, 10, 254, 255], (400, 6)).astype(np.uint8)
     x = x if config.n_thresholds else every(12)
@@ -94,17 +91,13 @@ def test_a_circuit_is_the_classifier(name: str) -> None:
         circuit = model.circuit(inputs=of_numbers, outputs=outputs, simplify=simplify)
         assert_votes(circuit, x, votes)
         again = model.packed().circuit(inputs=of_numbers, outputs=outputs, simplify=simplify)
-        assert (again.fanins, again.tables, again.literals) == (
-            circuit.fanins,
-            circuit.tables,
-            circuit.literals,
-        )
-        assert again.about == circuit.about
+        assert again == circuit
+        assert circuit.parts[-1][0] == ("argmax" if outputs == "class" else "votes")
         assert circuit.about["layers"] == [*config.layers, *config.reducing]
 
 
 @pytest.mark.parametrize("name", ["gates", "binary"])
-def test_circuits_of_all_bits(name: str) -> None:
+def test_circuits_of_all_bits(name):
     """All words of bits, also those that no number gives."""
     packed, x = configured(name).packed(), every(12)
     words = lutjax.pack_bits(jnp.asarray(x.T))
@@ -120,30 +113,9 @@ def test_circuits_of_all_bits(name: str) -> None:
     np.testing.assert_array_equal(packed.circuit(outputs="votes")(x), votes)
 
 
-@pytest.mark.slow
-def test_a_circuit_of_the_size_of_digits() -> None:
-    rng = RNG(0)
-    x = rng.integers(0, 17, (360, 64)).astype(np.uint8)
-    x[:, [0, 8, 32]] = 0  # pixels that are always 0 have one threshold three times
-    thresholds = lutjax.thermometer_thresholds(jnp.asarray(x), 3)
-    model = classifier(LogicClassifierConfig(64, 10, layers=(600, 600), noise=2), np.asarray(thresholds))
-    votes = votes_of(model, x)
-    assert len(np.unique(votes.argmax(-1))) > 4
-    circuit = model.circuit(inputs="uint8", about={"image": [8, 8]})
-    assert circuit.about["image"] == [8, 8]
-    raw = model.circuit(inputs="uint5", simplify=False)
-    names = ["encoder", "layer 1", "layer 2", "votes", "argmax"]
-    assert [name for name, _ in circuit.parts] == [name for name, _ in raw.parts] == names
-    assert dict(raw.parts)["layer 2"] == 600 > dict(circuit.parts)["layer 2"] > 0
-    for same in (circuit, raw):
-        np.testing.assert_array_equal(same(x), votes.argmax(-1))
-    bits = (x[..., None] > np.asarray(thresholds)).reshape(360, -1)
-    np.testing.assert_array_equal(model.circuit(outputs="votes")(bits), votes)
-
-
 # ------------------------------------------------------------------------------------- thermometers
 @pytest.mark.parametrize("text", ["uint8", "int8", "fixed8.4", "ufixed6.5", "fixed3.1", "uint1", "int1"])
-def test_numbers_above_thresholds(text: str) -> None:
+def test_numbers_above_thresholds(text):
     format = Format.parse(text)
     x = np.sort(format.decode(np.arange(1 << format.bits, dtype=np.uint64))).astype(np.float32)
     low, high = x[[0, -1]]
@@ -158,7 +130,7 @@ def test_numbers_above_thresholds(text: str) -> None:
     assert circuit.parts[0][0] == "encoder"
 
 
-def test_thresholds_that_no_number_decides_are_constants() -> None:
+def test_thresholds_that_no_number_decides_are_constants():
     thresholds = jnp.array([[-0.5, 15.0], [16.5, -jnp.inf]])
     layer = lutjax_nnx.Thermometer(2, 2, thresholds=thresholds)
     circuit = circuits.from_model([layer], inputs="uint4")
@@ -168,14 +140,14 @@ def test_thresholds_that_no_number_decides_are_constants() -> None:
     assert len(set(circuits.from_model([twice], inputs="uint4").literals)) == 1
 
 
-def test_thresholds_are_kept_with_a_circuit_of_bits() -> None:
+def test_thresholds_are_kept_with_a_circuit_of_bits():
     model = configured("gates")
     kept = model.circuit().about["thresholds"]
     np.testing.assert_array_equal(np.array(kept, object).astype(np.float32), THRESHOLDS)
     assert "thresholds" not in model.circuit(inputs="uint8").about
 
 
-def test_a_thermometer_between_layers() -> None:
+def test_a_thermometer_between_layers():
     thresholds = jnp.array([[-1.0, 0.0, 0.5, 1.0]])
     middle = lutjax_nnx.Thermometer(1, 4, thresholds=thresholds)
     gates = lutjax_nnx.LogicGates(2, 1, rngs=nnx.Rngs(0))
@@ -187,7 +159,7 @@ def test_a_thermometer_between_layers() -> None:
 
 
 # ------------------------------------------------------------------------------------- votes
-def test_equal_votes_are_the_first_class() -> None:
+def test_equal_votes_are_the_first_class():
     """Every pattern of votes of three classes with up to three each, so every tie."""
     x = every(9)
     truth, wires = np.tile([False, True], (9, 1)), np.arange(9)[:, None]
@@ -197,11 +169,11 @@ def test_equal_votes_are_the_first_class() -> None:
         np.testing.assert_array_equal(circuit(x), votes.argmax(-1))
 
 
-@pytest.mark.parametrize("n_classes", [slow(2), 3, slow(5)])
-def test_classes_that_share_votes(n_classes: int) -> None:
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_classes_that_share_votes(n_classes):
     """Gates that pass on, invert, or are constant: bits that vote for several classes, often, and against each other."""
     rng, x = RNG(n_classes), every(6)
-    for _ in range(8):
+    for _ in range(4):
         wires = rng.integers(0, 6, (n_classes * 7, 1))
         truth = rng.choice([[0, 1], [1, 0], [0, 0], [1, 1]], n_classes * 7, p=[0.5, 0.3, 0.1, 0.1])
         packed = packed_of(truth, wires, n_classes, 6)
@@ -211,7 +183,7 @@ def test_classes_that_share_votes(n_classes: int) -> None:
         np.testing.assert_array_equal(packed.circuit(outputs="votes")(x), votes)
 
 
-def test_constant_layers_have_no_gates() -> None:
+def test_constant_layers_have_no_gates():
     wires = np.tile([0, 1], (6, 1))
     truth = np.repeat([False, True], 3)[:, None] & np.ones(4, bool)  # the second class has all votes
     packed = packed_of(truth, wires, 2, 2)
@@ -221,7 +193,7 @@ def test_constant_layers_have_no_gates() -> None:
 
 
 @pytest.mark.parametrize("outputs", ["votes", "class"])
-def test_one_class(outputs: str) -> None:
+def test_one_class(outputs):
     layers = [lutjax_nnx.LogicGates(4, 5, rngs=nnx.Rngs(0)), lutjax_nnx.GroupSum(1)]
     circuit = circuits.from_model(layers, outputs=outputs)
     hard = nnx.view(nnx.Sequential(*layers), deterministic=True)
@@ -230,7 +202,7 @@ def test_one_class(outputs: str) -> None:
     assert outputs == "votes" or len(circuit) == 0
 
 
-def test_a_classifier_without_layers() -> None:
+def test_a_classifier_without_layers():
     config = LogicClassifierConfig(6, 3, layers=(3,), n_thresholds=0)
     packed = PackedClassifier((), (), None, config)
     votes = every(6).reshape(-1, 3, 2).sum(-1)
@@ -239,7 +211,7 @@ def test_a_classifier_without_layers() -> None:
     np.testing.assert_array_equal(packed.circuit(outputs="bits")(every(6)), every(6))
 
 
-def test_votes_without_gates() -> None:
+def test_votes_without_gates():
     thresholds = jnp.array([[1.0, 2.0, 3.0], [0.0, 0.0, 5.0]])
     layers = [lutjax_nnx.Thermometer(2, 3, thresholds=thresholds), lutjax_nnx.GroupSum(2)]
     x = np.stack(np.meshgrid(np.arange(8), np.arange(8)), -1).reshape(-1, 2)
@@ -251,7 +223,7 @@ def test_votes_without_gates() -> None:
 
 
 # ------------------------------------------------------------------------------------- layers of three libraries
-def stack(library: Any, **options: Any) -> list[Any]:
+def stack(library, **options):
     """Layers of all kinds over vectors, of any library."""
     options["deterministic"] = True
     learnable = {"wiring": "learnable", "candidates": 4}
@@ -268,7 +240,7 @@ NUMBERS = every(8) @ np.kron(np.eye(4, dtype=np.uint8), np.array([[1], [2]], np.
 FLOATS = NUMBERS.astype(np.float32)
 
 
-def assert_stack(given: list[Any], sums: jax.Array) -> None:
+def assert_stack(given, sums):
     votes = np.round(np.asarray(sums) * 2).astype(int)
     assert len(np.unique(votes.argmax(-1))) > 1
     for model in given:
@@ -278,7 +250,7 @@ def assert_stack(given: list[Any], sums: jax.Array) -> None:
         np.testing.assert_array_equal(circuits.from_model(model, inputs="uint2")(NUMBERS), votes.argmax(-1))
 
 
-def test_layers_of_nnx() -> None:
+def test_layers_of_nnx():
     model = drawn(lambda rngs: nnx.Sequential(*stack(lutjax_nnx, rngs=rngs)))
     assert_stack([list(model.layers), nnx.List(model.layers), model], jax.jit(lambda x: model(x))(FLOATS))
     # A layer whose gates were pruned has the sizes of its arrays.
@@ -288,7 +260,7 @@ def test_layers_of_nnx() -> None:
 
 
 @pytest.mark.slow
-def test_layers_of_linen() -> None:
+def test_layers_of_linen_and_haiku():
     layers = stack(linen)
     model = nn.Sequential(layers)
     variables = model.init(jax.random.key(5), FLOATS)
@@ -300,24 +272,16 @@ def test_layers_of_linen() -> None:
     bound = model.bind(variables)
     assert_stack([bound, list(bound.layers), (model, variables), pairs], model.apply(variables, FLOATS))
 
-
-@pytest.mark.slow
-def test_layers_of_haiku() -> None:
     f = hk.transform_with_state(lambda x: hk.Sequential(stack(lutjax_haiku))(x))
     params, state = f.init(jax.random.key(5), FLOATS)
     sums, _ = f.apply(params, state, None, FLOATS)
-
-    def made(of: Any) -> Circuit:
-        circuit, _ = hk.transform_with_state(
-            lambda: circuits.from_model(of(), inputs="uint2", outputs="votes")
-        ).apply(params, state, None)
-        return circuit
-
     for of in (lambda: stack(lutjax_haiku), lambda: hk.Sequential(stack(lutjax_haiku))):
-        np.testing.assert_array_equal(made(of)(NUMBERS), np.round(np.asarray(sums) * 2))
+        made = lambda of=of: circuits.from_model(of(), inputs="uint2", outputs="votes")  # noqa: E731
+        circuit, _ = hk.transform_with_state(made).apply(params, state, None)
+        np.testing.assert_array_equal(circuit(NUMBERS), np.round(np.asarray(sums) * 2))
 
 
-def test_every_flipped_entry_of_a_table_is_found() -> None:
+def test_every_flipped_entry_of_a_table_is_found():
     layer = lutjax_nnx.SoftLUT(6, 12, n_inputs=3, parameterization="raw", rngs=nnx.Rngs(0))
     layer.table = jnp.asarray(RNG(0).normal(size=(12, 8)), jnp.float32)
     circuit = circuits.from_model([layer], simplify=False)
@@ -338,46 +302,25 @@ TREES = {
     "deep": {"in_shape": (3, 2, 2), "n_kernels": 2, "kernel": 2, "depth": 3},
     "pools_of_nine": {"in_shape": (4, 4, 1), "n_kernels": 3, "kernel": 2, "depth": 1, "pool": 3},
     "rectangular": {"in_shape": (4, 3, 1), "n_kernels": 2, "kernel": (3, 2), "depth": 2, "pool": (1, 2)},
-    "padded_pools": {
-        "in_shape": (3, 3, 1),
-        "n_kernels": 2,
-        "kernel": 2,
-        "depth": 1,
-        "pool": 2,
-        "pool_padding": (1, 0),
-    },
-    "tables": {
-        "in_shape": (3, 3, 1),
-        "n_kernels": 3,
-        "kernel": 3,
-        "depth": 2,
-        "n_inputs": 3,
-        "parameterization": "light",
-        "table_init": jax.nn.initializers.normal(1.0),
-    },
-    "features_first": {
-        "in_shape": (3, 2, 2),
-        "n_kernels": 3,
-        "kernel": 2,
-        "depth": 2,
-        "padding": 1,
-        "feature_axis": 0,
-    },
-}
+    "padded_pools": {"in_shape": (3, 3, 1), "n_kernels": 2, "kernel": 2, "depth": 1, "pool": 2, "pool_padding": (1, 0)},
+    "tables": {"in_shape": (3, 3, 1), "n_kernels": 3, "kernel": 3, "depth": 2, "n_inputs": 3,
+               "parameterization": "light", "table_init": jax.nn.initializers.normal(1.0)},
+    "features_first": {"in_shape": (3, 2, 2), "n_kernels": 3, "kernel": 2, "depth": 2, "padding": 1, "feature_axis": 0},
+}  # fmt: skip
 
 
-def rarely_one(key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def rarely_one(key, shape, dtype):
     """Logits of and, of one input without the other, and of xor: the or of many of them is not always 1."""
     return jax.nn.one_hot(jax.random.choice(key, jnp.array([1, 2, 4, 6]), shape[:1]), shape[1], dtype=dtype)
 
 
-def tree(rngs: nnx.Rngs, in_shape: tuple[int, int, int], n_kernels: int, **options: Any) -> Any:
+def tree(rngs, in_shape, n_kernels, **options):
     options |= {"logits_init": rarely_one, "deterministic": True}
     return lutjax_nnx.LogicConv(in_shape, n_kernels, rngs=rngs, **options)
 
 
 @pytest.mark.parametrize("name", slow_except(TREES, "rectangular", "padded_pools", "tables"))
-def test_trees_at_every_place(name: str) -> None:
+def test_trees_at_every_place(name):
     layer = drawn(lambda rngs: tree(rngs, **TREES[name]))
     height, width, channels = layer.in_shape
     first = layer.feature_axis == 0
@@ -392,11 +335,11 @@ def test_trees_at_every_place(name: str) -> None:
         np.testing.assert_array_equal(circuit(x), want)
 
 
-def test_a_convolutional_classifier() -> None:
+def test_a_convolutional_classifier():
     """Pixels, two layers of trees, gates and votes: three kinds of layers over 16 pixels of two bits."""
     normal = jax.nn.initializers.normal(1.0)
 
-    def build(rngs: nnx.Rngs) -> Any:
+    def build(rngs):
         return nnx.Sequential(
             lutjax_nnx.Thermometer(16, 2, thresholds=np.tile(np.array([[0.5, 1.5]], np.float32), (16, 1))),
             tree(rngs, (4, 4, 2), 4, kernel=3, depth=3, padding=1, pool=2),
@@ -408,7 +351,7 @@ def test_a_convolutional_classifier() -> None:
     layers = list(drawn(build).layers)
 
     @jax.jit
-    def sums_of(x: jax.Array) -> jax.Array:
+    def sums_of(x):
         encoder, first, second, gates, votes = layers
         y = second(first(encoder(x).reshape(-1, 4, 4, 2)))
         return votes(gates(y.reshape(len(x), -1)))
@@ -422,7 +365,7 @@ def test_a_convolutional_classifier() -> None:
 
 # ------------------------------------------------------------------------------------- automata
 @functools.cache
-def automaton(channels: int, **options: Any) -> LogicCA:
+def automaton(channels, **options):
     config = LogicCAConfig(
         channels=channels, kernels=3, perception=(8, 4, 2), update=(12, channels), **options
     )
@@ -433,24 +376,13 @@ def automaton(channels: int, **options: Any) -> LogicCA:
     return model
 
 
-@pytest.mark.slow
-def test_the_rule_of_all_neighborhoods() -> None:
-    """Each of the 512 neighborhoods as the middle of a grid of its own."""
-    model, x = automaton(1), every(9)
-    grids = np.insert(x[:, :8], 4, x[:, 8], axis=1).reshape(-1, 3, 3, 1)
-    after = np.asarray(model(jnp.asarray(grids), deterministic=True))[:, 1, 1, 0]
-    assert 0 < after.mean() < 1
-    for circuit in (model.circuit(), model.circuit(simplify=False)):
-        np.testing.assert_array_equal(circuit(x), after)
-        assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
-
-
-@pytest.mark.parametrize("periodic", [slow(True), False])
-def test_steps_of_an_automaton(periodic: bool) -> None:
+@pytest.mark.parametrize("periodic", slow_except([True, False], "False"))
+def test_steps_of_an_automaton(periodic):
     model = automaton(3, periodic=periodic)
     state = RNG(1).integers(0, 2, (2, 7, 9, 3)).astype(np.int8)
     circuit = model.circuit()
     assert circuit.about["kind"] == "automaton"
+    assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
     found = circuits.step_automaton(circuit, state, 20)
     assert found.dtype == np.int8
     np.testing.assert_array_equal(found, model(jnp.asarray(state), 20, deterministic=True))
@@ -459,31 +391,31 @@ def test_steps_of_an_automaton(periodic: bool) -> None:
 
 
 # ------------------------------------------------------------------------------------- refused
-def gates_of(*sizes: int) -> list[Any]:
+def gates_of(*sizes):
     return [lutjax_nnx.LogicGates(a, b, rngs=nnx.Rngs(0)) for a, b in itertools.pairwise(sizes)]
 
 
-def with_nan() -> list[Any]:
+def with_nan():
     layer = gates_of(2, 2)[0]
     layer.logits[...] = layer.logits[...].at[1, 3].set(jnp.nan)
     return [layer]
 
 
-def nan_thresholds() -> PackedClassifier:
+def nan_thresholds():
     packed = configured("gates").packed()
     return dataclasses.replace(packed, thresholds=packed.thresholds.at[2, 0].set(jnp.nan))
 
 
-def wild_wires() -> PackedClassifier:
+def wild_wires():
     return packed_of(np.ones((2, 4)), np.array([[0, 1], [1, 2]]), 2, 2)
 
 
-def bfloat16() -> list[Any]:
+def bfloat16():
     return [lutjax_nnx.Thermometer(2, 1, dtype=jnp.bfloat16)]
 
 
 SUMS = lutjax_nnx.GroupSum(2)
-REFUSED: dict[str, tuple[Any, dict[str, Any], type, str]] = {
+REFUSED = {
     "floats": (lambda: bfloat16(), {"inputs": "float32"}, ValueError, r"inputs is 'float32'.*Name a fixed-point"),
     "no_format": (lambda: bfloat16(), {"inputs": "pixels"}, ValueError, "text is 'pixels'"),
     "rounded": (lambda: bfloat16(), {"inputs": "uint9"}, ValueError, "in bfloat16, which rounds"),
@@ -509,33 +441,29 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type, str]] = {
     "wires": (wild_wires, {}, ValueError, "ids from 0 to 2; inputs are 0 to 1"),
     "asynchronous": (lambda: automaton(1, update_rate=0.5), {}, ValueError, "update_rate is 0.5.*at random"),
     "numbers_of_cells": (lambda: automaton(1), {"inputs": "uint8"}, ValueError, "inputs is 'uint8'.*bits"),
+    "kind_of_inputs": (lambda: bfloat16(), {"inputs": np.uint8}, TypeError, r"inputs is <class 'numpy.uint8'>; expected 'bits', a Format"),
     "class_of_cells": (lambda: automaton(1), {"outputs": "class"}, ValueError, "outputs is 'class'.*bits"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_refused(name, without_typechecking):
     make, options, kind, message = REFUSED[name]
     model = make()
     with pytest.raises(kind, match=message):
         circuits.from_model(model, **options)
 
 
-def test_inputs_of_another_kind(without_typechecking: None) -> None:
-    with pytest.raises(TypeError, match=r"inputs is <class 'numpy.uint8'>; expected 'bits', a Format"):
-        circuits.from_model(bfloat16(), inputs=np.uint8)
-
-
-def test_a_traced_layer_is_refused() -> None:
+def test_a_traced_layer_is_refused():
     layer = gates_of(2, 2)[0]
     with pytest.raises(ValueError, match="wires of layer 1 is traced"):
         nnx.jit(lambda layer: circuits.from_model([layer]) and None)(layer)
 
 
-def test_states_that_do_not_fit_an_automaton() -> None:
-    with pytest.raises(
-        ValueError, match=r"state has shape \[3, 3, 2\]; expected \[\.\.\., height, width, 1\]"
+def test_states_that_do_not_fit_an_automaton():
+    for circuit, message in (
+        (life_circuit(), r"state has shape \[3, 3, 2\]; expected \[\.\.\., height, width, 1\]"),
+        (circuits.from_model(gates_of(2, 2)), "of kind 'network'"),
     ):
-        circuits.step_automaton(automaton(1).circuit(), np.zeros((3, 3, 2)))
-    with pytest.raises(ValueError, match="of kind 'network'"):
-        circuits.step_automaton(circuits.from_model(gates_of(2, 2)), np.zeros((3, 3, 2)))
+        with pytest.raises(ValueError, match=message):
+            circuits.step_automaton(circuit, np.zeros((3, 3, 2)))

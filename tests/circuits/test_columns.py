@@ -1,10 +1,10 @@
 """Circuits that take table rows: the netlist, C, the page and exported folders against comparisons in Python."""
 
+import dataclasses
 import itertools
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,10 +32,12 @@ from lutjax.circuits._rows import bits_of_rows
 from lutjax.circuits.columns import MISSING, Category, Columns, Number
 from lutjax.circuits.deployment import Options, Request, Vectors
 
+without_typechecking = pytest.mark.usefixtures("without_typechecking")
 AGE = columns.number("age", "age", [30.0, 50.0, 41.5], 40.0, True, decimals=0, least=17.0, largest=90.0)
 RATE = columns.number("rate (%)", "rate", [-1.0, 0.3, 0.7], 0.5, False)
 WIDE = columns.number("seconds", "seconds", [1.7e12, 1.7e12 + 0.25], 0.0, True, decimals=0)
 JOB = columns.category('job "?" */', "job", ["clerk", "farmer", "größe??="], True)
+INT4 = Format.parse("int4")
 KIND = columns.category("kind", "kind", ["a"], False)
 CONSTANT = columns.number("unread", "unread", [], 2.5, False)
 ROWS = Columns(
@@ -46,6 +48,7 @@ ROWS = Columns(
     ),
 )
 """Columns of every kind."""
+WIRE = Circuit((Port("x"),), (Port("y"),), (), (), (2,))
 
 
 def bits_of(row):
@@ -65,21 +68,23 @@ def every_row(n=400, seed=0):
     choices = []
     for column in ROWS.columns:
         if isinstance(column, Number):
-            near = [
-                x for t in column.thresholds for x in (np.nextafter(t, -1e300), t, np.nextafter(t, 1e300))
-            ]
-            choices.append([None, -1e12, 1e15, 0.1 + 0.2, *map(float, near), *column.thresholds])
+            near = [float(np.nextafter(t, end)) for t in column.thresholds for end in (-1e300, t, 1e300)]
+            choices.append([None, -1e12, 1e15, 0.1 + 0.2, *near, *column.thresholds])
         else:
             choices.append([None, "", "pilot", *column.values])
     return [[some[draw.integers(len(some))] for some in choices] for _ in range(n)]
 
 
-def circuit_of_bits(about=()):
+def row_bits(builder):
+    numbers = [number for port in ROWS.ports for number in builder.input(port.name, 1, port.format)]
+    return bits_of_rows(builder, ROWS, numbers)
+
+
+def circuit_of_bits():
     """Return a circuit whose outputs are the bits of rows."""
     builder = Builder()
-    numbers = [number for port in ROWS.ports for number in builder.input(port.name, 1, port.format)]
-    builder.output("y", [[bit] for bit in bits_of_rows(builder, ROWS, numbers)])
-    return builder.circuit({"columns": ROWS.facts(), "target": "income", **dict(about)})
+    builder.output("y", [[bit] for bit in row_bits(builder)])
+    return builder.circuit({"columns": ROWS.facts(), "target": "income"})
 
 
 def classifier():
@@ -87,11 +92,7 @@ def classifier():
     made = []
     for rows in (True, False):
         builder = Builder()
-        if rows:
-            numbers = [number for port in ROWS.ports for number in builder.input(port.name, 1, port.format)]
-            bits = bits_of_rows(builder, ROWS, numbers)
-        else:
-            bits = [bit for (bit,) in builder.input("x", len(ROWS.bits))]
+        bits = row_bits(builder) if rows else [bit for (bit,) in builder.input("x", len(ROWS.bits))]
         votes = [builder.gate([a, b], 0b0110) for a, b in itertools.pairwise(bits[:16])]
         votes.append(builder.gate([bits[10], bits[0]], 0b0010))
         if not rows:
@@ -154,20 +155,11 @@ def test_decimals_are_exact():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Number("a", "a", Format.parse("int4"), 0, (1.25, 1.5), 0.0, False),
-            "cannot separate the thresholds",
-        ),
-        (
-            lambda: Number("a", "a", Format.parse("int4"), 0, (7.0,), 0.0, False),
-            "cannot separate the thresholds",
-        ),
+        (lambda: Number("a", "a", INT4, 0, (1.25, 1.5), 0.0, False), "cannot separate the thresholds"),
+        (lambda: Number("a", "a", INT4, 0, (7.0,), 0.0, False), "cannot separate the thresholds"),
         (lambda: Number("a", "a", Format(64, signed=True), 0, (7.0,), 0.0, False), "at most 53 bits"),
         (lambda: Category("a", "a", Format(1), ("p", "q"), False), "with the codes 0 to 2"),
-        (
-            lambda: columns.number("a", "a", [1.0, np.nextafter(1.0, 2)], 0.0, False),
-            "cannot separate its thresholds",
-        ),
+        (lambda: columns.number("a", "a", [1.0, np.nextafter(1.0, 2)], 0.0, False), "cannot separate its thresholds"),
         (lambda: ROWS.encode([[1.0]]), "row 0 has 1 cells; expected 6"),
         (lambda: AGE.code("old"), "expected a finite number"),
         (lambda: AGE.code(float("nan")), "expected a finite number"),
@@ -175,7 +167,7 @@ def test_decimals_are_exact():
         (lambda: Columns((AGE, AGE)), "expected a different one for each"),
         (lambda: Columns((KIND,), ((0, MISSING),)), "is no part of a column"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -207,10 +199,7 @@ def test_a_circuit_with_other_columns_is_refused():
         assert old in facts
         about = {**circuit.about, "columns": json.loads(facts.replace(old, new, 1))}
         with pytest.raises(ValueError, match=r"Circuit: by its about columns\[\d\]"):
-            Circuit(
-                *(circuit.inputs, circuit.outputs, circuit.fanins, circuit.tables, circuit.literals),
-                about=about,
-            )
+            dataclasses.replace(circuit, about=about)
 
 
 # ------------------------------------------------------------------------------------- C
@@ -232,9 +221,13 @@ def test_the_header_has_a_struct_and_names():
         assert line in header.splitlines(), line
     assert '"job \\"?\\" * /"' in header  # ends no comment
     assert r'"gr\303\266\303\237e\077\077="' in files["people.c"]
-    assert (
-        "people_row" not in c.write(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), "people")["people.h"]
-    )
+    assert "people_row" not in c.write(WIRE, "people")["people.h"]
+
+
+def result_of(folder, files, *options):
+    """Compile a program and its test; return the status and the output of the test."""
+    done = subprocess.run([tools.compiled(folder, files, *options)], capture_output=True, text=True)
+    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -245,26 +238,12 @@ def test_c_takes_rows(options, tmp_path):
     require_tool("cc")
     circuit, rows = circuit_of_bits(), every_row(150)
     vectors = vectors_of(circuit, rows)
-    for name, text in c.write(circuit, "people").items():
-        (tmp_path / name).write_text(text)
     test = c.c_test(circuit, *deployment.as_called(circuit.inputs, vectors.inputs), name="people", rows=rows)
     assert test.count("people_predict") == 2
-    named = "".join(
-        f"if (people_code_job({text}) != {code}) return 3;\n"
-        for text, code in (
-            ("NULL", 4),
-            ('""', 4),
-            ('"farmer"', 1),
-            ('"gr\\303\\266\\303\\237e?\\?="', 2),
-            ('"x"', 3),
-        )
-    )
-    (tmp_path / "people_test.c").write_text(test.replace("    printf(", f"{named}    printf(", 1))
-    compiler = tools.c_compiler()
-    words = [compiler, *tools.STRICT, *options, "people.c", "people_test.c", "-o", "test"]
-    subprocess.run(words, cwd=tmp_path, check=True)
-    done = subprocess.run([tmp_path / "test"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "people: 150 samples, 0 wrong\n")
+    codes = {"NULL": 4, '""': 4, '"farmer"': 1, '"gr\\303\\266\\303\\237e?\\?="': 2, '"x"': 3}
+    named = "".join(f"if (people_code_job({t}) != {code}) return 3;\n" for t, code in codes.items())
+    files = {**c.write(circuit, "people"), "test.c": test.replace("    printf(", f"{named}    printf(", 1)}
+    assert result_of(tmp_path, files, *options) == (0, "people: 150 samples, 0 wrong\n")
 
 
 # ------------------------------------------------------------------------------------- microcontrollers
@@ -291,15 +270,10 @@ def test_a_library_takes_rows(style, tmp_path):
     circuit, layers = classifier()
     vectors = vectors_of(circuit, every_row(120, 1))
     files = mcu.write(circuit, "people", target="avr", layers=layers, style=style)
-    for name in ("people.c", "people.h"):
-        (tmp_path / name).write_text(files[f"src/{name}"])
     test = mcu.c_test(circuit, *deployment.as_called(circuit.inputs, vectors.inputs), name="people")
     assert "people_predict_row(&row, output_y)" in test
-    (tmp_path / "people_test.c").write_text(test)
-    words = [tools.c_compiler(), *tools.STRICT, "people.c", "people_test.c", "-o", "test"]
-    subprocess.run(words, cwd=tmp_path, check=True)
-    done = subprocess.run([tmp_path / "test"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "people: 120 samples, 0 wrong\n")
+    sources = {name: files[f"src/{name}"] for name in ("people.c", "people.h")}
+    assert result_of(tmp_path, {**sources, "test.c": test}) == (0, "people: 120 samples, 0 wrong\n")
 
 
 # ------------------------------------------------------------------------------------- the page
@@ -317,7 +291,7 @@ def test_the_page_has_fields():
     with pytest.raises(ValueError, match="row 0 has 1 cells"):
         page.write(circuit, rows=[[1.0]])
     with pytest.raises(ValueError, match="rows is given, which is for circuits that take rows of a table"):
-        page.write(Circuit((Port("x"),), (Port("y"),), (), (), (2,)), rows=rows)
+        page.write(WIRE, rows=rows)
 
 
 def test_the_page_compares_as_python_does():
@@ -380,7 +354,7 @@ def test_the_fields_of_the_page():
 
 
 # ------------------------------------------------------------------------------------- exports
-def exported(folder: Path, formats=(), **options):
+def exported(folder, formats=(), **options):
     circuit, layers = classifier()
     vectors = vectors_of(circuit, every_row(40))
     request = Request(circuit, vectors, Options(formats, "people", **options), layers=layers)
@@ -395,7 +369,7 @@ def failed(folder):
     return {proof.name: proof.detail for proof in proofs.verify(folder) if proof.passed is False}
 
 
-@pytest.mark.usefixtures("without_typechecking")
+@without_typechecking
 def test_an_export_describes_rows(tmp_path):
     folder = exported(tmp_path / "out", ("verilog", "c", "html"))
     assert not failed(folder)
@@ -415,7 +389,7 @@ def test_an_export_describes_rows(tmp_path):
     assert rows == every_row(40)
 
 
-@pytest.mark.usefixtures("without_typechecking")
+@without_typechecking
 def test_changed_rows_and_columns_fail(tmp_path):
     folder = exported(tmp_path / "out", ("json",))
     text = (folder / "vectors.json").read_bytes()
@@ -428,7 +402,7 @@ def test_changed_rows_and_columns_fail(tmp_path):
     assert failed(folder) == {"README.md = people.json": "README.md does not describe the circuit"}
 
 
-@pytest.mark.usefixtures("without_typechecking")
+@without_typechecking
 def test_a_changed_encoding_in_c_fails(tmp_path):
     """Change a threshold that only the row function reads."""
     require_tool("cc")
@@ -439,7 +413,7 @@ def test_a_changed_encoding_in_c_fails(tmp_path):
     assert list(failed(folder)) == ["C, compiled = vectors.json"]
 
 
-@pytest.mark.usefixtures("without_typechecking")
+@without_typechecking
 def test_a_changed_encoding_in_a_page_fails(tmp_path):
     require_tool("node")
     folder = exported(tmp_path / "out", ("html",))

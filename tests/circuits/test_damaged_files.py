@@ -1,6 +1,7 @@
 """Files that somebody damaged, or that state what is not so: one clear error where they are read, and little memory."""
 
 import copy
+import dataclasses
 import json
 import random
 import re
@@ -34,17 +35,8 @@ def classifier():
 
 def every_format(circuit):
     """Write a circuit in every format, and count it."""
-    circuits.page.write(circuit)
-    for write in (
-        circuits.netlist_json.write,
-        circuits.alkaid.write,
-        circuits.blif.write,
-        circuits.aiger.write,
-        circuits.verilog.write,
-        circuits.c.write,
-        circuits.dot.write,
-    ):
-        write(circuit)
+    for format in ("page", "netlist_json", "alkaid", "blif", "aiger", "verilog", "c", "dot"):
+        getattr(circuits, format).write(circuit)
     str(circuits.statistics.of(circuit, lut6=False))
     circuits.simplify(circuit)
 
@@ -91,15 +83,7 @@ def test_facts_that_are_not_so(make, changed, message):
     every_format(circuit)
     about = {**circuit.about, **changed}
     with pytest.raises(ValueError, match=re.escape(message)):
-        Circuit(
-            circuit.inputs,
-            circuit.outputs,
-            circuit.fanins,
-            circuit.tables,
-            circuit.literals,
-            circuit.parts,
-            about,
-        )
+        dataclasses.replace(circuit, about=about)
     if "more" in changed:  # JSON cannot write it
         about["more"] = "1e999"
     text = json.dumps({**json.loads(circuits.netlist_json.write(circuit)), "about": about}).replace(
@@ -135,19 +119,12 @@ def test_facts_that_json_has_not():
 
 def test_facts_that_others_state_are_left_alone():
     """Whatever JSON holds under other names, and facts that are null."""
-    about = {
-        "kind": "classifier",
-        "n_classes": None,
-        "image": None,
-        "by": {"who": ["me", 1, 2.5, True, None]},
-        "sizes": (1, 2),
-    }
+    about = {"kind": "classifier", "n_classes": None, "image": None, "sizes": (1, 2)}
+    about["by"] = {"who": ["me", 1, 2.5, True, None]}
     circuit = random_circuit(0, {"x": (9, Format(3))}, 20, about=about)
     every_format(circuit)
-    assert circuits.netlist_json.read(circuits.netlist_json.write(circuit)).about == {
-        **about,
-        "sizes": [1, 2],
-    }
+    found = circuits.netlist_json.read(circuits.netlist_json.write(circuit)).about
+    assert found == {**about, "sizes": [1, 2]}
     deep = value = []
     for _ in range(40):
         value.append([])
@@ -158,27 +135,8 @@ def test_facts_that_others_state_are_left_alone():
 
 # ------------------------------------------------------------------------------------- any field, any value
 ODD = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    7,
-    2**31,
-    10**18,
-    10**30,
-    1.5,
-    1e300,
-    "",
-    "x",
-    "$a$",
-    "\ud800",
-    "\n",
-    [],
-    [[]],
-    [1, 2],
-    {},
-    {"a": 1},
+    *(None, True, -1, 0, 1, 7, 2**31, 10**18, 10**30, 1.5, 1e300, "", "x", "$a$", "\ud800", "\n"),
+    *([], [[]], [1, 2], {}, {"a": 1}),
 )
 
 
@@ -230,22 +188,11 @@ def test_any_field_of_a_page_may_have_any_value(make):
     page = circuits.page.write(make())
     script = re.search(r'id="circuit">(.*?)</script>', page, re.DOTALL)[1]
     whole = json.loads(script)
-    some = [
-        path
-        for path in places(whole)
-        if path[:1] in [(name,) for name in ("inputs", "outputs", "literals", "parts", "about", "gates")]
-    ]
-    some += [("gates",)]
-    values = [
-        *ODD,
-        whole["gates"][:-1],
-        whole["gates"][:-4],
-        whole["gates"] + "CAAA",
-        "////" + whole["gates"],
-    ]
-    texts = [
-        page.replace(script, json.dumps(with_value(whole, path, odd))) for path in some for odd in values
-    ]
+    names, gates = ("inputs", "outputs", "literals", "parts", "about", "gates"), whole["gates"]
+    some = [path for path in places(whole) if path and path[0] in names]
+    values = [*ODD, gates[:-1], gates[:-4], gates + "CAAA", "////" + gates]
+    changed = (with_value(whole, path, odd) for path in some for odd in values)
+    texts = [page.replace(script, json.dumps(value)) for value in changed]
     assert 5 < survived(circuits.page.read, texts) < len(texts) / 2
 
 
@@ -259,25 +206,14 @@ def test_a_format_is_signed_or_not():
 
 
 # ------------------------------------------------------------------------------------- netlists
-READERS = {
-    "alkaid": circuits.alkaid.read,
-    "blif": circuits.blif.read,
-    "aig": circuits.aiger.read,
-    "aag": circuits.aiger.read,
-    "json": circuits.netlist_json.read,
+FORMATS = {
+    "alkaid": (lambda circuit: circuits.alkaid.write(circuit).encode(), circuits.alkaid.read),
+    "blif": (lambda circuit: circuits.blif.write(circuit).encode(), circuits.blif.read),
+    "aig": (circuits.aiger.write, circuits.aiger.read),
+    "aag": (lambda circuit: circuits.aiger.write(circuit, binary=False), circuits.aiger.read),
+    "json": (lambda circuit: circuits.netlist_json.write(circuit).encode(), circuits.netlist_json.read),
 }
-
-
-def netlists():
-    """A circuit in each format of netlists, by its ending."""
-    circuit = classifier()
-    return {
-        "alkaid": circuits.alkaid.write(circuit).encode(),
-        "blif": circuits.blif.write(circuit).encode(),
-        "aig": circuits.aiger.write(circuit),
-        "aag": circuits.aiger.write(circuit, binary=False),
-        "json": circuits.netlist_json.write(circuit).encode(),
-    }
+"""Writer and reader of each format of netlists, by its ending."""
 
 
 def memory_of(read, data):
@@ -327,7 +263,8 @@ COUNTS = [
 @pytest.mark.parametrize(("end", "text", "changed", "message"), COUNTS)
 def test_counts_are_compared_before_anything_is_made(end, text, changed, message):
     """A wrong digit is an error at once, and takes no more memory than the file."""
-    data, read = netlists()[end], READERS[end]
+    write, read = FORMATS[end]
+    data = write(classifier())
     assert same(read(data), classifier())
     assert data.count(text) >= 1
     changed = data.replace(text, changed, 1)
@@ -338,30 +275,28 @@ def test_counts_are_compared_before_anything_is_made(end, text, changed, message
     assert memory < 300_000 + 40 * len(changed)
 
 
-@pytest.mark.parametrize("end", READERS)
+@pytest.mark.parametrize("end", FORMATS)
 def test_memory_is_in_proportion_to_the_file(end):
     """Compare with the documented bound, where each takes the most: gates of two inputs near to each other."""
     circuit = random_circuit(0, 30, 3000, arities=(2,))
-    data = {
-        "alkaid": circuits.alkaid.write(circuit).encode(),
-        "blif": circuits.blif.write(circuit).encode(), "aig": circuits.aiger.write(circuit),
-        "aag": circuits.aiger.write(circuit, binary=False), "json": circuits.netlist_json.write(circuit).encode(),
-    }[end]  # fmt: skip
-    memory, error = memory_of(READERS[end], data)
+    write, read = FORMATS[end]
+    data = write(circuit)
+    memory, error = memory_of(read, data)
     assert error is None
     assert memory < (500 if end in ("aig", "aag") else 100) * len(data)
 
 
-@pytest.mark.parametrize("end", slow_except(READERS, "aig", "json"))
+@pytest.mark.parametrize("end", slow_except(FORMATS, "aig", "json"))
 def test_one_octet_of_a_netlist_may_be_any(end):
     """Every octet is changed once; each is an error in a line, or another circuit."""
-    data, rng = netlists()[end], random.Random(0)
+    write, read = FORMATS[end]
+    data, rng = write(classifier()), random.Random(0)
     texts = []
     for at in range(0, len(data), 1 if len(data) < 600 else 2):
         octet = rng.choice(b'0123456789[]{}",x \n\xff\0')
         texts += [data[:at] + bytes([octet]) + data[at + 1 :], data[:at] + data[at + 1 :]]
     texts += [data[:at] for at in range(0, len(data), 5)]
-    assert survived(READERS[end], texts) < len(texts) * 0.7
+    assert survived(read, texts) < len(texts) * 0.7
 
 
 def test_names_that_become_the_same_are_many():

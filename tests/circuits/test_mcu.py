@@ -1,8 +1,8 @@
 """Libraries for microcontrollers against `Circuit`: their arithmetic in NumPy, their C on this machine and in simulators, and what is reported."""
 
 import dataclasses
+import functools
 import importlib.util
-import itertools
 import json
 import shutil
 import subprocess
@@ -10,7 +10,6 @@ import subprocess
 import numpy as np
 import pytest
 import tools
-from cases import slow_except
 from commands import command
 from example_circuits import life_circuit, random_circuit
 from exports import put, write
@@ -32,6 +31,7 @@ def several(n_gates=120, seed=0):
     return random_circuit(seed, SEVERAL["inputs"], n_gates, ports=SEVERAL["outputs"])
 
 
+@functools.cache
 def classifier(layers=(40, 30), n_classes=3, n_thresholds=3, in_features=5):
     config = LogicClassifierConfig(
         in_features, n_classes, layers=layers, n_thresholds=n_thresholds, residual=0, noise=2
@@ -43,6 +43,7 @@ def classifier(layers=(40, 30), n_classes=3, n_thresholds=3, in_features=5):
     return model
 
 
+@functools.cache
 def both(model, inputs, outputs):
     return model.circuit(inputs=inputs, outputs=outputs), model.circuit(inputs="bits", outputs="bits")
 
@@ -54,35 +55,42 @@ def same(circuit, layers=None, n=300):
         np.testing.assert_array_equal(y, expected)
 
 
-def compiled(folder, circuit, *flags, layers=None, style="auto"):
+def run_on_this_machine(folder, circuit, *flags, layers=None, style="auto"):
     """Compile a library with a test of it on this machine, and run that."""
     files = mcu.write(circuit, "net", target="riscv32", layers=layers, style=style)
-    samples = deployment.as_called(
-        circuit.inputs,
-        dict(zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True)),
-    )
+    given = dict(zip([p.name for p in circuit.inputs], mcu.random_samples(circuit, 200), strict=True))
+    test = mcu.c_test(circuit, *deployment.as_called(circuit.inputs, given), name="net")
     texts = {path.removeprefix("src/"): text for path, text in files.items() if path.startswith("src/")}
-    for name, text in {**texts, "test.c": mcu.c_test(circuit, *samples, name="net")}.items():
-        (folder / name).write_text(text)
-    compiler = str(tools.c_compiler())
-    subprocess.run([compiler, *tools.STRICT, *flags, "test.c", "net.c", "-o", "test"], cwd=folder, check=True)
-    subprocess.run(["./test"], cwd=folder, check=True)
+    subprocess.run([tools.compiled(folder, {**texts, "test.c": test}, *flags)], check=True)
 
 
 # ------------------------------------------------------------------------------------- arithmetic
-def test_a_program_of_any_circuit_is_the_circuit():
-    same(several())
-    same(life_circuit())
+def trees():
+    config = LogicTreeNetConfig((6, 6, 2), n_classes=2, kernels=(4,), layers=(20,), n_thresholds=2)
+    model = LogicTreeNet(config, rngs=nnx.Rngs(0))
+    model.encoder.thresholds[...] = np.array([[40.0, 90], [60, 200]], np.float32)
+    return model
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs"),
-    slow_except(
-        itertools.product(["uint8", "int8", "fixed12.4", "fixed24.10"], ["class", "votes"]),
-        "uint8-class",
-        "fixed12.4-votes",
-    ),
+    "make",
+    [
+        lambda: (several(),),
+        lambda: (life_circuit(),),
+        lambda: both(classifier(), "bits", "class"),
+        lambda: both(classifier(), "bits", "votes"),
+        lambda: both(classifier(n_thresholds=0), "bits", "class"),
+        lambda: both(trees(), "uint8", "class"),
+        lambda: both(
+            classifier(layers=(4,), n_classes=4, n_thresholds=1), "int8", "class"
+        ),  # many equal votes
+    ],
 )
+def test_a_program_of_any_circuit_is_the_circuit(make):
+    same(*make())
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [("uint8", "class"), ("fixed24.10", "votes")])
 def test_thresholds_and_votes_are_counted(inputs, outputs):
     circuit, layers = both(classifier(), inputs, outputs)
     same(circuit, layers)
@@ -91,44 +99,23 @@ def test_thresholds_and_votes_are_counted(inputs, outputs):
     assert len(program.operations) < len(circuit)
 
 
-def test_bits_that_are_compared_outside():
-    for outputs in ("class", "votes"):
-        same(*both(classifier(), "bits", outputs))
-    same(*both(classifier(n_thresholds=0), "bits", "class"))
-
-
-def test_trees_over_images():
-    config = LogicTreeNetConfig((6, 6, 2), n_classes=2, kernels=(4,), layers=(20,), n_thresholds=2)
-    model = LogicTreeNet(config, rngs=nnx.Rngs(0))
-    model.encoder.thresholds[...] = np.array([[40.0, 90], [60, 200]], np.float32)
-    same(*both(model, "uint8", "class"))
-
-
-def test_equal_votes_are_the_first_class():
-    same(*both(classifier(layers=(4,), n_classes=4, n_thresholds=1), "int8", "class"))
-
-
 # ------------------------------------------------------------------------------------- C
-@pytest.mark.parametrize("style", STYLES)
-def test_c_of_many_ports(tmp_path, style):
+WIRES = Circuit((Port("x", 3),), (Port("y", 4),), (), (), (0, 1, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "style"),
+    [
+        *((lambda: (several(),), style) for style in STYLES),
+        *((lambda: (WIRES,), style) for style in STYLES),
+        (lambda: both(classifier(), "fixed12.4", "class"), "functions"),
+        (lambda: both(classifier(), "fixed24.3", "votes"), "tables"),
+    ],
+)
+def test_c_is_the_circuit(tmp_path, make, style):
     require_tool("cc", *CHECKED)
-    compiled(tmp_path, several(), *CHECKED, style=style)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("inputs", ["uint8", "fixed12.4", "fixed24.3"])
-@pytest.mark.parametrize("outputs", ["class", "votes"])
-def test_c_of_a_classifier(tmp_path, style, inputs, outputs):
-    require_tool("cc", *CHECKED)
-    circuit, layers = both(classifier(), inputs, outputs)
-    compiled(tmp_path, circuit, *CHECKED, layers=layers, style=style)
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_c_of_wires_and_constants(tmp_path, style):
-    require_tool("cc")
-    compiled(tmp_path, Circuit((Port("x", 3),), (Port("y", 4),), (), (), (0, 1, 2, 5)), style=style)
+    circuit, *layers = make()
+    run_on_this_machine(tmp_path, circuit, *CHECKED, layers=(*layers, None)[0], style=style)
 
 
 def test_functions_are_divided(tmp_path, monkeypatch):
@@ -137,7 +124,7 @@ def test_functions_are_divided(tmp_path, monkeypatch):
     monkeypatch.setitem(mcu.TARGETS, "riscv32", small)
     circuit = several()
     assert mcu.write(circuit, "net", target="riscv32")["src/net.c"].count("static SEPARATE void part_") > 2
-    compiled(tmp_path, circuit)
+    run_on_this_machine(tmp_path, circuit)
 
 
 def test_a_sketch_has_a_sample():
@@ -152,9 +139,9 @@ def test_a_sketch_has_a_sample():
 
 
 # ------------------------------------------------------------------------------------- simulators
-@pytest.mark.parametrize("style", slow_except(STYLES, "functions"))
 @pytest.mark.parametrize("target", mcu.TARGETS)
-def test_simulated_programs_are_the_circuit(target, style):
+def test_simulated_programs_are_the_circuit(target):
+    style = "tables" if target == "avr" else "functions"
     require_tool("microcontroller", target)
     circuit, layers = both(classifier(layers=(150, 90), in_features=12), "uint8", "class")
     found = mcu.report(circuit, target, layers=layers, style=style)
@@ -177,6 +164,8 @@ def test_simulated_programs_are_the_circuit(target, style):
 def test_simulated_programs_of_many_ports(target, style):
     require_tool("microcontroller", target)
     assert mcu.report(several(), target, style=style).wrong == 0
+    circuit, layers = both(classifier(), "uint8", "votes")
+    assert mcu.report(circuit, target, layers=layers, style=style).wrong == 0
 
 
 def test_wrong_programs_are_found():
@@ -206,26 +195,26 @@ def test_what_is_missing_is_said(monkeypatch):
     assert mcu.unsupported_reason("riscv32") == "unicorn was not found: pip install unicorn"
 
 
-def test_files_that_are_no_program():
-    for content in (b"", b"\x7fELF\x02\x01" + bytes(60)):
-        with pytest.raises(ValueError, match="no ELF of 32 bits"):
-            _elf.read(content)
-
-
 # ------------------------------------------------------------------------------------- errors
-def test_errors():
-    circuit = life_circuit()
-    for call in (mcu.write, mcu.report):
-        with pytest.raises(ValueError, match="target is 'z80'; the known ones are cortex-m4, avr, riscv32"):
-            call(circuit, target="z80")
-    with pytest.raises(ValueError, match="style is 'fast'; expected"):
-        mcu.write(circuit, target="avr", style="fast")
-    with pytest.raises(ValueError, match="must be a word of letters"):
-        mcu.write(circuit, "a b", target="avr")
-    with pytest.raises(ValueError, match="there is nothing to call"):
-        mcu.write(Circuit((), (Port("y"),), (), (), (1,)), target="avr")
-    with pytest.raises(ValueError, match="there are no samples"):
-        mcu.c_test(circuit, np.zeros((0, 9), int))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mcu.write(life_circuit(), target="z80"), "target is 'z80'; the known ones are cortex-m4, avr, riscv32"),
+        (lambda: mcu.report(life_circuit(), target="z80"), "target is 'z80'; the known ones are"),
+        (lambda: mcu.write(life_circuit(), target="avr", style="fast"), "style is 'fast'; expected"),
+        (lambda: mcu.write(life_circuit(), "a b", target="avr"), "must be a word of letters"),
+        (lambda: mcu.write(Circuit((), (Port("y"),), (), (), (1,)), target="avr"), "there is nothing to call"),
+        (lambda: mcu.c_test(life_circuit(), np.zeros((0, 9), int)), "there are no samples"),
+        (lambda: _elf.read(b""), "no ELF of 32 bits"),
+        (lambda: _elf.read(b"\x7fELF\x02\x01" + bytes(60)), "no ELF of 32 bits"),
+        (lambda: deployment.Options(("verilog",), target="avr"), "takes C; formats must be c alone"),
+        (lambda: deployment.Options(("c",), registers=1, target="avr"), "has no registers between gates"),
+        (lambda: deployment.Options(("c",), target="z80"), "target is 'z80'"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_layers_of_another_network():
@@ -261,12 +250,6 @@ def test_an_export_is_proved(tmp_path):
     for proof in proofs.verify(folder):
         assert proof.passed is not False, proof
     assert deployment.check_place(folder)
-    with pytest.raises(ValueError, match="takes C; formats must be c alone"):
-        deployment.Options(("verilog",), target="avr")
-    with pytest.raises(ValueError, match="has no registers between gates"):
-        deployment.Options(("c",), registers=1, target="avr")
-    with pytest.raises(ValueError, match="target is 'z80'"):
-        deployment.Options(("c",), target="z80")
 
 
 def test_a_changed_program_of_an_export_fails(tmp_path):

@@ -1,23 +1,61 @@
 """Fixtures of the kernel tests."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lutjax.values._ids import trusted_ids
 
 
 @pytest.fixture(autouse=True)
-def unchecked_ids() -> Iterator[None]:
+def unchecked_ids():
     """Pass any ids to kernels, as calls with traced ids do: kernels clamp ids and never read other memory."""
     with trusted_ids():
         yield
 
 
 @pytest.fixture
-def interpreted() -> Iterator[None]:
-    """Interpret Pallas kernels; modules of Triton kernels have a fixture of this name too."""
+def interpreted():
+    """Interpret Pallas kernels."""
     import pallas_interpreter
 
     with pallas_interpreter.interpreted():
         yield
+
+
+@pytest.fixture
+def triton_interpreted():
+    """Interpret Triton kernels."""
+    import triton_interpreter
+
+    with triton_interpreter.interpreted():
+        yield
+
+
+@pytest.fixture
+def kernel_cache(monkeypatch, tmp_path):
+    """Keep Triton's compiled kernels in a folder of this test."""
+    import triton
+
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+
+
+@pytest.fixture
+def launches(monkeypatch, kernel_cache):
+    """Record the Triton kernels that would run; they may be compiled."""
+    import triton_compiler
+
+    yield from triton_compiler.recorded_launches(monkeypatch)
+
+
+@pytest.fixture
+def beside_a_gpu(monkeypatch):
+    """A host beside a GPU whose kernels the interpreter runs: they read the memory of this process."""
+    from lutjax.dispatch.registry import Backend, Device
+    from lutjax.kernels import _triton
+    from lutjax.tables import _registered, host
+
+    class NoDriver:
+        register = unregister = wait = copy_out = copy_in = staticmethod(lambda *_: None)
+
+    monkeypatch.setattr(_registered, "driver", NoDriver)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
+    monkeypatch.setattr(host, "devices_of", lambda _: (Device(Backend.GPU, "NVIDIA H200"),))

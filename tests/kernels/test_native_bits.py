@@ -14,6 +14,18 @@ from lutjax.models import LogicCA, LogicCAConfig, automaton
 pytestmark = pytest.mark.skipif(native_kernels.why_not() is not None, reason=str(native_kernels.why_not()))
 
 
+def close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max(initial=1e-30))
+
+
+def gates(op, x, parameters, wires, dy, implementation):
+    """Return gates and their cotangents."""
+    options = {"feature_axis": 0, "implementation": implementation}
+    y, pull_back = jax.vjp(lambda x, p: getattr(lutjax, op)(x, p, wires, **options), x, parameters)
+    return y, *pull_back(dy)
+
+
 @pytest.mark.parametrize("periodic", [False, True])
 def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
     """A native kernel runs all layers at once; plain JAX layer by layer."""
@@ -37,8 +49,7 @@ def test_the_step_of_an_automaton_is_a_network_of_gates(periodic):
     assert "lutjax_gate_network" not in plain_text
     assert "lutjax_gate_network" in native_text
     assert "bilinear_gates_forward" not in native_text
-    for found, expected in zip(native, plain, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    close(native, plain)
 
 
 @pytest.mark.parametrize("op", ["bilinear_gates", "soft_lut", "binary_lut"])
@@ -49,28 +60,14 @@ def test_rows_of_any_length_and_inputs_with_many_readers(op):
     parameters = jax.random.normal(key, (4, 60) if op == "bilinear_gates" else (60, 4))
     x, dy = jax.random.normal(key, (9, 2051)), jax.random.normal(key, (60, 2051))
 
-    def run(implementation):
-        y, pull_back = jax.vjp(
-            lambda x, p: getattr(lutjax, op)(x, p, wires, feature_axis=0, implementation=implementation),
-            x,
-            parameters,
-        )
-        return y, *pull_back(dy)
-
-    for found, expected in zip(run("native"), run("xla"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    close(*(gates(op, x, parameters, wires, dy, i) for i in ("native", "xla")))
 
 
 def test_the_sum_of_binary_tables_takes_no_part_of_other_slots():
     """An infinite cotangent reaches the slot that its sample addresses, and makes no NaN of the others."""
-    x, table = jnp.array([[1.0, -1.0]]), jnp.zeros((1, 2))
-    _, pull_back = jax.vjp(
-        lambda t: lutjax.binary_lut(
-            x, t, jnp.zeros((1, 1), jnp.int32), feature_axis=0, implementation="native"
-        ),
-        table,
-    )
-    np.testing.assert_array_equal(pull_back(jnp.array([[jnp.inf, 2.0]]))[0], [[2.0, jnp.inf]])
+    x, table, dy = jnp.array([[1.0, -1.0]]), jnp.zeros((1, 2)), jnp.array([[jnp.inf, 2.0]])
+    *_, d_table = gates("binary_lut", x, table, jnp.zeros((1, 1), jnp.int32), dy, "native")
+    np.testing.assert_array_equal(d_table, [[2.0, jnp.inf]])
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -96,9 +93,8 @@ def test_the_step_of_an_automaton_on_a_mesh():
 
         return jax.grad(loss, (0, 1))(coefficients, state)
 
-    mapped = jax.shard_map(
-        gradients, mesh=mesh, in_specs=(PartitionSpec(), divided), out_specs=(PartitionSpec(), divided)
-    )
+    specs = (PartitionSpec(), divided)
+    mapped = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=specs)
     expected = jax.jit(gradients)(coefficients, state)
     close(jax.jit(mapped)(coefficients, state), expected)
     placed = jax.device_put(state, NamedSharding(mesh, divided))
@@ -118,11 +114,6 @@ def same_bits(run, *args, lowest_level=0):
             for other in found[1:]:
                 assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)), level
     return found[0]
-
-
-def close(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max(initial=1e-30))
 
 
 @pytest.mark.parametrize(("batch", "n_outputs"), [(197, 9), (4609, 1), (64, 40), (0, 3)])
@@ -163,14 +154,9 @@ def test_networks_of_gates_are_their_gates_one_after_the_other(batch, n_outputs)
 
 @pytest.mark.parametrize(
     ("op", "batch", "shared"),
-    [
-        ("bilinear_gates", 4096, 1),
-        ("bilinear_gates", 4101, 1),
-        ("bilinear_gates", 4096, 100),
-        ("soft_lut", 4096, 1),
-        ("packed_lut", 4096, 1),
-    ],
-)
+    [("bilinear_gates", 4096, 1), ("bilinear_gates", 4101, 1), ("bilinear_gates", 4096, 100),
+     ("soft_lut", 4096, 1), ("packed_lut", 4096, 1)],
+)  # fmt: skip
 def test_inputs_beyond_the_caches(op, batch, shared):
     """Gates are visited along their wires, and write past the caches where rows are aligned; `shared` gates read one input."""
     n_inputs, n_gates = 1060, 1101
@@ -184,17 +170,10 @@ def test_inputs_beyond_the_caches(op, batch, shared):
         )
         np.testing.assert_array_equal(found, expected)
         return
-    x, dy = (
-        jax.random.normal(key, (n, batch)) for key, n in zip(keys[1:], (n_inputs, n_gates), strict=False)
-    )
+    x, dy = jax.random.normal(keys[1], (n_inputs, batch)), jax.random.normal(keys[2], (n_gates, batch))
     parameters = jax.random.normal(keys[3], (4, n_gates) if op == "bilinear_gates" else (n_gates, 4))
 
-    def both(implementation):
-        function = getattr(lutjax, op)
-        y, pull_back = jax.vjp(
-            lambda x, p: function(x, p, wires, feature_axis=0, implementation=implementation), x, parameters
-        )
-        return y, *pull_back(dy)
-
+    native = jax.jit(lambda: gates(op, x, parameters, wires, dy, "native"))
     every_level = op == "bilinear_gates" and shared == 1
-    close(same_bits(jax.jit(lambda: both("native")), lowest_level=0 if every_level else 2), both("xla"))
+    found = same_bits(native, lowest_level=0 if every_level else 2)
+    close(found, gates(op, x, parameters, wires, dy, "xla"))

@@ -51,13 +51,18 @@ def differentiated(read, implementation, n, groups, each, bits, outputs, keep, d
     return run(arrays, dy)
 
 
+def close(found, expected, rounding):
+    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, e = (np.asarray(v, np.float64) for v in (a, e))
+        np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
+
+
 @pytest.mark.parametrize(("read", "sizes", "keep", "dtype"), LAYERS, ids=str)
 def test_many_samples_and_outputs(read, sizes, keep, dtype):
-    native, plain = (differentiated(read, i, *sizes, keep, dtype) for i in ("native", "xla"))
-    for a, e in zip(jax.tree.leaves(native), jax.tree.leaves(plain), strict=True):
-        a, e = (np.asarray(v, np.float64) for v in (a, e))
-        rounding = 2e-5 if dtype == "float32" else 2**-7
-        np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
+    close(
+        *(differentiated(read, i, *sizes, keep, dtype) for i in ("native", "xla")),
+        2e-5 if dtype == "float32" else 2**-7,
+    )
 
 
 def test_constants_are_those_of_the_read(monkeypatch):
@@ -72,8 +77,7 @@ def test_constants_are_those_of_the_read(monkeypatch):
     finally:
         _transforms.forget()
     assert np.any(native[0] != ours)
-    for a, e in zip(jax.tree.leaves(native), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, e, rtol=0, atol=2e-5 * np.abs(e).max())
+    close(native, plain, 2e-5)
 
 
 FEW = [

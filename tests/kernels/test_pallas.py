@@ -1,272 +1,119 @@
-"""Implementations in Pallas on machines without TPUs: interpreted, and lowered for every generation."""
-
-import dataclasses
-import importlib
+"""Implementations in Pallas on machines without TPUs: interpreted, lowered for every generation, and the calls that they are chosen for."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pallas_interpreter
 import pytest
-from cases import RATES, case_of, detections, fast_size, rates_of, slow, split
-from machine import needs_gpu
-from pallas_interpreter import WITHOUT_MOSAIC, mosaic_gpu, outline
+from cases import case_of, detections, fast_size, slow_except, slow_where, split
+from pallas_interpreter import ON_GPUS, ON_TENSOR_CORES, WITHOUT_MOSAIC, outline, pretend_triton_runs
 
 import lutjax
-from lutjax import testing
-from lutjax.cases import Tag
+from lutjax import reads, testing
 from lutjax.dispatch.contract import Step
+from lutjax.dispatch.registry import Device
 from lutjax.kernels._pallas import _tpus
-from lutjax.kernels._pallas.tpu import _attention_blocks, _gate_blocks, _tables
-from lutjax.kernels._xla import _slot_polynomials
+from lutjax.kernels._pallas.tpu import _row_blocks
+from lutjax.kernels._xla import _row_gathers, _slot_polynomials, lookup as plain
 from lutjax.ops.bilinear_gates import BilinearGates
 from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.detect import Detect
 from lutjax.ops.lookup import Lookup
 from lutjax.ops.lookup_attention import LookupAttention
+from lutjax.ops.lut_pair_attention import LutPairAttention
+from lutjax.ops.scored_lut import ScoredLut
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.ops.sparse_lookup import SparseLookup
+from lutjax.ops.weighted_lookup import WeightedLookup
 from lutjax.testing import _ahead_of_time
 from lutjax.values._row_rules import SGD, RowAdagrad
 
-ON_TENSOR_CORES, ON_GPUS = (pallas_interpreter.implemented(backend) for backend in ("tpu", "gpu"))
+V6E, H200 = Device(lutjax.Backend.TPU, "TPU v6e"), Device(lutjax.Backend.GPU, "NVIDIA H200")
+mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAIC))
 
 
-def device(kind, backend="tpu"):
-    return lutjax.dispatch.registry.Device(lutjax.Backend(backend), kind)
+def interpretable(direction="forward"):
+    """Return values ``op, shape`` of every size."""
+    ops = pallas_interpreter.implemented("tpu", direction)
+    return [(op, shape) for op in ops for shape in testing.shapes(op, "pallas")]
 
 
-def interpretable(direction="forward", is_slow=lambda op: False):
-    """Return values ``op, shape`` of every size; the fast suite has one of each kernel, because interpretation is slow."""
-    return [
-        slow(op, shape) if shape != fast_size(op) or is_slow(op) else (op, shape)
-        for op in pallas_interpreter.implemented("tpu", direction)
-        for shape in testing.shapes(op, "pallas")
-    ]
-
-
-@pytest.mark.parametrize(("op", "shape"), interpretable())
+@pytest.mark.parametrize(
+    ("op", "shape"), slow_where(interpretable(), lambda op, shape: shape != fast_size(op))
+)
 @pytest.mark.usefixtures("interpreted")
 def test_shapes(op, shape):
     testing.check(case_of(op, shape), "pallas", transformation="jit")
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Look-ups in several blocks along every axis, of tables read row by row: as of far larger ones."""
-    from lutjax.kernels._pallas.tpu import _resident, _row_blocks
-
-    for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):
-        monkeypatch.setattr(_row_blocks, name, 128 if name != "_ROWS" else 8)
-    monkeypatch.setattr(_resident, "resident_outputs", lambda shape, device: 128)
-    monkeypatch.setattr(_resident, "_READS", 16)
-    monkeypatch.setattr(_resident, "_TOGETHER", 2)
-    return lambda rows: monkeypatch.setattr(_tables, "MANY_ROWS", rows)
-
-
 @pytest.mark.parametrize(
-    ("bits", "many_rows"), [slow(1, 64), slow(4, 64), slow(3, 2)], ids=["groups", "parts", "resident"]
-)
-@pytest.mark.usefixtures("interpreted")
-def test_look_ups_in_blocks(small_blocks, bits, many_rows):
-    small_blocks(many_rows)
-    sizes = {"batch": 130, "detectors": 3, "outputs": 130} if many_rows > 2 else {"outputs": 130}
-    case = testing.case("lookup", "primes", bits=bits, **sizes)
-    testing.check(case, "pallas", transformation="jit")
-    testing.check_update(case, "pallas")
-
-
-@pytest.mark.parametrize("many_rows", [64, slow(2)], ids=["products", "resident"])
-@pytest.mark.usefixtures("interpreted")
-def test_wild_ids_of_look_ups(small_blocks, many_rows):
-    small_blocks(many_rows)
-    far = jnp.asarray([[-(2**31), 2**31 - 1, 9], [-1, 3, 8]], jnp.int32)
-    d = lutjax.Detection(far, far, jnp.ones((2, 3), jnp.float32), 3)
-    weights = jnp.arange(3 * 8 * 2, dtype=jnp.float32).reshape(3, 8, 2)
-    dy = jnp.asarray([[1, 2], [3, -1]], jnp.float32)
-
-    def run(implementation):
-        def f(weights, margin):
-            at = lutjax.Detection(d.index, d.flip, margin, d.bits)
-            return lutjax.lookup(weights, at, implementation=implementation)
-
-        y, pullback = jax.vjp(f, weights, d.margin)
-        return y, *pullback(dy)
-
-    for actual, expected in zip(run("pallas"), run("xla"), strict=True):
-        testing.assert_close("wild ids", actual, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", [op for op in ON_TENSOR_CORES if "bfloat16" in testing.cases_of(op).dtypes])
-@pytest.mark.usefixtures("interpreted")
-def test_bfloat16(op):
-    testing.check(
-        testing.case(op, testing.cases_of(op).tagged(Tag.DTYPES)[0], "bfloat16"),
-        "pallas",
-        transformation="jit",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "transformation",
-    # Interpreted kernels call back, which neither remat nor exported programs can.
-    [t for t in testing.TRANSFORMATIONS if t not in ("remat", "export", "jit")],
-)
-@pytest.mark.parametrize("op", ON_TENSOR_CORES)
-@pytest.mark.usefixtures("interpreted")
-def test_transformations(op, transformation):
-    testing.check(split(op), "pallas", transformation=transformation)
-
-
-@pytest.mark.parametrize(
-    ("op", "shape"), interpretable("update", is_slow=lambda op: "lookup" not in op or "attention" in op)
+    ("op", "shape"),
+    slow_except(
+        interpretable("update"), *(f"{op}-split" for op in ("lookup", "sparse_lookup", "weighted_lookup"))
+    ),
 )
 @pytest.mark.usefixtures("interpreted")
 def test_updates(op, shape):
     testing.check_update(testing.case(op, shape), "pallas")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", RATES)
-@pytest.mark.parametrize("op", pallas_interpreter.implemented("tpu", "update"))
 @pytest.mark.usefixtures("interpreted")
-def test_updates_at_rates_that_differ(op, kind):
-    case = split(op)
-    rates = rates_of(case, kind)
-    if op in ("lookup_attention", "lut_pair_attention"):
-        with pytest.raises(lutjax.NoImplementationError, match="adds pairs to rows at one rate for all"):
-            testing.check_update(case, "pallas", rates=rates)
-    else:
-        testing.check_update(case, "pallas", rates=rates)
+def test_detect_signs_in_blocks():
+    rng = np.random.default_rng(1)
+    x = rng.integers(-4, 5, (2100, 2)) / 4
+    x[rng.random(x.shape) < 0.02], x[rng.random(x.shape) < 0.02] = np.nan, np.inf
+    x, dy = jnp.asarray(x, jnp.float32), jnp.asarray(rng.integers(-4, 5, (2100,)), jnp.float32)
+
+    def run(implementation):
+        def signs(x):
+            d = lutjax.detect_signs(x, implementation=implementation)
+            return d.margin, d.index
+
+        margin, pullback, index = jax.vjp(signs, x, has_aux=True)
+        return index, margin, pullback(dy)[0]
+
+    for actual, expected in zip(run("pallas"), run("xla"), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_packed_words_on_tensor_cores():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 2**32, (5, 3), dtype=np.uint32))
+    truth = jnp.asarray(rng.integers(0, 2, (21, 4)).astype(bool))
+    wires = jnp.asarray(rng.integers(-3, 9, (21, 2)), jnp.int32)
+    found, expected = (lutjax.packed_lut(x, truth, wires, implementation=i) for i in ("pallas", "xla"))
+    np.testing.assert_array_equal(found, expected)
+
+
+# ------------------------------------------------------------------------------------- lowered
 @pytest.mark.parametrize(
     ("op", "tpu"),
-    [
-        (op, tpu.name) if tpu.name == "v6e" else slow(op, tpu.name)
-        for op in ON_TENSOR_CORES
-        for tpu in _tpus.TPUS
-    ],
+    slow_where(
+        [(op, tpu.name) for op in ON_TENSOR_CORES for tpu in _tpus.TPUS], lambda op, tpu: tpu != "v6e"
+    ),
 )
 def test_lowers_for_tensor_cores(op, tpu):
     kind = _tpus.named(tpu).device_kind
     testing.check_lowering(split(op), "pallas/tpu", platform="tpu", device_kind=kind)
 
 
-@pytest.mark.slow
-def test_lowers_with_some_outputs_at_a_time():
-    """Lower a table that does not fit whole in vector memory."""
-    case = testing.case("lookup", "primes", bits=10, detectors=128, outputs=256)
-    testing.check_lowering(case, "pallas/tpu", platform="tpu", device_kind=_tpus.named("v6e").device_kind)
-
-
-def test_names_of_devices():
-    kinds = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
-    kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
-    for kind, name in kinds.items():
-        tpu = _tpus.generation(device(kind))
-        assert tpu is not None, kind
-        assert tpu.name == name
-    assert _tpus.generation(device("TPU v3")) is None
-    assert _tpus.generation(device("cpu", "cpu")) is None
-
-
-def test_why_not_on_tensor_cores():
-    for kind, backend, why in (
-        ("TPU v3", "tpu", "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
-        ("cpu", "cpu", r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu"),
-    ):
-        with pytest.raises(lutjax.NoImplementationError, match=why):
-            lutjax.kernel_registry.resolve(
-                "lookup", *lookups().values(), device=device(kind, backend), implementation="pallas"
-            )
-
-
-def array(*shape, dtype="float32"):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
-    weights = array(detectors, 2**bits, outputs, dtype=dtype)
-    d = detections(batch, detectors, bits=bits)
-    return outline(Lookup, weights, d, accumulate=accumulate)
-
-
-def sparse(n_outputs, detectors=64, bits=6, slots=3, batch=8):
-    targets = array(detectors, 2**bits, slots, dtype="int32")
-    weights = array(*targets.shape)
-    d = detections(batch, detectors, bits=bits)
-    return outline(SparseLookup, weights, d, targets, n_outputs=n_outputs)
-
-
-V6E = device("TPU v6e")
-FIXED = lutjax.FixedPoint(2.0**10)
-
-
-@pytest.mark.parametrize(
-    ("call", "direction", "rule", "why"),
-    [
-        (lookups(), "forward", None, "plain JAX multiplies with one-hot matrices too for at most 512 rows"),
-        (lookups(), "backward", None, "plain JAX multiplies with one-hot matrices too"),
-        (lookups(), "update", SGD(), "plain JAX multiplies with one-hot matrices too"),
-        (lookups(), "update", SGD(weight_decay=0.5), None),
-        (lookups(dtype="bfloat16"), "update", SGD(), None),
-        (lookups(), "update", RowAdagrad(), "moves rows by SGD only, not by RowAdagrad"),
-        (lookups(dtype="float16"), "forward", None, "has no kernel for float16"),
-        (lookups(accumulate=FIXED), "backward", None, "adds in float32, not in fixed point"),
-        (lookups(bits=10, outputs=128), "forward", None, None),
-        (lookups(bits=10, outputs=128), "update", SGD(), None),
-        (lookups(bits=16), "backward", None, "gathers are faster: tables of [64, 65536, 512] do not fit"),
-        (sparse(512), "update", SGD(), None),
-        (sparse(512), "forward", None, "plain JAX multiplies"),
-        (sparse(2**13), "forward", None, "reads the whole table, zeros too: [64, 64, 8192] is larger"),
-        (sparse(2**13), "update", SGD(), "reads the whole table, zeros too: [64, 64, 8192] is larger"),
-        (outline(Detect, array(8, 50), array(4, 3, 2, dtype="int32"), n_inputs=50), "backward", None, None),
-    ],
-)
-def test_when_look_ups_come_first_on_tensor_cores(call, direction, rule, why):
-    output = array(call.detection.shape[0], 1) if rule else None
-    found = pallas_interpreter.reason("tpu", V6E, call, direction, output, rule)
-    assert found is None if why is None else why in found
-
-
-# ------------------------------------------------------------------------------------- Mosaic GPU
-H200 = device("NVIDIA H200", "gpu")
-
-
-gpu_interpreter = pytest.mark.skipif(
-    not hasattr(mosaic_gpu, "force_gpu_interpret_mode"),
-    reason=WITHOUT_MOSAIC
-    or f"jax {jax.__version__} has no interpreter of Mosaic GPU kernels; jax 0.12 has one",
-)
-
-mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAIC))
-
-
-def pretend_triton_runs(monkeypatch):
-    """Replace the results of Triton kernels where kernels in Pallas use them."""
-    from lutjax.kernels import _triton
-
-    def run(inputs, outputs, zeroed, in_place, common):
-        return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
-
-    monkeypatch.setattr("lutjax.kernels._triton._triton_launch._run", run)
-    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
-
-
 @mosaic
 @pytest.mark.parametrize(
     ("op", "shape", "dtype"),
     # Kernels for tables in shared memory are written out sample by sample: seconds to lower.
-    [
-        (op, shape, "float32") if (op, shape) == ("binary_lut", "readers") else slow(op, shape, "float32")
-        for op in ON_GPUS
-        for shape, size in testing.shapes(op, "pallas").items()
-        if "groups" not in size  # refused
-    ]
-    + [slow(op, fast_size(op), dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")],
+    slow_except(
+        [
+            *(
+                (op, shape, "float32")
+                for op in ON_GPUS
+                for shape, size in testing.shapes(op, "pallas").items()
+                if "groups" not in size  # refused
+            ),
+            *((op, fast_size(op), dtype) for op in ON_GPUS for dtype in ("bfloat16", "float16")),
+        ],
+        "binary_lut-readers-float32",
+    ),
 )
 def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
     pretend_triton_runs(monkeypatch)
@@ -274,25 +121,27 @@ def test_lowers_for_gpus(monkeypatch, op, shape, dtype):
     testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind)
 
 
-ON_SHARDS = [
-    ("pallas/tpu", "tpu", _tpus.named("v6e").device_kind, ON_TENSOR_CORES),
-    ("pallas/gpu", "cuda", H200.kind, ON_GPUS),
-]
-
-
-@pytest.mark.parametrize("transformation", [slow("shard_map, replicated table"), "shard_map, sharded table"])
 @pytest.mark.parametrize(
-    ("implementation", "platform", "kind", "op"),
-    [(*on, op) if op == ops[0] else slow(*on, op) for *on, ops in ON_SHARDS for op in ops],
+    ("platform", "op", "transformation"),
+    slow_except(
+        [
+            (platform, op, f"shard_map, {how} table")
+            for platform, ops in (("tpu", ON_TENSOR_CORES), ("gpu", ON_GPUS))
+            for op in ops
+            for how in ("replicated", "sharded")
+        ],
+        f"tpu-{ON_TENSOR_CORES[0]}-shard_map, sharded table",
+        f"gpu-{ON_GPUS[0]}-shard_map, sharded table",
+    ),
 )
-def test_lowers_on_shards(monkeypatch, implementation, platform, kind, op, transformation):
+def test_lowers_on_shards(monkeypatch, platform, op, transformation):
     """Arrays that vary over the devices of a mesh, which need not be here."""
-    if implementation == "pallas/gpu" and WITHOUT_MOSAIC:
+    if platform == "gpu" and WITHOUT_MOSAIC:
         pytest.skip(WITHOUT_MOSAIC)
     pretend_triton_runs(monkeypatch)
-    testing.check_lowering(
-        split(op), implementation, platform=platform, device_kind=kind, transformation=transformation
-    )
+    of = ("tpu", _tpus.named("v6e").device_kind) if platform == "tpu" else ("cuda", H200.kind)
+    options = dict(zip(("platform", "device_kind"), of, strict=True), transformation=transformation)
+    testing.check_lowering(split(op), f"pallas/{platform}", **options)
 
 
 @mosaic
@@ -301,14 +150,11 @@ def test_products_of_one_hot_rows_lower_for_gpus(rows, dtype):
     """Several programs along each axis: tables, outputs, and samples where there are many."""
     from lutjax.kernels._pallas.gpu import _one_hot
 
-    index, dy = jax.ShapeDtypeStruct((9, 20_000), "int32"), jax.ShapeDtypeStruct((20_000, 200), dtype)
-    exported = _ahead_of_time.lower(
-        lambda index, dy: _one_hot.add_rows(index, dy, rows),
-        index,
-        dy,
-        platform="cuda",
-        device_kind=H200.kind,
-    )
+    def add_rows(index, dy):
+        return _one_hot.add_rows(index, dy, rows)
+
+    index, dy = array(9, 20_000, dtype="int32"), array(20_000, 200, dtype=dtype)
+    exported = _ahead_of_time.lower(add_rows, index, dy, platform="cuda", device_kind=H200.kind)
     assert [(a.shape, a.dtype) for a in exported.out_avals] == [((9, rows, 200), "float32")]
 
 
@@ -325,198 +171,29 @@ def test_terms_of_bfloat16_are_exact(dtype):
 
 
 @mosaic
-@pytest.mark.parametrize("factor", [slow(False), True])
-def test_update_on_gpus(monkeypatch, factor):
-    """Lowers; and with sums of rows that any machine can make, moves rows as plain JAX does."""
+def test_update_on_gpus(monkeypatch):
+    """Lowers; and with sums of rows that any machine can make, updates rows as plain JAX does."""
     from lutjax.kernels._pallas.gpu import _one_hot, lookup
-    from lutjax.kernels._xla import _row_gathers, lookup as plain
 
     d = lutjax.detect_signs(jax.random.normal(jax.random.key(0), (20, 3, 4)))
     weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 16, 5)))
     dy = jnp.round(8 * jax.random.normal(jax.random.key(2), (20, 5)))
-    arguments = (Lookup(weights, d), dy, Step(jnp.float32(0.25), jnp.float32(0.5) if factor else None))
-
-    def update(*arguments):
-        return lookup.update(*arguments, device=H200)
-
-    exported = _ahead_of_time.lower(
-        lambda weights, dy: update(Lookup(weights, d), dy, arguments[2]),
-        weights,
-        dy,
-        platform="cuda",
-        device_kind=H200.kind,
-    )
-    assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
 
     def add_rows(index, dy, n_rows):
         return _row_gathers.add_rows(jnp.zeros((len(index), n_rows, dy.shape[1])), index, dy, H200)
 
-    monkeypatch.setattr(_one_hot, "add_rows", add_rows)
-    (moved, _), (expected, _) = jax.jit(update)(*arguments), plain.update(*arguments, device=H200)
-    np.testing.assert_array_equal(moved, expected)
-    assert not np.array_equal(moved, weights)
+    for factor in (None, jnp.float32(0.5)):
 
+        def update(weights, dy, kernels=lookup, step=Step(jnp.float32(0.25), factor)):  # noqa: B008
+            return kernels.update(Lookup(weights, d), dy, step, device=H200)
 
-@gpu_interpreter
-@pytest.mark.slow
-def test_sums_of_rows_interpreted_for_gpus():
-    """Ids that no table has count as the nearest. The other kernels hold what the interpreter does not know: first operands of
-    tensor cores in registers, and exchanges of a warp."""
-    from lutjax.kernels._pallas.gpu import _shared_tables
-
-    index = jax.random.randint(jax.random.key(0), (3, 130), -5, 12)
-    index = index.at[0, 0].set(2**31 - 1).at[1, 129].set(-(2**31))
-    weights = jnp.round(8 * jax.random.normal(jax.random.key(1), (3, 8, 130)))
-    with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
-        y = jax.jit(_shared_tables.sum_rows)(weights, index)
-    np.testing.assert_array_equal(y, weights[jnp.arange(3)[:, None], jnp.clip(index, 0, 7)].sum(0))
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize(
-    ("batch", "detectors", "bits", "outputs", "dtype"),
-    [(1000, 37, 6, 300, "float32"), (129, 5, 7, 130, "float32"), (500, 9, 6, 700, "bfloat16")],
-)
-def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
-    """Sizes that fill no block; of the ids a third are of no row."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    weights = jax.random.normal(keys[0], (detectors, 2**bits, outputs)).astype(dtype)
-    d = lutjax.detect_signs(jax.random.normal(keys[1], (batch, detectors, bits)))
-    noise = jax.random.randint(keys[2], d.index.shape, -(2**31), 2**31 - 1)
-    index = jnp.where(noise % 3 == 0, noise, d.index)
-    flip = jnp.where(noise % 5 == 0, noise, d.flip)
-    dy = jax.random.normal(keys[3], (batch, outputs)).astype(dtype)
-
-    def results(implementation):
-        def f(weights, margin):
-            any_ids = dataclasses.replace(d, index=index, flip=flip, margin=margin)
-            return lutjax.lookup(weights, any_ids, implementation=implementation)
-
-        y, pullback = jax.vjp(f, weights, d.margin)
-        return y, *pullback(dy)
-
-    for name, a, e in zip(("y", "weights", "margin"), *(results(i) for i in ("pallas", "xla")), strict=True):
-        testing.assert_close(name, a, e)
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize(
-    ("batch", "gates", "bits", "dtype"),
-    [(83, 21, 6, "float32"), (1037, 13, 3, "bfloat16"), (515, 5, 8, "float32"), (2048, 9, 1, "float16")],
-)
-def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
-    """Wires and readers far out of range, more readers than are read together, and NaN."""
-    generator = np.random.default_rng(0)
-
-    def numbers(*shape):
-        return jnp.asarray(generator.integers(-8, 9, shape) / 4, dtype)
-
-    x, table, dy = numbers(7, batch).at[0, 0].set(np.nan), numbers(gates, 2**bits), numbers(gates, batch)
-    wires = jnp.asarray(generator.integers(-99, 99, (gates, bits)), jnp.int32)
-    readers = jnp.asarray(generator.integers(-99, 999, (7, 13)), jnp.int32)
-
-    def run(implementation):
-        def f(x, table):
-            return lutjax.binary_lut(
-                x, table, wires, readers=readers, feature_axis=0, implementation=implementation
-            )
-
-        y, pullback = jax.vjp(f, x, table)
-        return y, pullback(dy)
-
-    for actual, expected in zip(*(jax.tree.leaves(run(i)) for i in ("pallas", "xla")), strict=True):
-        testing.assert_close("binary_lut", actual, expected)
-
-
-def reason_on(device, direction="forward", rule=None, **sizes):
-    """Return the reason why a look-up is not for Mosaic GPU, or left to the next implementation; None if it comes first."""
-    call = lookups(**sizes)
-    output = array(call.detection.shape[0], call.weights.shape[2])
-    return pallas_interpreter.reason("gpu", device, call, direction, output, rule)
-
-
-def test_why_not_on_gpus():
-    assert "needs compute capability 9.0 or newer, NVIDIA A100 has 8.0" in reason_on(
-        device("NVIDIA A100", "gpu")
-    )
-    b200 = device("NVIDIA B200", "gpu")
-    for direction in ("backward", "update"):
-        assert "wgmma" in reason_on(b200, direction)
-    assert reason_on(b200) is None
-    assert "at most 128 rows, here 256" in reason_on(H200, bits=8)
-    assert "2^31 numbers" in reason_on(H200, batch=2**22)
-    assert "no kernel for float64" in reason_on(H200, dtype="float64")
-    assert "sums integers by Triton kernels, and Triton" in reason_on(H200, accumulate=FIXED)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "direction", "reason"),
-    [
-        ({}, "backward", None),
-        ({"bits": 12}, "backward", None),
-        ({}, "forward", "by Triton's kernels"),
-        ({"bits": 13}, "backward", "at most 4096 rows, here 8192"),
-        ({"bits": 10, "batch": 512}, "backward", "from 1 look-ups of each row in fixed point on, here 0"),
-    ],
-)
-def test_which_integers_are_summed_in_shared_memory(monkeypatch, sizes, direction, reason):
-    pretend_triton_runs(monkeypatch)
-    found = reason_on(H200, direction, accumulate=FIXED, **sizes)
-    assert found is None if reason is None else reason in found
-
-
-@mosaic
-@pytest.mark.slow
-@pytest.mark.parametrize("op", ["lookup", "sparse_lookup", "lookup_attention"])
-def test_lowers_for_gpus_in_fixed_point(monkeypatch, op):
-    pretend_triton_runs(monkeypatch)
-    case = testing.case(op, fast_size(op))
-    testing.check_lowering(case, "pallas/gpu", platform="cuda", device_kind=H200.kind, accumulate=FIXED)
-
-
-@pytest.mark.parametrize(
-    ("slots", "batch", "direction", "reason"),
-    [
-        (32, 4096, "forward", None),
-        (32, 4096, "backward", None),
-        (32, 4096, "update", "by Triton's kernels"),
-        (3, 4096, "forward", "from 32 slots on, here 3"),
-        (32, 100, "backward", "from 512 samples on, here 100"),
-    ],
-)
-def test_which_sparse_rows_come_first_on_gpus(monkeypatch, slots, batch, direction, reason):
-    pretend_triton_runs(monkeypatch)
-    call = sparse(512, slots=slots, batch=batch)
-    rule = SGD() if direction == "update" else None
-    found = pallas_interpreter.reason("gpu", H200, call, direction, array(batch, 512), rule)
-    assert found is None if reason is None else reason in found
-    wide = pallas_interpreter.reason("gpu", H200, sparse(2**14), "forward", array(8, 2**14), None)
-    assert "at most 8192, here 16384" in wide
-
-
-def test_mosaic_comes_before_triton():
-    considered = lutjax.kernel_registry.consider("lookup", *lookups().values(), device=H200)
-    first = next(candidate for candidate in considered if candidate.spec.backend == "gpu")
-    assert (first.spec.names[1], first.reason) == ("pallas/gpu", None)
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_comes_first_on_gpus_where_it_was_measured_faster(direction):
-    assert reason_on(H200, direction) is None
-    assert reason_on(H200, direction, bits=5, detectors=16) is None
-    for sizes in (
-        {"bits": 7},
-        {"bits": 4},
-        {"detectors": 8},
-        {"outputs": 64},
-        {"batch": 2048},
-        {"dtype": "bfloat16"},
-    ):
-        assert "was measured faster than Triton" in reason_on(H200, direction, **sizes)
-    few = reason_on(H200, direction, batch=4096)
-    assert (few is None) == (direction == "backward")
+        exported = _ahead_of_time.lower(update, weights, dy, platform="cuda", device_kind=H200.kind)
+        assert [(a.shape, a.dtype) for a in exported.out_avals] == [(weights.shape, weights.dtype)]
+        with monkeypatch.context() as patch:
+            patch.setattr(_one_hot, "add_rows", add_rows)
+            moved, _ = jax.jit(update)(weights, dy)
+        np.testing.assert_array_equal(moved, update(weights, dy, plain)[0])
+        assert not np.array_equal(moved, weights)
 
 
 @mosaic
@@ -536,59 +213,63 @@ def test_addresses_packed_for_gpus(bits, samples):
     assert not addresses[:, samples:].any()
 
 
-@pytest.mark.parametrize("bits", [2, slow(6)])
-def test_slopes_at_addresses(bits):
+def test_slopes_at_addresses():
     """Half of the derivatives of the interpolation where bits are softened."""
-    table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2**bits)), jnp.float32)
-    set_bits = np.arange(2**bits)[None] >> np.arange(bits)[:, None] & 1
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
+    set_bits = np.arange(8)[None] >> np.arange(3)[:, None] & 1
     softened = [jnp.tile(jnp.where(b == 1, 0.75, 0.25)[None], (3, 1)) for b in set_bits]
     expected = jnp.stack(_slot_polynomials.slopes(table, softened), 1) / 2
-    np.testing.assert_allclose(
-        _slot_polynomials.slopes_at_addresses(table).reshape(expected.shape), expected, rtol=0, atol=1e-5
-    )
+    found = _slot_polynomials.slopes_at_addresses(table).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- which calls
+def test_names_of_devices():
+    kinds = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
+    kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
+    found = {kind: _tpus.generation(Device(lutjax.Backend.TPU, kind)).name for kind in kinds}
+    assert found == kinds
+    assert _tpus.generation(Device(lutjax.Backend.TPU, "TPU v3")) is None
+    assert _tpus.generation(Device(lutjax.Backend.CPU, "cpu")) is None
 
 
 @pytest.mark.parametrize(
-    ("direction", "sizes", "reason"),
+    ("device", "why"),
     [
-        ("backward", {}, None),
-        ("forward", {}, "was measured slower than Triton forward"),
-        ("backward", {"bits": 4}, "from 5 bits on, here 4"),
-        ("backward", {"samples": 512}, "from 4194304 inputs on, here 2097152"),
-        ("backward", {"samples": 1025}, "for multiples of 512 samples, here 1025"),
-        ("backward", {"dtype": "bfloat16"}, "for float32 only, not bfloat16"),
-        ("backward", {"dtype": "float64"}, "has no kernel for float64"),
-        ("backward", {"fan_out": None}, "the call gives no readers"),
-        ("backward", {"fan_out": 10}, "reads every entry of the lists of readers: 40960, of 24576 wires"),
-        ("backward", {"samples": 2**19}, "fewer than 2^31 numbers"),
+        (Device(lutjax.Backend.TPU, "TPU v3"), "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
+        (Device(lutjax.Backend.CPU, "cpu"), r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu"),
     ],
 )
-def test_when_binary_tables_come_first_on_gpus(direction, sizes, reason):
-    sizes = {"samples": 1024, "bits": 6, "fan_out": 6, "dtype": "float32", **sizes}
-    n, dtype, fan_out = sizes["bits"], sizes["dtype"], sizes["fan_out"]
-    call = outline(
-        BinaryLut,
-        array(4096, sizes["samples"], dtype=dtype),
-        array(4096, 2**n, dtype=dtype),
-        array(4096, n, dtype="int32"),
-        None if fan_out is None else array(4096, fan_out, dtype="int32"),
-    )
-    found = pallas_interpreter.reason("gpu", H200, call, direction)
-    assert found is None if reason is None else reason in found
+def test_why_not_on_tensor_cores(device, why):
+    call = lookups()[0]
+    with pytest.raises(lutjax.NoImplementationError, match=why):
+        lutjax.kernel_registry.resolve(
+            "lookup", call.weights, call.detection, device=device, implementation="pallas"
+        )
 
 
-@pytest.mark.parametrize(
-    ("rule", "batch", "reason"),
-    [
-        (SGD(), 16384, None),
-        (SGD(), 8192, "was measured faster than Triton from 8388608 numbers in the outputs on, here 4194304"),
-        (SGD(weight_decay=0.5), 16384, "moves rows by SGD without weight decay only"),
-        (RowAdagrad(), 16384, "moves rows by SGD without weight decay only"),
-    ],
-)
-def test_which_updates_come_first_on_gpus(rule, batch, reason):
-    found = reason_on(H200, "update", rule, batch=batch)
-    assert found is None if reason is None else reason in found
+def test_mosaic_comes_before_triton():
+    call = lookups()[0]
+    considered = lutjax.kernel_registry.consider("lookup", call.weights, call.detection, device=H200)
+    first = next(candidate for candidate in considered if candidate.spec.backend == "gpu")
+    assert (first.spec.names[1], first.reason) == ("pallas/gpu", None)
+
+
+def array(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def lookups(batch=16384, detectors=64, bits=6, outputs=512, dtype="float32", accumulate=None):
+    """Return a call and its output, as the functions below."""
+    weights, d = array(detectors, 2**bits, outputs, dtype=dtype), detections(batch, detectors, bits=bits)
+    return outline(Lookup, weights, d, accumulate=accumulate), array(batch, outputs)
+
+
+def sparse(n_outputs, batch=8, slots=3, detectors=64, bits=6):
+    targets = array(detectors, 2**bits, slots, dtype="int32")
+    d = detections(batch, detectors, bits=bits)
+    call = outline(SparseLookup, array(*targets.shape), d, targets, n_outputs=n_outputs)
+    return call, array(batch, n_outputs)
 
 
 def attentions(
@@ -597,187 +278,230 @@ def attentions(
     d = detections(batch, length, detectors, bits=bits)
     e = detections(max(length - 1, 1), detectors, bits=position_bits)
     weights = array(detectors, 2 ** (2 * bits + position_bits), 32, dtype=dtype)
-    return outline(LookupAttention, weights, d, d, e, window=window, accumulate=accumulate)
+    call = outline(LookupAttention, weights, d, d, e, window=window, accumulate=accumulate)
+    return call, array(batch, length, 32)
+
+
+def gates(call, n_inputs, n_samples, n_gates, bits=2, fan_out=None, dtype="float32"):
+    tables = array(*((4, n_gates) if call is BilinearGates else (n_gates, 2**bits)), dtype=dtype)
+    wires = array(n_gates, bits, dtype="int32")
+    readers = () if fan_out is None else (array(n_inputs, fan_out, dtype="int32"),)
+    return outline(call, array(n_inputs, n_samples, dtype=dtype), tables, wires, *readers), None
+
+
+def binary(samples=1024, bits=6, fan_out=6, dtype="float32"):
+    return gates(BinaryLut, 4096, samples, 4096, bits, fan_out, dtype)
+
+
+def pairs(n_queries, n_keys=None, bits=4, n_outputs=5):
+    n_keys, start = n_keys or n_queries, array(dtype="int32") if n_keys else None
+    x, keys, weights = array(2, n_queries, 8), array(2, n_keys, 8), array(3, 2**bits, n_outputs)
+    call = outline(LutPairAttention, x, keys, weights, array(3, bits, 2, dtype="int32"), None, start)
+    return call, array(2, n_queries, n_outputs)
+
+
+def scored(batch=24576, n_groups=8, n_tables=512, bits=8, inputs=48, outputs=48, dtype="float32", **options):
+    options = {"read": reads.Confidence(), "groups": n_groups, "accumulate": None} | options
+    rounded = [array(batch, n_tables), array(n_groups, outputs, dtype="int32")] * options[
+        "read"
+    ].rounds_tables
+    x, weights = array(batch, n_groups, inputs, dtype=dtype), array(n_tables, 2**bits, outputs, dtype=dtype)
+    call = outline(
+        ScoredLut, x, weights, array(n_tables, bits, 2, dtype="int32"), array(3), *rounded, **options
+    )
+    return call, array(batch, n_groups, outputs)
+
+
+def scored_on_gpu(batch=2**14, **options):
+    return scored(batch, **{"n_groups": 2, "n_tables": 6, "bits": 3, "inputs": 5, "outputs": 4} | options)
+
+
+def weighted(rows=256, ways=2):
+    index, coefficients = array(1024, 64, ways, dtype="int32"), array(1024, 64, ways)
+    return outline(WeightedLookup, array(64, rows, 48), index, coefficients, valued=ways), None
+
+
+def grouped(bits):
+    return outline(Lookup, array(64, 2**bits, 128), detections(1024, 64, bits=bits), groups=8), None
+
+
+FIXED = lutjax.FixedPoint(2.0**10)
+DIRECTIONS = ("forward", "backward", SGD())
+DECAY, FAST = SGD(weight_decay=0.5), "was measured faster than Triton"
+ONE_HOT = "plain JAX multiplies with one-hot matrices too"
+DETECT = (outline(Detect, array(8, 50), array(4, 3, 2, dtype="int32"), n_inputs=50), None)
+WIDE = (outline(Detect, array(4096, 5000), array(3, 2, 2, dtype="int32"), n_inputs=5000), None)
+TPU_CALLS = [
+    (lookups(), "forward", f"{ONE_HOT} for at most 512 rows"),
+    (lookups(), "backward", ONE_HOT),
+    (lookups(), SGD(), ONE_HOT),
+    (lookups(), DECAY, None),
+    (lookups(dtype="bfloat16"), SGD(), None),
+    (lookups(), RowAdagrad(), "moves rows by SGD only, not by RowAdagrad"),
+    (lookups(dtype="float16"), "forward", "has no kernel for float16"),
+    (lookups(accumulate=FIXED), "backward", "adds in float32, not in fixed point"),
+    (lookups(bits=10, outputs=128), "forward", None),
+    (lookups(bits=10, outputs=128), SGD(), None),
+    (lookups(bits=16), "backward", "gathers are faster: tables of [64, 65536, 512] do not fit"),
+    (sparse(512), SGD(), None),
+    (sparse(512), "forward", "plain JAX multiplies"),
+    (sparse(2**13), "forward", "reads the whole table, zeros too: [64, 64, 8192] is larger"),
+    (sparse(2**13), SGD(), "reads the whole table, zeros too: [64, 64, 8192] is larger"),
+    (DETECT, "backward", None),
+    (gates(SoftLut, 7, 4096, 7), "forward", "plain JAX gathers the rows of at most 4 wires"),
+    (gates(SoftLut, 16384, 4096, 16384), "forward", None),
+    (gates(SoftLut, 7, 4096, 7), "backward", None),
+    (gates(BinaryLut, 7, 4096, 7), "forward", None),
+    (attentions(batch=128, length=32, detectors=1), "forward", None),
+    (attentions(batch=128, length=32, detectors=1), "backward", None),
+    (attentions(batch=128, length=32, detectors=1), SGD(), None),
+    (attentions(batch=128, length=32, detectors=1), DECAY, "without weight decay"),
+    (attentions(batch=128, length=32, detectors=1), RowAdagrad(), "moves rows by SGD only"),
+    (attentions(batch=1, length=2**15, detectors=1), "forward", "have too many distances"),
+    (attentions(batch=1, length=2, detectors=1), "forward", "plain JAX is faster: 0 us against"),
+    (attentions(batch=1, length=2, detectors=1), SGD(), "plain JAX is faster: 0 us against"),
+    (attentions(batch=0, length=2, detectors=1), "backward", "there is nothing to compute"),
+    *(
+        (pairs(1, 64), direction, "1 queries of 64 keys would leave most lanes idle")
+        for direction in DIRECTIONS
+    ),
+    *((pairs(64), direction, None) for direction in (*DIRECTIONS, DECAY)),
+    (pairs(64), RowAdagrad(), "moves rows by SGD only"),
+    (scored(), "forward", None),
+    (scored(), DECAY, None),
+    (scored(), RowAdagrad(), "moves rows by SGD only, not by RowAdagrad"),
+    (scored(bits=10), "forward", "compared with every row, up to 512"),
+    (scored(inputs=2**16), "forward", "x has 65536 inputs: a block of samples"),
+    (scored(dtype="float16"), "forward", "has no kernel for float16"),
+    (scored(accumulate=FIXED), "forward", "adds in float32, not in fixed point"),
+    (weighted(rows=1024), "forward", "gathers are faster: matrices of coefficients of 1024 rows"),
+    (weighted(ways=2**17), "forward", "index has 131072 ways: a block of samples"),
+    (grouped(6), "forward", ONE_HOT),
+    (grouped(10), "forward", "groups are multiplied with them only"),
+]
+GPU_CALLS = [
+    (lookups(), "forward", None),
+    (lookups(), "backward", None),
+    (lookups(bits=5, detectors=16), "forward", None),
+    (lookups(bits=5, detectors=16), "backward", None),
+    *(
+        (lookups(**sizes), direction, FAST)
+        for direction in ("forward", "backward")
+        for sizes in ({"bits": 7}, {"bits": 4}, {"detectors": 8}, {"outputs": 64}, {"batch": 2048}, {"dtype": "bfloat16"})
+    ),
+    (lookups(batch=4096), "forward", FAST),
+    (lookups(batch=4096), "backward", None),
+    (lookups(bits=8), "forward", "at most 128 rows, here 256"),
+    (lookups(batch=2**22), "forward", "2^31 numbers"),
+    (lookups(dtype="float64"), "forward", "no kernel for float64"),
+    (lookups(), SGD(), None),
+    (lookups(batch=8192), SGD(), f"{FAST} from 8388608 numbers in the outputs on, here 4194304"),
+    (lookups(), DECAY, "moves rows by SGD without weight decay only"),
+    (lookups(), RowAdagrad(), "moves rows by SGD without weight decay only"),
+    (lookups(accumulate=FIXED), "backward", None),
+    (lookups(accumulate=FIXED, bits=12), "backward", None),
+    (lookups(accumulate=FIXED), "forward", "by Triton's kernels"),
+    (lookups(accumulate=FIXED, bits=13), "backward", "at most 4096 rows, here 8192"),
+    (lookups(accumulate=FIXED, bits=10, batch=512), "backward", "from 1 look-ups of each row in fixed point on, here 0"),
+    (sparse(512, 4096, 32), "forward", None),
+    (sparse(512, 4096, 32), "backward", None),
+    (sparse(512, 4096, 32), SGD(), "by Triton's kernels"),
+    (sparse(512, 4096), "forward", "from 32 slots on, here 3"),
+    (sparse(512, 100, 32), "backward", "from 512 samples on, here 100"),
+    (sparse(2**14), "forward", "at most 8192, here 16384"),
+    (binary(), "backward", None),
+    (binary(), "forward", "was measured slower than Triton forward"),
+    (binary(bits=4), "backward", "from 5 bits on, here 4"),
+    (binary(samples=512), "backward", "from 4194304 inputs on, here 2097152"),
+    (binary(samples=1025), "backward", "for multiples of 512 samples, here 1025"),
+    (binary(dtype="bfloat16"), "backward", "for float32 only, not bfloat16"),
+    (binary(dtype="float64"), "backward", "has no kernel for float64"),
+    (binary(fan_out=None), "backward", "the call gives no readers"),
+    (binary(fan_out=10), "backward", "reads every entry of the lists of readers: 40960, of 24576 wires"),
+    (binary(samples=2**19), "backward", "fewer than 2^31 numbers"),
+    (attentions(), "forward", None),
+    (attentions(), "backward", None),
+    (attentions(), DECAY, None),
+    (attentions(batch=16, length=256), "backward", None),
+    (attentions(batch=16, length=256), "forward", f"{FAST} from 512 keys on, here 256"),
+    (attentions(window=100), "forward", "from 512 keys on, here 100"),
+    (attentions(batch=1, length=900), "forward", "from 16 queries for each of their ids on, here 14"),
+    (attentions(bits=7), "forward", "up to 1024 rows for each id of a query, here 2048"),
+    (attentions(bits=9), "forward", "at most 4096 rows for each id of a query, here 8192"),
+    (attentions(batch=1, length=2**15), "forward", "at most 32767 keys, here 32768"),
+    (attentions(batch=512), "forward", "268435456 counts of a detector in memory, here 536870912"),
+    (attentions(), RowAdagrad(), "moves rows by SGD only"),
+    (attentions(accumulate=FIXED), "forward", "for sums of floats only"),
+    (attentions(accumulate=FIXED), "backward", None),
+    (attentions(dtype="float64"), "forward", "no kernel for float64"),
+    (scored_on_gpu(), "forward", None),
+    (scored_on_gpu(2**13), "backward", None),
+    (scored_on_gpu(2**13), "forward", "from 32768 samples of all groups on, here 16384"),
+    (scored_on_gpu(), SGD(), "by Triton's kernels"),
+    (scored_on_gpu(outputs=65), "forward", "at most 256 rows and 64 outputs, here 8 and 65"),
+    (scored_on_gpu(bits=9), "forward", "at most 256 rows and 64 outputs, here 512 and 4"),
+    (scored_on_gpu(inputs=400), "forward", "at most 384 inputs, here 400"),
+    (scored_on_gpu(read=reads.PowersOfTwo()), "forward", "sums floats only"),
+    (scored_on_gpu(accumulate=lutjax.FixedPoint(1.0)), "forward", "sums floats only"),
+]  # fmt: skip
+OTHER_DEVICES = [
+    ("TPU v4", attentions(batch=128, length=32, detectors=1), "forward", "of which a TPU v4 has 16"),
+    ("TPU v4", scored(), "backward", None),
+    ("TPU v4", weighted(), "backward", None),
+    *(
+        ("TPU v4", call, direction, why)
+        for direction in DIRECTIONS
+        for call, why in (
+            (pairs(32, bits=13, n_outputs=32), "weights has 8192 rows: each lookup is compared with every row"),
+            (pairs(4000, bits=6, n_outputs=32), "x or keys has 4000 places: a sample has to fit in 2048 lanes"),
+            (pairs(2000, bits=10, n_outputs=32), "with 2000 places a detector's table and sums need 2048 lanes"),
+        )
+    ),
+    *(("TPU v4", WIDE, d, "x has 5000 inputs: a block of samples with all of them does not fit") for d in DIRECTIONS[:2]),
+    ("TPU7x", gates(SoftLut, 40_000, 128, 7), "backward", "40000 inputs do not fit 64 MiB"),
+    ("NVIDIA A100", lookups(), "forward", "needs compute capability 9.0 or newer, NVIDIA A100 has 8.0"),
+    ("NVIDIA B200", lookups(), "backward", "wgmma"),
+    ("NVIDIA B200", lookups(), SGD(), "wgmma"),
+    ("NVIDIA B200", lookups(), "forward", None),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("sizes", "direction", "reason"),
-    [
-        ({}, "forward", None),
-        ({}, "backward", None),
-        ({"rule": SGD(weight_decay=0.5)}, "update", None),
-        ({"batch": 16, "length": 256}, "backward", None),
-        (
-            {"batch": 16, "length": 256},
-            "forward",
-            "was measured faster than Triton from 512 keys on, here 256",
-        ),
-        ({"window": 100}, "forward", "from 512 keys on, here 100"),
-        ({"batch": 1, "length": 900}, "forward", "from 16 queries for each of their ids on, here 14"),
-        ({"bits": 7}, "forward", "up to 1024 rows for each id of a query, here 2048"),
-        ({"bits": 9}, "forward", "at most 4096 rows for each id of a query, here 8192"),
-        ({"batch": 1, "length": 2**15}, "forward", "at most 32767 keys, here 32768"),
-        ({"batch": 512}, "forward", "268435456 counts of a detector in memory, here 536870912"),
-        ({"rule": RowAdagrad()}, "update", "moves rows by SGD only"),
-        ({"accumulate": FIXED}, "forward", "for sums of floats only"),
-        ({"accumulate": FIXED}, "backward", None),
-        ({"dtype": "float64"}, "forward", "no kernel for float64"),
-    ],
-)
-def test_which_attention_comes_first_on_gpus(monkeypatch, sizes, direction, reason):
+    ("kind", "call", "direction", "why"),
+    [*(("TPU v6e", *row) for row in TPU_CALLS), *(("NVIDIA H200", *row) for row in GPU_CALLS), *OTHER_DEVICES],
+)  # fmt: skip
+def test_which_calls_come_first(monkeypatch, kind, call, direction, why):
     pretend_triton_runs(monkeypatch)
-    sizes = dict(sizes)
-    rule = sizes.pop("rule", None)
-    call = attentions(**sizes)
-    found = pallas_interpreter.reason("gpu", H200, call, direction, array(*call.query.shape[:2], 32), rule)
-    assert found is None if reason is None else reason in found
+    found = reason(kind, *call, direction)
+    assert found is None if why is None else why in found
 
 
-@gpu_interpreter
-@pytest.mark.slow
-@pytest.mark.parametrize("start", [None, 2])
-@pytest.mark.parametrize("positions", [0, 1, 2])
-def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
-    """Ids that are none count as the nearest. That threads add to shared memory the interpreter does not know."""
-    pytest.importorskip("triton")
-    from lutjax.kernels._pallas.gpu import _counts, _mosaic_launch
-    from lutjax.kernels._triton._detected_pairs import DetectedPairs
-
-    def add_ones(table, cells):
-        places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)
-        found = (cells[:, None] == places).astype(jnp.int32)
-        table[...] = table[...] + jnp.sum(found, 0, dtype=jnp.int32)
-
-    monkeypatch.setattr(_counts, "_add_ones", add_ones)
-    monkeypatch.setattr(_mosaic_launch, "load", lambda reference, layout: reference[...])
-    rng = np.random.default_rng(0)
-    samples, length, window = 2, 9, 4
-    of_keys = rng.integers(-3, 9, (2, samples, length))
-    of_distances = rng.integers(-2, 6, (positions, 7)) if positions else None
-    segments = rng.integers(0, 2, (samples, length))
-    shift = 2 if positions else 0
-    pairs = DetectedPairs(
-        weights=jnp.zeros((2, 4 << (2 + shift), 3)),
-        query=jnp.zeros((2, samples, length), jnp.int32),
-        key=jnp.asarray(of_keys << shift, jnp.int32),
-        position=None if of_distances is None else jnp.asarray(of_distances, jnp.int32),
-        start=None if start is None else jnp.int32(start),
-        segments=(jnp.asarray(segments, jnp.int32),) * 2,
-        window=window,
-        query_shift=2 + shift,
-        key_shift=shift,
+def reason(kind, call, output, direction="forward"):
+    backend = "tpu" if "TPU" in kind else "gpu"
+    direction, rule = (direction, None) if isinstance(direction, str) else ("update", direction)
+    return pallas_interpreter.reason(
+        backend, Device(lutjax.Backend(backend), kind), call, direction, output, rule
     )
-    expected = np.zeros((2, samples, length, 4 << shift), np.int16)
-    for t, b, j, i in np.ndindex(2, samples, length, length):
-        distance = j + (start or 0) - 1 - i
-        if 0 <= distance < window and segments[b, i] == segments[b, j]:
-            cell = np.clip(of_keys[t, b, i], 0, 3) << shift
-            if of_distances is not None:
-                cell |= np.clip(of_distances[min(t, positions - 1), min(distance, 6)], 0, 3)
-            expected[t, b, j, cell] += 1
-    with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
-        counts = jax.jit(lambda first: _counts.COUNTER.count(pairs, first, 2, H200))(jnp.int32(0))
-    assert expected.sum() > 0
-    np.testing.assert_array_equal(counts.reshape(expected.shape), expected)
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_attention_of_any_ids_on_gpus():
-    """Ids that are none read no memory that is not the tables', and counts of more than a byte are right."""
-    wild = np.random.default_rng(0).choice([0, 1, 2, 3, -1, 9, 2**31 - 1, -(2**31)], (2, 2, 21, 2))
-    for name in ("pallas", "triton"):
-        assert all(np.isfinite(np.asarray(a)).all() for a in attend(name, (*wild, wild[0, 0, :20, :1])))
-    sizes = {"batch": 1, "queries": 700, "detectors": 2, "bits": 1, "position_bits": 1, "outputs": 5}
-    case = testing.case("lookup_attention", "tiles", **sizes)
-    testing.check(case, "pallas/gpu", transformation="jit")
-    testing.check_update(case, "pallas/gpu")
+def test_integers_are_summed_by_triton():
+    assert "sums integers by Triton kernels, and Triton" in reason("NVIDIA H200", *lookups(accumulate=FIXED))
 
 
-# ------------------------------------------------------------------------------------- gates on TensorCores
-CPU = device("cpu", "cpu")
-CALLS = {call.op: call for call in (BilinearGates, SoftLut, BinaryLut)}
-
-
-def kernels_of(op):
-    return [importlib.import_module(f"lutjax.kernels.{where}.{op}") for where in ("_pallas.tpu", "_xla")]
-
-
-def same_gates(op, n_inputs, n_gates, n_samples, bits=2, dtype="float32", alone=True):
-    """Kernels against those of plain JAX: wires far outside, NaN among samples, both zeros."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(-8, 9, (n_inputs, n_samples)) / 4
-    x[0, :3] = [0.0, -0.0, np.nan] if op == "binary_lut" else 0.0
-    parameter = rng.integers(-8, 9, (4, n_gates) if op == "bilinear_gates" else (n_gates, 2**bits)) / 4
-    x, parameter = jnp.asarray(x, dtype), jnp.asarray(parameter, "float32")
-    wires = rng.integers(-3, n_inputs + 4, (n_gates, bits))
-    wires[0], wires[-1] = 2**31 - 1, -(2**31)
-    wires = jnp.asarray(wires, jnp.int32)
-    call = CALLS[op](x, parameter, wires)
-    both = {"x", CALLS[op].arrays()[1]}
-    dy = jnp.asarray(rng.integers(-8, 9, (n_gates, n_samples)) / 4, dtype)
-    (found, expected) = (
-        {
-            "y": kernels.forward(call, device=CPU),
-            **kernels.backward(call, dy, frozenset(both), device=CPU),
-        }
-        for kernels in kernels_of(op)
-    )
-    assert set(found) == {"y", *both}
-    for name, actual in found.items():
-        testing.assert_close(f"{op}: {name}", actual, expected[name])
-    for need in both if alone else ():
-        of_one = kernels_of(op)[0].backward(call, dy, frozenset({need}), device=CPU)
-        assert set(of_one) == {need}
-        np.testing.assert_array_equal(of_one[need], found[need])
-
-
-@pytest.mark.parametrize("op", [slow("bilinear_gates"), slow("soft_lut"), slow("binary_lut")])
-@pytest.mark.usefixtures("interpreted")
-def test_gates_in_several_blocks(op, monkeypatch):
-    monkeypatch.setattr(_gate_blocks, "_MOST_GATES", 16)
-    monkeypatch.setattr(_gate_blocks, "_MOST_SAMPLES", 128)
-    same_gates(op, 5, 19, 130, alone=op != "bilinear_gates")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", ["bilinear_gates", "soft_lut", "binary_lut"])
-@pytest.mark.usefixtures("interpreted")
-def test_gates_in_wide_blocks(op):
-    same_gates(op, 9, 33, 1500, dtype="bfloat16")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("interpreted")
-def test_tables_of_many_slots():
-    """Fewer samples at a time, and slots beyond one row of lanes."""
-    same_gates("soft_lut", 11, 5, 260, bits=8)
-    same_gates("binary_lut", 11, 5, 260, bits=7)
-
-
-@pytest.mark.parametrize(("bits", "words"), [(2, 3), slow(6, 150)])
-@pytest.mark.usefixtures("interpreted")
-def test_packed_words_on_tensor_cores(bits, words):
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(0, 2**32, (5, words), dtype=np.uint32))
-    truth = jnp.asarray(rng.integers(0, 2, (21, 2**bits)).astype(bool))
-    wires = jnp.asarray(rng.integers(-3, 9, (21, bits)), jnp.int32)
-    y = lutjax.packed_lut(x, truth, wires, implementation="pallas")
-    np.testing.assert_array_equal(y, lutjax.packed_lut(x, truth, wires, implementation="xla"))
+def test_forward_pass_of_gates_needs_less_memory():
+    assert "do not fit" not in str(reason("TPU7x", *gates(SoftLut, 40_000, 128, 7)))
 
 
 def test_gates_that_do_not_fit():
     """The number of inputs decides, whichever axis they are."""
-    wires = jax.ShapeDtypeStruct((7, 2), "int32")
-    coefficients = jax.ShapeDtypeStruct((4, 7), "float32")
     few, many = 50, 40_000
 
     def lower(shape, feature_axis, kind="TPU v4"):
         def f(x, c, w):
             return lutjax.bilinear_gates(x, c, w, feature_axis=feature_axis, implementation="pallas/tpu")
 
-        x = jax.ShapeDtypeStruct(shape, "float32")
-        _ahead_of_time.lower(f, x, coefficients, wires, platform="tpu", device_kind=kind)
+        arrays = array(*shape), array(4, 7), array(7, 2, dtype="int32")
+        _ahead_of_time.lower(f, *arrays, platform="tpu", device_kind=kind)
 
     lower((few, many), 0)
     lower((many, few), -1)
@@ -788,103 +512,12 @@ def test_gates_that_do_not_fit():
             lower(shape, feature_axis)
 
 
-@pytest.mark.parametrize(
-    ("gates", "n_gates", "direction", "comes_first"),
-    [
-        (SoftLut, 7, "forward", False),
-        (SoftLut, 16384, "forward", True),
-        (SoftLut, 7, "backward", True),
-        (BinaryLut, 7, "forward", True),
-    ],
-)
-def test_where_plain_jax_gathers_faster(gates, n_gates, direction, comes_first):
-    call = outline(gates, array(n_gates, 4096), array(n_gates, 4), array(n_gates, 2, dtype="int32"))
-    found = pallas_interpreter.reason("tpu", V6E, call, direction)
-    assert found is None if comes_first else "plain JAX gathers the rows of at most 4 wires" in found
-
-
-def test_backward_pass_of_gates_needs_more_memory():
-    call = outline(SoftLut, array(40_000, 128), array(7, 4), array(7, 2, dtype="int32"))
-    v7x = device("TPU7x")
-    assert "do not fit" not in str(pallas_interpreter.reason("tpu", v7x, call))
-    assert "40000 inputs do not fit 64 MiB" in pallas_interpreter.reason("tpu", v7x, call, "backward")
-
-
-def attend(implementation, index, n_queries=21):
-    """Return look-up attention and its gradient for some ids of queries, keys and positions, far out of range or not."""
-    rng = np.random.default_rng(0)
-
-    def detection(ids, shape, bits):
-        margin = jnp.asarray(rng.integers(-8, 8, shape) / 4, jnp.float32)
-        flip = jnp.asarray(1 << rng.integers(0, bits, shape), jnp.int32)
-        return lutjax.Detection(jnp.broadcast_to(jnp.asarray(ids, jnp.int32), shape), flip, margin, bits)
-
-    q, k, e = index
-    weights = jnp.asarray(rng.integers(-8, 8, (2, 64, 3)), jnp.float32)
-    query, key = detection(q, (2, n_queries, 2), 2), detection(k, (2, n_queries, 2), 2)
-    position = detection(e, (n_queries - 1, 1), 2)
-    dy = jnp.asarray(rng.integers(-4, 4, (2, n_queries, 3)), jnp.float32)
-
-    def f(weights, *margins):
-        of = zip((query, key, position), margins, strict=True)
-        query_, key_, position_ = (dataclasses.replace(d, margin=m) for d, m in of)
-        return lutjax.lookup_attention(weights, query_, key_, position_, implementation=implementation)
-
-    y, vjp = jax.vjp(f, weights, query.margin, key.margin, position.margin)
-    return y, *vjp(dy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wild", "clamped"),
-    [
-        ((10**6, 2, 1), (3, 2, 1)),
-        ((-(10**6), 2, 1), (0, 2, 1)),
-        ((1, 77, 3), (1, 3, 3)),
-        ((1, -77, 3), (1, 0, 3)),
-        ((2, 1, 10**6), (2, 1, 3)),
-        ((2, 1, -1), (2, 1, 0)),
-    ],
-)
-def test_attention_clamps_each_id(wild, clamped):
-    with pallas_interpreter.interpreted():
-        found = attend("pallas", wild)
-    for actual, wanted in zip(found[:1], attend("xla", clamped)[:1], strict=True):
-        np.testing.assert_array_equal(actual, wanted)
-    assert all(np.isfinite(np.asarray(a)).all() for a in found)
-
-
-@pytest.mark.slow
-def test_attention_in_several_blocks(monkeypatch):
-    """Blocks of few queries, keys and samples: every axis of the grids has several steps."""
-    rng = np.random.default_rng(1)
-    ids = tuple(rng.integers(0, 4, shape) for shape in ((2, 21, 2), (2, 21, 2), (20, 1)))
-    wanted = attend("xla", ids)
-    for name, size in (("_QUERIES", 8), ("_KEYS", 8), ("_BLOCKS", 1)):
-        monkeypatch.setattr(_attention_blocks, name, size)
-    with pallas_interpreter.interpreted():
-        found = attend("pallas", ids)
-    for actual, expected in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6 * max(1, np.abs(expected).max()))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "kind", "direction", "rule", "why"),
-    [
-        ({"batch": 128, "length": 32}, "TPU v6e", "forward", None, None),
-        ({"batch": 128, "length": 32}, "TPU v6e", "backward", None, None),
-        ({"batch": 128, "length": 32}, "TPU v6e", "update", SGD(), None),
-        ({"batch": 128, "length": 32}, "TPU v6e", "update", SGD(weight_decay=0.5), "without weight decay"),
-        ({"batch": 128, "length": 32}, "TPU v6e", "update", RowAdagrad(), "moves rows by SGD only"),
-        ({"batch": 128, "length": 32}, "TPU v4", "forward", None, "of which a TPU v4 has 16"),
-        ({"batch": 1, "length": 2**15}, "TPU v6e", "forward", None, "have too many distances"),
-        ({"batch": 1, "length": 2}, "TPU v6e", "forward", None, "plain JAX is faster: 0 us against"),
-        ({"batch": 1, "length": 2}, "TPU v6e", "update", SGD(), "plain JAX is faster: 0 us against"),
-        ({"batch": 0, "length": 2}, "TPU v6e", "backward", None, "there is nothing to compute"),
-    ],
-)
-def test_when_attention_comes_first_on_tensor_cores(sizes, kind, direction, rule, why):
-    call = attentions(detectors=1, **sizes)
-    output = array(*call.query.shape[:2], 32)
-    found = pallas_interpreter.reason("tpu", device(kind), call, direction, output, rule)
-    assert found is None if why is None else why in found
+def test_blocks_of_a_layer_fit_every_generation():
+    """Blocks of the smallest memory are smaller; whole registers of tables, and products of 512 rows."""
+    small, large = (
+        _row_blocks.of_scored(scored()[0], Device(lutjax.Backend.TPU, f"TPU {name}"))
+        for name in ("v4", "v6e")
+    )
+    assert (large.tables, large.together, large.samples, large.outputs) == (8, 2, 256, 128)
+    assert (small.tables, small.together) == (8, 2)
+    assert small.samples <= large.samples

@@ -26,28 +26,11 @@ SOURCES = sorted(
 
 content = pages.extension("content")
 # Modules whose `__all__` is public.
-MODULES = (
-    "lutjax",
-    "lutjax.bundles",
-    "lutjax.cases",
-    "lutjax.circuits",
-    "lutjax.convert",
-    "lutjax.layers.haiku",
-    "lutjax.layers.initializers",
-    "lutjax.layers.linen",
-    "lutjax.layers.nnx",
-    "lutjax.models",
-    "lutjax.reads",
-    "lutjax.reference",
-    "lutjax.serving",
-    "lutjax.sharding",
-    "lutjax.optim",
-    "lutjax.optim.host",
-    "lutjax.optim.linen",
-    "lutjax.optim.nnx",
-    "lutjax.tuning",
-    "lutjax.wiring",
-)
+MODULES = ("lutjax", *(f"lutjax.{name}" for name in (
+    "bundles", "cases", "circuits", "convert", "layers.haiku", "layers.initializers", "layers.linen", "layers.nnx", "models",
+    "reads", "reference", "serving", "sharding", "optim", "optim.host", "optim.linen",
+    "optim.nnx", "tuning", "wiring",
+)))  # fmt: skip
 
 
 def names_of_toctrees(page):
@@ -268,14 +251,8 @@ def built(folder, *options):
         (folder / name).symlink_to(ROOT / name)
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     words = ["-W", "--keep-going", "-q", "-b", "html", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *words, docs, folder / "html"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-m", "sphinx", *words, docs, folder / "html"], **options)
     assert done.returncode == 0, done.stderr[-6000:]
     return folder / "html"
 

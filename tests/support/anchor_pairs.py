@@ -1,13 +1,11 @@
 """Pairs of inputs that detectors compare."""
 
-import numpy as np
 
-
-def pairs_of(pool: np.ndarray) -> set[tuple[int, int]]:
+def pairs_of(pool):
     return {(int(a), int(b)) for a in pool for b in pool if a < b}
 
 
-def assert_without_replacement(anchors: np.ndarray, pool: np.ndarray) -> None:
+def assert_without_replacement(anchors, pool):
     """Every pair of the pool is drawn once before one is drawn again, and none twice for a detector."""
     wanted, drawn = pairs_of(pool), [tuple(pair) for pair in anchors.reshape(-1, 2).tolist()]
     for start in range(0, len(drawn), len(wanted)):

@@ -181,6 +181,13 @@ class Browser:
                 )
         self.wait_for_frame()
 
+    def control_names(self):
+        """Return the names of the controls of the page, as assistive technology reads them."""
+        controls = {"button", "checkbox", "slider", "radio", "combobox", "spinbutton", "application"}
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        found = [node for node in nodes if node.get("role", {}).get("value") in controls]
+        return [node.get("name", {}).get("value") for node in found]
+
     def resize(self, width, height, *, dark=False, mobile=False):
         """Set the window's size in pixels, and the colors that the user prefers."""
         self.call(

@@ -104,11 +104,6 @@ def ops_that_add():
     return [op for op in ops() if "accumulate" in inspect.signature(function(op)).parameters]
 
 
-def slow_op(op):
-    """The name of an op, left to the slow suite if the op takes long to compile."""
-    return slow(op) if testing.cases_of(op).is_slow else op
-
-
 def typed_size(op):
     """Name of the first size of an op that is tried in every dtype."""
     return testing.cases_of(op).tagged(Tag.DTYPES)[0]
@@ -145,11 +140,6 @@ def detections(*shape, bits):
     """Shapes and dtypes of a detection: of no device."""
     arrays = [jax.ShapeDtypeStruct(shape, t) for t in (np.int32, np.int32, np.float32)]
     return jax.eval_shape(functools.partial(lutjax.Detection, bits=bits), *arrays)
-
-
-def slow_if_op_is(op, *values):
-    """Values of a case that the slow suite has if the op takes long to compile."""
-    return slow(*values) if testing.cases_of(op).is_slow else values
 
 
 def implementations(op, direction="forward"):

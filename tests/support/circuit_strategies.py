@@ -93,14 +93,11 @@ def same(first, second):
     return ports and np.array_equal(first.evaluate(given), second.evaluate(given))
 
 
-def numbers(circuit, n=None, seed=0):
+def numbers(circuit, n=50, seed=0):
     """Samples for the input ports: numbers of their formats."""
     rng = np.random.default_rng(seed)
-    codes = [
-        rng.integers(0, 1 << port.format.bits, (n or 50, port.count), dtype=np.uint64)
-        for port in circuit.inputs
-    ]
-    return tuple(port.format.decode(code) for port, code in zip(circuit.inputs, codes, strict=True))
+    ports = ((port.format, (n, port.count)) for port in circuit.inputs)
+    return tuple(f.decode(rng.integers(0, 1 << f.bits, shape, dtype=np.uint64)) for f, shape in ports)
 
 
 def flipped(circuit, gate, address=0):

@@ -1,11 +1,11 @@
 """The command `lutjax`, run in the process of the tests."""
 
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from lutjax.cli._main import cli
 
 
-def command(*words: object, given: bytes | None = None) -> Result:
+def command(*words, given=None):
     """Return the result of `lutjax` with these words, written by `str`; raise what the command lets through.
 
     Args:
@@ -17,7 +17,7 @@ def command(*words: object, given: bytes | None = None) -> Result:
     return result
 
 
-def output(*words: object) -> str:
+def output(*words):
     """Return what `lutjax` prints with these words, after checking that it succeeds."""
     result = command(*words)
     assert result.exit_code == 0, result.output

@@ -39,7 +39,7 @@ class Machine:
       n_words: 64 copies in each.
     """
 
-    def __init__(self, text: str, top: str, n_words: int, seed: int):
+    def __init__(self, text, top, n_words, seed):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "a.v").write_text(text)
             yosys.run([line.format(top=top) for line in COMMANDS], folder, where="Machine")
@@ -60,11 +60,11 @@ class Machine:
         self.n_words = n_words
         self.state = self.drawn(n_latches)
 
-    def drawn(self, n: int) -> np.ndarray:
+    def drawn(self, n):
         """Return random words."""
         return self.random.integers(0, 2**64, (n, self.n_words), np.uint64)
 
-    def step(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs):
         """Go on by a cycle; return the outputs before it ends, words by the names of bits."""
         rows = [inputs.get(name, np.zeros(self.n_words, np.uint64)) for name in self.inputs]
         found = self.cycle.evaluate(np.vstack([*rows, self.state]))

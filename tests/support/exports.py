@@ -1,25 +1,15 @@
 """Folders of exports that tests write without a run."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from example_circuits import life_circuit
 
 from lutjax.circuits import deployment
-from lutjax.circuits.circuit import Circuit
 from lutjax.circuits.deployment import MANIFEST, Options, Request, Vectors
 
 
-def write(
-    folder: Path,
-    name: str = "life",
-    formats: tuple[str, ...] = ("json", "dot"),
-    *,
-    circuit: Circuit | None = None,
-    **options: Any,
-) -> Path:
+def write(folder, name="life", formats=("json", "dot"), *, circuit=None, **options):
     """Write an export of a circuit of bits, by default of the Game of Life; return its folder."""
     circuit = life_circuit() if circuit is None else circuit
     x = np.random.default_rng(0).integers(0, 2, (8, circuit.n_inputs), dtype=np.uint8)
@@ -31,14 +21,14 @@ def write(
     return folder
 
 
-def state(folder: Path, *without: str, **fields: Any) -> None:
+def state(folder, *without, **fields):
     """Change fields of a manifest, and leave others out."""
     manifest = {**json.loads((folder / MANIFEST).read_bytes()), **fields}
     kept = {name: value for name, value in manifest.items() if name not in without}
     (folder / MANIFEST).write_text(json.dumps(kept))
 
 
-def put(folder: Path, name: str, content: bytes) -> None:
+def put(folder, name, content):
     """Write a file of an export, of which its manifest knows."""
     (folder / name).write_bytes(content)
     files = json.loads((folder / MANIFEST).read_bytes())["files"]

@@ -10,15 +10,14 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
 
 
-def main(folder: str, pattern: str, count: str, *words: str) -> None:
+def main(folder, pattern, count, *words):
     seen = 0
 
-    def hook(event: str, arguments: tuple) -> None:
+    def hook(event, arguments):
         nonlocal seen
         if event not in EVENTS or not isinstance(arguments[0], str | os.PathLike):
             return
@@ -36,7 +35,7 @@ def main(folder: str, pattern: str, count: str, *words: str) -> None:
     lutjax()
 
 
-def run(out: Path, words: list[str], cache: Path, pattern: str = "", count: int = 0) -> str | None:
+def run(out, words, cache, pattern="", count=0):
     """Runs a command in a process of its own, killed at the `count`-th event (0: never): at which, or None."""
     environment = {
         **os.environ,
@@ -54,7 +53,7 @@ def run(out: Path, words: list[str], cache: Path, pattern: str = "", count: int 
     return done.stdout.splitlines()[-1] if done.returncode else None
 
 
-def check(words: list[str], expected: Path, folder: Path, cache: Path, n_kills: int = 20) -> None:
+def check(words, expected, folder, cache, n_kills=20):
     """Starts runs in a folder, kills their processes at random events, and compares those that get to their end.
 
     Events are counted from the start of each process, which goes on with the run of the one before.
@@ -80,7 +79,7 @@ def check(words: list[str], expected: Path, folder: Path, cache: Path, n_kills: 
     print(f"{total} kills, {number} runs", flush=True)
 
 
-def assert_same(out: Path, expected: Path) -> None:
+def assert_same(out, expected):
     """Asserts that two finished runs have the same checkpoint bit for bit, the same curves and the same outputs."""
     import jax
     import numpy as np

@@ -22,34 +22,34 @@ _NONE = "none while tests are collected"
 needs_gpu = pytest.mark.skipif("jax.default_backend() != 'gpu'", reason="needs a GPU, and JAX sees none")
 
 
-def needs_devices(n: int) -> pytest.MarkDecorator:
+def needs_devices(n):
     """Mark of tests of a mesh."""
     return pytest.mark.skipif(
         f"jax.device_count() < {n}", reason=f"needs a mesh of {n} devices, and this machine has fewer"
     )
 
 
-def backend() -> str:
+def backend():
     """Return the backend that this run is for, as JAX names it: ``"cpu"`` or ``"gpu"``."""
     return _known()[0]
 
 
-def workers(cores: int, name: str, memory: float) -> int:
+def workers(cores, name, memory):
     """Return how many processes share these cores, and this memory of a device."""
     return max(1, min(cores, _CPU_WORKERS if name == "cpu" else int(memory / _OF_A_WORKER)))
 
 
-def is_for_a_gpu(markers: str) -> bool:
+def is_for_a_gpu(markers):
     """Return whether the words after ``-m`` ask for tests that are worth running on a GPU."""
     return bool(re.search(r"(?<!not )\bgpu\b", markers))
 
 
-def _known() -> tuple[str, float]:
+def _known():
     name, memory = json.loads(os.environ[_KNOWN])
     return name, memory or 0
 
 
-def _choose(config: pytest.Config) -> None:
+def _choose(config):
     """Choose the backend of this run, before JAX looks for devices."""
     if _KNOWN in os.environ:
         return

@@ -17,7 +17,7 @@ SOURCES = ROOT / "native"
 
 
 @functools.cache
-def why_not() -> str | None:
+def why_not():
     """Return why no test uses native kernels, None where tests do."""
     if not importlib.metadata.entry_points(group="lutjax.kernels", name="cpu"):
         return "lutjax-cpu is not installed: pip install ./native"
@@ -27,7 +27,7 @@ def why_not() -> str | None:
     return difference(Path(spec.origin).parent, SOURCES)
 
 
-def difference(folder: Path, sources: Path) -> str | None:
+def difference(folder, sources):
     """Return what tells an installed package from these sources, None where it is of them."""
     if not sources.exists():
         return None
@@ -59,7 +59,7 @@ def digest_of_sources(native: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
-def hide() -> None:
+def hide():
     """Let lutjax in this process run as where lutjax-cpu is not installed."""
     import lutjax
     from lutjax.dispatch import registry

@@ -6,9 +6,10 @@ Also what suites of kernels in Pallas share: the ops that have some, and the req
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 import lutjax
@@ -39,6 +40,9 @@ def implemented(backend, direction="forward"):
     return [spec.op for spec in specs(backend) if direction in spec.directions]
 
 
+ON_TENSOR_CORES, ON_GPUS = implemented("tpu"), implemented("gpu")
+
+
 def outline(call, *arrays, **options):
     """A call of arrays of which there are only shapes and dtypes."""
     with jax.enable_x64(True):
@@ -54,7 +58,7 @@ def reason(backend, device, call, direction="forward", output=None, rule=None):
 
 
 @contextlib.contextmanager
-def interpreted(backend: str = "tpu") -> Iterator[None]:
+def interpreted(backend="tpu"):
     """Run the implementation "pallas" of one backend on CPUs in this block."""
     registry = lutjax.kernel_registry
     added = [
@@ -78,3 +82,44 @@ def interpreted(backend: str = "tpu") -> Iterator[None]:
         for spec in added:
             registry.unregister(spec.op, spec.platform, spec.backend)
         _transforms.forget()
+
+
+def use_small_blocks(monkeypatch, reads=True):
+    """Let look-ups have several blocks along every axis, and read several rows at a time, as those of far larger tables."""
+    from lutjax.kernels._pallas.tpu import _resident, _row_blocks
+
+    for name in ("_ROWS", "_SAMPLES", "_OUTPUTS"):
+        monkeypatch.setattr(_row_blocks, name, 128 if name != "_ROWS" else 8)
+    if reads:
+        monkeypatch.setattr(_resident, "resident_outputs", lambda shape, device: 128)
+        monkeypatch.setattr(_resident, "_READS", 16)
+        monkeypatch.setattr(_resident, "_TOGETHER", 2)
+
+
+def pretend_triton_runs(monkeypatch):
+    """Replace the results of Triton kernels where kernels in Pallas use them."""
+    from lutjax.kernels import _triton
+
+    def run(inputs, outputs, zeroed, in_place, common):
+        return tuple(jnp.zeros(a.shape, a.dtype) for a in (*outputs, *zeroed, *in_place))
+
+    monkeypatch.setattr("lutjax.kernels._triton._triton_launch._run", run)
+    monkeypatch.setattr(_triton, "unfit_packages", lambda: None)
+
+
+def attend(implementation, index, n_queries=21):
+    """Return look-up attention and its gradient for some ids of queries, keys and positions, far out of range or not."""
+    rng = np.random.default_rng(0)
+    shapes, bits = ((2, n_queries, 2), (2, n_queries, 2), (n_queries - 1, 1)), 2
+    margins = [jnp.asarray(rng.integers(-8, 8, shape) / 4, jnp.float32) for shape in shapes]
+    flips = [jnp.asarray(1 << rng.integers(0, bits, shape), jnp.int32) for shape in shapes]
+    ids = [jnp.broadcast_to(jnp.asarray(i, jnp.int32), s) for i, s in zip(index, shapes, strict=True)]
+    weights = jnp.asarray(rng.integers(-8, 8, (2, 64, 3)), jnp.float32)
+    dy = jnp.asarray(rng.integers(-4, 4, (2, n_queries, 3)), jnp.float32)
+
+    def f(weights, *margins):
+        of = (lutjax.Detection(*arrays, bits) for arrays in zip(ids, flips, margins, strict=True))
+        return lutjax.lookup_attention(weights, *of, implementation=implementation)
+
+    y, vjp = jax.vjp(f, weights, *margins)
+    return y, *vjp(dy)

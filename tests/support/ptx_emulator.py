@@ -7,9 +7,7 @@ number, or one bank, at once are an error, and so is a copy that is not aligned.
 import ctypes
 import functools
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -19,7 +17,7 @@ _LANES = 32
 _START = 256  # bytes before what a program declares
 
 # Bits of registers, uint32 or bool, to bits.
-_PURE: dict[str, Callable[..., np.ndarray]] = {
+_PURE = {
     "mov.b32": lambda a: a,
     "mov.u32": lambda a: a,
     "mov.f32": lambda a: a,
@@ -42,20 +40,20 @@ _PURE: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def _exp2(a: np.ndarray) -> np.ndarray:
+def _exp2(a):
     found = np.exp2(a.astype(np.float64)).astype(np.float32)
     return np.where(np.abs(found) < np.finfo(np.float32).tiny, np.float32(0), found)
 
 
 # Instructions of single elements, of arrays of any shape.
-_OF_ELEMENTS: dict[str, Callable[..., np.ndarray]] = {"ex2.approx.ftz.f32 $0, $1;": _exp2}
+_OF_ELEMENTS = {"ex2.approx.ftz.f32 $0, $1;": _exp2}
 
 
-def _floats(bits: np.ndarray) -> np.ndarray:
+def _floats(bits):
     return bits.view(np.float32)
 
 
-def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _fused(a, b, c):
     a, b, c = (_floats(v).astype(np.float64) for v in (a, b, c))
     return (a * b + c).astype(np.float32)
 
@@ -63,30 +61,30 @@ def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 class Memory:
     """Shared memory of the program that runs, and copies on their way to it, in groups."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.declare(0)
 
-    def declare(self, size: int) -> None:
+    def declare(self, size):
         self.words = np.full(
             (_START + size) // 4, np.uint32(0x7FC00000)
         )  # NaN: what was not written is not read
-        self.groups: list[list[Callable[[], None]]] = [[]]
+        self.groups = [[]]
 
-    def load(self, at: np.ndarray) -> np.ndarray:
+    def load(self, at):
         assert np.all(at >= _START), "before what was declared"
         return self.words[at // 4]
 
-    def store(self, at: np.ndarray, bits: np.ndarray) -> None:
+    def store(self, at, bits):
         at = at // 4
         assert len(set(at)) == len(at), "two lanes write one number"
         assert len(set(at % 32)) == len(at), "two lanes write one bank"
         self.words[at] = bits
 
-    def copy(self, to: np.ndarray, of: np.ndarray, size: int, exists: np.ndarray) -> None:
+    def copy(self, to, of, size, exists):
         assert np.all(to % size == 0), "not aligned"
         assert np.all(of % size == 0), "not aligned"
 
-        def arrive() -> None:
+        def arrive():
             there = self.words.view(np.uint8)
             for t, o, n in zip(to, of, exists, strict=True):
                 there[t : t + size] = np.frombuffer(
@@ -95,7 +93,7 @@ class Memory:
 
         self.groups[-1].append(arrive)
 
-    def wait(self, n_left: int) -> None:
+    def wait(self, n_left):
         """All groups but the last ones arrive; the one that is not closed yet does not count."""
         n = max(len(self.groups) - 1 - n_left, 0)
         for group in self.groups[:n]:
@@ -105,7 +103,7 @@ class Memory:
 
 
 @functools.cache
-def _instructions(asm: str) -> list[tuple[str, str, list[str]]]:
+def _instructions(asm):
     """Return predicate, name and operands of each instruction."""
     body = asm.strip().removeprefix("{").removesuffix("}")
     found = []
@@ -117,21 +115,21 @@ def _instructions(asm: str) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def run(asm: str, constraints: str, arguments: list[np.ndarray], memory: Memory) -> list[np.ndarray]:
+def run(asm, constraints, arguments, memory):
     """Return the results of a block of PTX, of each lane; arguments are of lanes too, addresses as Python holds them."""
     kinds = constraints.split(",")
     n_results = sum(kind.startswith("=") for kind in kinds)
-    registers: dict[str, np.ndarray] = {}
+    registers = {}
     for n, (kind, value) in enumerate(zip(kinds[n_results:], arguments, strict=True), n_results):
         bits = value.astype(np.int64) if kind == "l" else value.view(np.uint32)
         registers[f"${n}"] = np.broadcast_to(bits.ravel(), (_LANES,)).copy()
 
-    def value(operand: str) -> Any:
+    def value(operand):
         if operand in registers:
             return registers[operand]
         return np.uint32(int(operand[2:], 16) if operand.startswith("0f") else int(operand) % 2**32)
 
-    def address(operand: str) -> np.ndarray:
+    def address(operand):
         match = re.fullmatch(r"\[(\$?\w+)(?:\+(\d+))?\]", operand)
         assert match, operand
         return registers[match[1]].astype(np.int64) + int(match[2] or 0)
@@ -139,7 +137,7 @@ def run(asm: str, constraints: str, arguments: list[np.ndarray], memory: Memory)
     for predicate, name, operands in _instructions(asm):
         runs = registers[predicate] if predicate else np.ones(_LANES, bool)
 
-        def put(register: str, bits: Any, runs: np.ndarray = runs) -> None:
+        def put(register, bits, runs=runs):
             bits = np.broadcast_to(bits, (_LANES,))
             registers[register] = bits if runs.all() else np.where(runs, bits, registers[register])
 
@@ -170,10 +168,10 @@ def run(asm: str, constraints: str, arguments: list[np.ndarray], memory: Memory)
     return [r.view(np.float32 if kind == "=f" else np.int32) for r, kind in zip(results, kinds, strict=False)]
 
 
-def create_inline_asm(memory: Memory) -> Callable[..., Any]:
+def create_inline_asm(memory):
     """Return the method that Triton's interpreter lacks."""
 
-    def create(_: Any, asm: str, constraints: str, handles: list[Any], *_others: Any) -> Any:
+    def create(_, asm, constraints, handles, *_others):
         with np.errstate(all="ignore"):
             if asm in _OF_ELEMENTS:
                 result = _OF_ELEMENTS[asm](*(h.data for h in handles))

@@ -1,7 +1,5 @@
 """Comparisons of pytrees of arrays."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,16 +7,16 @@ import numpy as np
 from lutjax import testing
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf):
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def equal(actual: Any, expected: Any) -> bool:
+def equal(actual, expected):
     """Return whether two pytrees of one structure have the same elements."""
     return jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(_array(a), _array(b)), actual, expected))
 
 
-def assert_close(what: str, actual: Any, expected: Any, tolerance: float | None = None) -> None:
+def assert_close(what, actual, expected, tolerance=None):
     """Raise AssertionError, with the path of the leaf, where two pytrees differ by more than rounding."""
     actual, expected = (jax.tree_util.tree_leaves_with_path(tree) for tree in (actual, expected))
     for (path, a), (other, b) in zip(actual, expected, strict=True):

@@ -1,8 +1,6 @@
 """Small texts, models and runs of each kind."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,6 @@ from pytrees import equal
 
 from lutjax.models import (
     GPTConfig,
-    LogicCA,
     LogicCAConfig,
     LogicClassifier,
     LogicClassifierConfig,
@@ -39,7 +36,7 @@ MEMORY = GPTConfig(
 HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
 
 
-def perturb(model: Any, seed: int = 0) -> Any:
+def perturb(model, seed=0):
     """Add noise to the parameters of a new model, so that every part shows; return the model."""
     for i, (_, variable) in enumerate(nnx.iter_graph(model)):
         if isinstance(variable, nnx.Param):
@@ -48,7 +45,7 @@ def perturb(model: Any, seed: int = 0) -> Any:
     return model
 
 
-def assert_resumes(kind: str, out: Path, other: Path, last: int, before: int) -> None:
+def assert_resumes(kind, out, other, last, before):
     """Resume a copy of a finished classifier run from the checkpoint before its last one, and compare both."""
     shutil.copytree(out, other)
     shutil.rmtree(other / runs.FOLDER / str(last))
@@ -58,16 +55,14 @@ def assert_resumes(kind: str, out: Path, other: Path, last: int, before: int) ->
     assert equal(models.arrays(one), models.arrays(two))
 
 
-def saved(
-    folder: Path, structure: Any, record: Any, optimizer: Any = lambda params: {"step": jnp.zeros(())}
-) -> Any:
+def saved(folder, structure, record, optimizer=lambda params: {"step": jnp.zeros(())}):
     """Writes a run of three steps, and returns its model."""
     params, others = structure.init(0)
     models.save(folder, 3, models.State(params, others, optimizer(params)), record)
     return structure.model(params, others)
 
 
-def lm_run(folder: Path) -> LUTTransformer:
+def lm_run(folder):
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
     config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3, dropout=0.5)
     text = runs.Source("fox.txt", 100, "f" * 64)
@@ -75,14 +70,14 @@ def lm_run(folder: Path) -> LUTTransformer:
     return saved(folder, lm.structure_of(config), record)
 
 
-def digits_run(folder: Path) -> LogicClassifier:
+def digits_run(folder):
     config = LogicClassifierConfig(in_features=6, n_classes=3, n_thresholds=2, layers=(12, 12))
     samples = runs.Source(None, 100, "f" * 64)
     record = classifier.Record(config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY)
     return saved(folder, models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
 
 
-def ca_run(folder: Path) -> LogicCA:
+def ca_run(folder):
     """Run whose best automaton is not its latest one."""
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
     training = automaton.TrainingConfig(experiment="letter", start="zero", size=6, n_steps=3, steps=9)
@@ -96,7 +91,7 @@ def ca_run(folder: Path) -> LogicCA:
     return run.best(state)
 
 
-def call(model: Any) -> Any:
+def call(model):
     if isinstance(model, LUTTransformer):
         return model(jnp.asarray([[1, 2, 3, 4]], jnp.int32))
     if isinstance(model, LogicClassifier):

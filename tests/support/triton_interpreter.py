@@ -1,12 +1,12 @@
 """Triton kernels on a machine without a GPU: Triton's own interpreter runs their source, one program after the other."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
 import threading
 import types
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,30 +18,24 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import lutjax
+from lutjax import testing
 from lutjax.dispatch import _transforms
 from lutjax.kernels import _triton
 from lutjax.kernels._triton import _row_tiles, _triton_launch
 
 # Triton's names of dtypes.
-NAMES = {
-    "float32": "fp32",
-    "float64": "fp64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-}
+NAMES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+NAMES |= {"int32": "i32", "int16": "i16", "int8": "i8"}
 _ONE_AT_A_TIME = threading.Lock()
 
 
 class _Pointer:
     """A numpy array as the interpreter takes it."""
 
-    def __init__(self, array: np.ndarray):
+    def __init__(self, array):
         self.array, self.dtype = array, NAMES[array.dtype.name]
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return self.array.ctypes.data
 
 
@@ -110,15 +104,15 @@ def _words(arrays):
     return tuple(jax.lax.bitcast_convert_type(a, np.uint32) if a.dtype == np.float64 else a for a in arrays)
 
 
-def _as_words(a: np.ndarray) -> np.ndarray:
+def _as_words(a):
     return a[..., None].view(np.uint32) if a.dtype == np.float64 else a
 
 
-def _of_words(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _of_words(a, dtype):
     return a.view(np.float64)[..., 0].copy() if dtype == np.float64 else a
 
 
-def modules() -> list:
+def modules():
     names = [f"{_triton.__name__}.{m.name}" for m in pkgutil.iter_modules(_triton.__path__)]
     return [importlib.import_module(name) for name in names]
 
@@ -135,7 +129,7 @@ def _rounded(convert):
 
 
 @contextlib.contextmanager
-def interpreted() -> Iterator[None]:
+def interpreted():
     """Run the implementation "triton" on CPUs in this block."""
     # Triton imports more of itself when it first looks at an argument: before anything is patched.
     triton.runtime.jit.mangle_type(_Pointer(np.zeros(1, np.float32)))
@@ -188,12 +182,19 @@ def interpreted() -> Iterator[None]:
         _transforms.forget()
 
 
-def count_always(monkeypatch):
-    """Attention counts reads of rows, however few."""
+def count_always(monkeypatch, small_blocks=False):
+    """Attention counts reads of rows, however few; with small blocks in several blocks, groups and products."""
     from lutjax.kernels._triton import _histograms
 
     monkeypatch.setattr(_histograms, "_FEWEST_KEYS", dict.fromkeys(("forward", "margins", "table"), 0))
     monkeypatch.setattr(_histograms, "_FEWEST_OF_ID", 0)
+    if small_blocks:
+        monkeypatch.setattr(_histograms, "_BYTES", 256)
+        monkeypatch.setitem(_histograms._COUNT, "rows", 32)
+        monkeypatch.setitem(_histograms._COUNT, "keys", 16)
+        for tile in (_histograms._SUM, _histograms._ADD, _histograms._PRODUCTS):
+            monkeypatch.setitem(tile, "rows", 16)
+            monkeypatch.setitem(tile, "cells", 16)
 
 
 def own_always(monkeypatch):
@@ -205,8 +206,33 @@ def own_always(monkeypatch):
     monkeypatch.setattr(_owned_columns, "_AT_ONCE", 7)
 
 
+def check_plain_jax(f, *arguments):
+    """Compare a function of an implementation and of arguments, and its gradients, in Triton and in plain JAX."""
+
+    def run(implementation):
+        outputs, pullback = jax.vjp(functools.partial(f, implementation), *arguments)
+        return outputs, pullback(jnp.ones_like(outputs))
+
+    for actual, expected in zip(*(jax.tree.leaves(run(i)) for i in ("triton", "xla")), strict=True):
+        testing.assert_close(f.__name__, actual, expected)
+
+
+def scored_call(read, dtype=jnp.float32):
+    """Return a call of `scored_lut` with ids beyond the inputs, inputs with both zeros and ties, tables and scalars."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.choice([0.0, -0.0, 0.25, -0.25, 0.5, 3.0, -2.0], (13, 2, 6)), jnp.float32)
+    weights = jnp.asarray(rng.integers(-8, 9, (6, 8, 11)) / 4, dtype)
+    anchors = jnp.asarray(rng.integers(-3, 9, (6, 3, 2)), jnp.int32)
+
+    def scored(implementation, x, weights, scalars, **options):
+        options |= {"read": read, "groups": 2, "implementation": implementation}
+        return lutjax.scored_lut(x, weights, anchors, scalars, **options)
+
+    return scored, (x, weights, read.initial())
+
+
 @contextlib.contextmanager
-def scored_rows_in_numpy() -> Iterator[None]:
+def scored_rows_in_numpy():
     """Let Mosaic's `scored_lut` run on this machine: its Triton kernels in the interpreter, what reads rows from shared memory by its definition."""
     from lutjax.kernels._pallas.gpu import _shared_reads
 

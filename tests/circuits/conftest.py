@@ -1,0 +1,75 @@
+"""Fixtures of the circuit tests."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Runs, and the folders that they were exported to. Not to be changed."""
+    import exported_runs
+    from commands import output
+
+    found = {}
+    for kind, registers in (("digits", 3), ("automaton", 0)):
+        folder = tmp_path_factory.mktemp(kind)
+        if kind == "digits":
+            run = exported_runs.write_classifier(folder, *exported_runs.images())
+        else:
+            run = exported_runs.write_automaton(folder)
+        text = output("export", "--run", run, "--out", folder / "out", "--registers", registers)
+        assert f"lutjax verify {folder / 'out'}" in text
+        found |= {f"{kind} run": run, kind: folder / "out"}
+    return found
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory):
+    """A run of trees, and its images of two channels."""
+    import exported_runs
+
+    return exported_runs.write_trees(tmp_path_factory.mktemp("trees"))
+
+
+@pytest.fixture
+def usable_tools(monkeypatch):
+    """Proofs are made with those tools of the machine that can be used."""
+    import tools
+
+    tools.hide_unusable(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    """A C compiler that checks for undefined behavior."""
+    import tools
+    from c_programs import FLAGS
+
+    tools.require_tool("cc", *FLAGS)
+    return tools.c_compiler()
+
+
+@pytest.fixture
+def programs(compiler, tmp_path_factory):
+    """A function that compiles layers into one program."""
+    import c_programs
+
+    return lambda layers: c_programs.of_layers(tmp_path_factory.mktemp("layers"), layers)
+
+
+@pytest.fixture(scope="session")
+def rounded():
+    """A language model in whole numbers."""
+    from c_programs import model_of
+
+    from lutjax.training.integers import Rounded
+
+    return Rounded(model_of())
+
+
+@pytest.fixture(scope="session")
+def program(rounded, compiler, tmp_path_factory):
+    """The program of `rounded`."""
+    import tools
+    from c_programs import FLAGS
+
+    return tools.compiled(tmp_path_factory.mktemp("program"), rounded.integer.to_c(), *FLAGS)

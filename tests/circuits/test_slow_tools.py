@@ -1,0 +1,116 @@
+"""Large circuits in external tools, costs on FPGAs of all families, and the pages of the gallery made anew."""
+
+import itertools
+import json
+import stat
+import sys
+
+import numpy as np
+import pytest
+from circuit_strategies import numbers, visibly_flipped
+from example_circuits import PARITY, life_circuit
+from folders import ROOT
+from tools import require_tool
+
+from lutjax import circuits
+from lutjax.circuits import Builder, Circuit, Port, abc, fpga, simulate, verilog
+
+pytestmark = pytest.mark.slow
+NEXTPNR = """#!/bin/sh
+case "$*" in *--version) echo "nextpnr of a test"; exit;; esac
+grep -q '"SB_LUT4"' mapped.json || { echo "ERROR: no cells"; exit 1; }
+echo '{"fmax": {"clk": {"achieved": 80.0, "constraint": 50.0}}}' > report.json
+case "$*" in *--placed-svg*) echo '<svg/>' > layout.svg;; esac
+"""
+
+
+@pytest.mark.parametrize("family", fpga.FAMILIES)
+def test_every_family_has_its_cells(family):
+    require_tool("yosys")
+    circuit = life_circuit()
+    found = fpga.report(circuit, family, registers=2, place=False, clock=100)
+    cycles = verilog.latency(circuit, 2)
+    assert found.total.cycles == cycles
+    flip_flops = verilog.n_registers(circuit, 2)
+    assert (
+        found.total.flip_flops == flip_flops if family != "xc7" else 0 < found.total.flip_flops <= flip_flops
+    )
+    assert 4 <= found.total.luts <= 40
+    assert 1 <= found.total.levels <= 2
+    assert sum(cost.gates for cost in found.parts) == found.total.gates == len(circuit)
+    assert f"if a clock of 100 MHz is met: {10 * cycles:.1f} ns" in str(found)
+
+
+def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
+    require_tool("yosys")
+    builder = Builder()
+    a, b, c = [bit for (bit,) in builder.input("x", 3)]
+    builder.output("y", [[builder.gate([a, b, c], PARITY)]])
+    program = tmp_path / "nextpnr-ice40"
+    program.write_text(NEXTPNR)
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = fpga.report(builder.circuit(), "ice40", clock=100, layout=tmp_path / "layout.svg")
+    assert (tmp_path / "layout.svg").read_text() == "<svg/>\n"
+    assert (found.total.clock, found.total.latency, found.tools["nextpnr-ice40"]) == (
+        80.0,
+        12.5,
+        "nextpnr of a test",
+    )
+    assert str(found).splitlines()[-1] == "the clock of 100 MHz that was asked for is not met"
+    assert json.loads(found.to_json())["all"]["samples_a_second"] == 80e6
+    program.write_text(NEXTPNR.replace("SB_LUT4", "nonsense"))
+    assert "not placed: nextpnr-ice40 says: ERROR: no cells" in str(fpga.report(builder.circuit(), "ice40"))
+
+
+def test_life_is_placed():
+    require_tool("nextpnr-ice40")
+    require_tool("yosys")
+    found = fpga.report(life_circuit(), "ice40", registers=2)
+    assert 20 < found.total.clock < 1000, found
+
+
+def layers(width, depth):
+    """Layers of random gates of 2 inputs."""
+    rng = np.random.default_rng(0)
+    starts = [1, *range(257, 258 + width * depth, width)]  # of the inputs, of each layer, and the end
+    fanins = np.concatenate([rng.integers(a, b, (width, 2)) for a, b in itertools.pairwise(starts[:-1])])
+    tables = tuple(rng.choice([1, 2, 4, 6, 7, 8, 9, 11, 13, 14], width * depth).tolist())
+    literals = tuple(range(2 * starts[-2], 2 * starts[-1], 2))
+    return Circuit(
+        (Port("x", 256),), (Port("y", width),), tuple(map(tuple, fanins.tolist())), tables, literals
+    )
+
+
+def simulated(circuit, registers, reference=None):
+    testbench = verilog.testbench(reference or circuit, numbers(circuit, 300), registers=registers)
+    return simulate.run(circuits.verilog.write(circuit, registers=registers), testbench)
+
+
+def test_a_large_circuit_is_proved(tmp_path):
+    require_tool("abc")
+    require_tool("yosys")
+    require_tool("iverilog")
+    circuit = circuits.simplify(layers(2000, 6))
+    assert len(circuit) > 3000
+    (tmp_path / "c.v").write_text(circuits.verilog.write(circuit))
+    (tmp_path / "c.blif").write_text(circuits.blif.write(circuit))
+    for file in tmp_path.iterdir():
+        assert abc.cec(circuit, file)
+    assert abc.cec(circuit, abc.optimize(circuit))
+    for k in range(circuit.depth + 1):
+        found = simulated(circuit, k)
+        assert found, found.line
+    for wrong in itertools.islice(visibly_flipped(circuit), 0, 20, 10):
+        assert abc.cec(wrong, circuit).status == "different"
+        assert not simulated(wrong, 2, reference=circuit)
+
+
+def test_pages_are_those_of_today_s_templates(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    monkeypatch.delitem(sys.modules, "gallery", raising=False)
+    import gallery
+
+    for name in gallery.PAGES:
+        text = (ROOT / "docs" / "gallery" / "pages" / "play" / f"{name}.html").read_text(encoding="utf-8")
+        assert gallery.rewritten(name, text) == text, "python docs/gallery.py --write writes the pages"

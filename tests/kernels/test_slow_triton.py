@@ -1,0 +1,371 @@
+"""Triton kernels without a GPU, further: patched constants, reads of users, whole layers, and what compiles for NVIDIA GPUs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import fast_size, split
+from flax import nnx
+
+import lutjax
+from lutjax import reads, testing, tuning, wiring
+from lutjax.dispatch import _transforms
+from lutjax.layers import nnx as layers
+from lutjax.models import LogicCA, LogicCAConfig
+from lutjax.ops.gate_network import gate_network
+from lutjax.tables import _registered
+from lutjax.training import tables
+
+triton_compiler = pytest.importorskip("triton_compiler", reason="triton or jax-triton is not installed")
+import triton_interpreter  # noqa: E402
+from triton_compiler import GPUS, OPS, SUMMED, compiled  # noqa: E402
+
+from lutjax.kernels._triton import _owned_columns, _row_additions, _weighted_rows  # noqa: E402
+
+pytestmark = pytest.mark.slow
+interpreted = pytest.mark.usefixtures("triton_interpreted")
+TRANSFORMATIONS = [t for t in testing.TRANSFORMATIONS if t != "export"]
+
+
+# ------------------------------------------------------------------------------------- in the interpreter
+@interpreted
+def test_updates_by_factors_that_differ(monkeypatch):
+    """Factors of a gradient, and groups of detectors that move one after the other."""
+    monkeypatch.setattr(_row_additions, "_SUMS", 2 * 8 * 5)
+    x, weights = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(7, 6), (5, 8, 5)]))
+    anchors = lutjax.sample_anchors(jax.random.key(2), 6, 5, 3)
+    factor = jnp.linspace(0.5, 2, 5).reshape(5, 1, 1)
+
+    def loss(params):
+        return jnp.sum(lutjax.lut(x, lutjax.scale_gradient(params["weights"], factor), anchors) ** 2)
+
+    @jax.jit
+    def moved(weights):
+        _, gradients = tables.value_and_grad(loss)({"weights": weights})
+        return [
+            lutjax.update_table(weights, gradients["weights"], 0.25, implementation=name)[0]
+            for name in ("triton", "xla")
+        ]
+
+    testing.assert_close("factors", *moved(weights))
+
+
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**30])  # addends of every digit; sums that wrap
+@interpreted
+def test_counted_attention_in_fixed_point(monkeypatch, scale):
+    """Sums of integers have the same bits, however they are made."""
+    triton_interpreter.count_always(monkeypatch, small_blocks=True)
+    case = testing.case("lookup_attention", "ties", batch=1, queries=6, detectors=2)
+    found = []
+    for implementation in ("triton", "xla"):
+        program = testing.program(case, implementation, accumulate=lutjax.FixedPoint(scale))
+        found.append(jax.tree.leaves(jax.jit(program.function)(*program.arguments)))
+    for actual, expected in zip(*found, strict=True):
+        assert np.any(expected)
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+@pytest.mark.parametrize("shape", ["primes", "cross"])
+@interpreted
+def test_updates_of_counted_attention(monkeypatch, shape, weight_decay):
+    triton_interpreter.count_always(monkeypatch, small_blocks=True)
+    case = testing.case("lookup_attention", shape)
+    testing.check_update(case, "triton", tables.SGD(weight_decay=weight_decay))
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("op", ["lookup_attention", "scored_lut"])
+@interpreted
+def test_transformations_of_other_formulations(monkeypatch, op, transformation):
+    if op == "lookup_attention":
+        triton_interpreter.count_always(monkeypatch, small_blocks=True)
+    else:
+        triton_interpreter.own_always(monkeypatch)
+    testing.check(split(op), "triton", transformation=transformation)
+
+
+@interpreted
+def test_blocks_of_detectors_in_several_groups(monkeypatch):
+    """Sums of updates that begin in the middle of a group, launches that own detectors of two groups, a last block alone."""
+    case = testing.case("weighted_lookup", "groups", detectors=9)
+    n_rows, n_outputs = case.differentiable["weights"].shape[1:]
+    monkeypatch.setattr(_row_additions, "_SUMS", 4 * n_rows * n_outputs)
+    monkeypatch.setattr(_weighted_rows, "_TOGETHER", 4 * 4 * n_rows * n_outputs)
+    launch = tuning.Launch(rows=4, outputs=4, detectors=2, warps=1)
+    with tuning.use({f"weighted_lookup.{kernel}": launch for kernel in ("forward", "products", "table")}):
+        testing.check(case, "triton", transformation="jit")
+        testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [("funnel", (4, 8, 0)), ("primes", (4, 4, 3)), ("large_fan_out", (1, 32, 2)), ("one", (1, 1, 0))],
+)
+@interpreted
+def test_networks_in_tiles_and_blocks(shape, sizes):
+    launch = tuning.Launch(**dict(zip(("rows", "outputs", "detectors"), sizes, strict=True)), warps=1)
+    with tuning.use({f"gate_network.{direction}": launch for direction in ("forward", "backward")}):
+        testing.check(testing.case("gate_network", shape), "triton", transformation="jit")
+
+
+@pytest.mark.parametrize("with_readers", [True, False])
+@pytest.mark.parametrize("nested", [False, True])
+@interpreted
+def test_networks_side_by_side(with_readers, nested):
+    """Networks that are mapped with all that is theirs run in one launch, and are those that run one by one."""
+    sizes, n_inputs, n_calls = (6, 4, 3), 5, 4
+    random = np.random.default_rng(0)
+    wired = list(zip((n_inputs, *sizes[:-1]), sizes, strict=True))
+    wires = [random.integers(0, before, (n_calls, n, 2)) for before, n in wired]
+    readers = [
+        jnp.stack([lutjax.readers(jnp.asarray(w), before, fan_out=2 * n) for w in of_layer])
+        for of_layer, (before, n) in zip(wires, wired, strict=True)
+    ]
+    x = jnp.asarray(random.integers(0, 9, (n_calls, n_inputs, 7)) / 8, jnp.float32)
+    coefficients = jnp.asarray(random.integers(-2, 3, (4, sum(sizes))) / 2, jnp.float32)  # of all
+    dy = jnp.asarray(random.integers(-4, 5, (n_calls, sizes[-1], 7)) / 4, jnp.float32)
+
+    def both(x, coefficients, wires, readers, dy):
+        def run(x, coefficients):
+            lists = readers if with_readers else None
+            options = {"sizes": sizes, "feature_axis": 0, "implementation": "triton"}
+            return gate_network(x, coefficients, wires, readers=lists, **options)
+
+        y, pull = jax.vjp(run, x, coefficients)
+        return y, *pull(dy)
+
+    own = (x, jnp.asarray(np.concatenate(wires, 1)), readers, dy)
+    ones = (jax.tree.map(lambda a, i=i: a[i], own) for i in range(n_calls))
+    expected = [both(x, coefficients, *others) for x, *others in ones]
+    mapped, axes = both, (0, None, 0, 0, 0)
+    if nested:
+        own = jax.tree.map(lambda a: a.reshape(2, n_calls // 2, *a.shape[1:]), own)
+        mapped = jax.vmap(both, axes)
+    mapped = jax.vmap(mapped, axes)
+    assert "scan" not in str(jax.make_jaxpr(mapped)(own[0], coefficients, *own[1:]))
+    found = mapped(own[0], coefficients, *own[1:])
+    for actual, *ones in zip(found, *expected, strict=True):
+        np.testing.assert_array_equal(actual.reshape(n_calls, *ones[0].shape), np.stack(ones))
+
+
+@interpreted
+def test_samples_that_do_not_exist_add_nothing():
+    """An infinite coefficient times the inputs of such a sample, which are 0, would be NaN in all sums."""
+    wires = np.array([[0, 1], [1, 2], [0, 1], [1, 0], [0, 1]])
+    readers = [lutjax.readers(w, n) for w, n in zip(np.split(wires, (2, 4)), (3, 2, 2), strict=True)]
+    coefficients = jnp.full((4, 5), 0.5).at[1, 0].set(jnp.inf).at[3, 2].set(jnp.inf)
+    options = {"sizes": (2, 2, 1), "feature_axis": 0}
+
+    def run(implementation):
+        def network(x, coefficients):
+            return gate_network(
+                x, coefficients, wires, readers=readers, implementation=implementation, **options
+            )
+
+        y, pull = jax.vjp(network, jnp.ones((3, 3)), coefficients)
+        return y, *pull(jnp.ones_like(y))
+
+    found = run("triton")
+    for actual, expected in zip(found, run("xla"), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert np.isposinf(found[0]).any()
+
+
+@interpreted
+def test_constants_are_those_of_the_read(monkeypatch):
+    run, arguments = triton_interpreter.scored_call(reads.PowersOfTwo())
+    ours = run("triton", *arguments)
+    other = reads.Rounding(-2, 2, 2, negligible=1, most_shift=8, least_exact=1.0, most_ratio=2.0)
+    monkeypatch.setattr(reads.PowersOfTwo, "rounding", other)
+    _transforms.forget()
+    try:
+        triton_interpreter.check_plain_jax(run, *arguments)
+        assert np.any(run("triton", *arguments) != ours)
+    finally:
+        _transforms.forget()
+
+
+@pytest.mark.parametrize("sum_groups", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+@interpreted
+def test_scored_reads_of_integers(parts, sum_groups):
+    """Outputs are those of plain JAX and of the form that is trained, to the last bit; NaN where an input is NaN."""
+    run, (x, weights, scalars) = triton_interpreter.scored_call(reads.PowersOfTwo())
+    x, quantized = x.at[3, 0].set(jnp.nan), lutjax.quantize_tables(weights, groups=2)
+    calls = (("triton", quantized), ("triton", weights), ("xla", quantized))
+    with tuning.use({"scored_lut.forward": tuning.Launch(rows=16, outputs=8, detectors=3 // parts, warps=1)}):
+        actual, trained, expected = (run(i, x, w, scalars, sum_groups=sum_groups) for i, w in calls)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, trained)
+    assert np.isnan(actual[3, 0]).all()
+    assert np.isfinite(actual).any()
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [("primes", "float32"), ("sum_groups", "bfloat16")])
+@interpreted
+def test_samples_of_owners_in_parts(monkeypatch, shape, dtype):
+    """Rows and factors of all samples do not fit the memory that they may have."""
+    triton_interpreter.own_always(monkeypatch)
+    monkeypatch.setattr(_owned_columns, "_MOST_SCRATCH", 256)
+    case = testing.case("scored_lut", shape, dtype)
+    assert _owned_columns.parts(case.differentiable["weights"].shape, groups=1, ways=2, n_samples=5) > 1
+    testing.check(case, "triton", transformation="jit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Closest(reads.Read):
+    """A read that lutjax does not have."""
+
+    def initial(self):
+        return {"log_scale": jnp.float32(0.5)}
+
+    def select(self, u, scalars):
+        index, flip, closest = reads.address(u)
+        return [(index, closest * jnp.exp(scalars["log_scale"])), (index ^ flip, closest)]
+
+
+@pytest.mark.parametrize("read", [Closest(), type("Derived", (reads.Hard,), {})()], ids=str)
+@interpreted
+def test_scored_reads_that_users_write(read):
+    run, arguments = triton_interpreter.scored_call(read)
+    triton_interpreter.check_plain_jax(run, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("interleave", "window", "start", "epsilon"),
+    [(False, None, 3, 0.375), (True, 2, -2, 0.0), (False, 0, 0, 0.0), (False, None, 2**30, 0.0)],
+)
+@interpreted
+def test_pair_attention_of_any_place(interleave, window, start, epsilon):
+    """Ids beyond the inputs, places that only the run knows, distances beyond the positions."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 6, 3), (2, 9, 3), (3, 8, 5), (4, 3, 3)
+    arrays = [jnp.asarray(rng.integers(-8, 9, shape) / 4, jnp.float32) for shape in shapes]
+    anchors = jnp.asarray(rng.integers(-3, 14, (3, 3, 2)), jnp.int32)
+
+    def attend(implementation, x, keys, weights, positions):
+        options = {
+            "interleave": interleave,
+            "window": window,
+            "query_start": jnp.int32(start),
+            "epsilon": epsilon,
+        }
+        options |= {"keys": keys, "implementation": implementation}
+        return lutjax.lut_pair_attention(x, weights, anchors, positions, **options)
+
+    triton_interpreter.check_plain_jax(attend, *arrays)
+
+
+@pytest.mark.usefixtures("triton_interpreted", "beside_a_gpu")
+def test_layers_whose_rows_lie_in_the_host():
+    layer = layers.ProductKeyMemory(6, 6, n_keys=5, heads=2, k=3, placement="host", rngs=nnx.Rngs(0))
+    x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
+    gradients = jax.jit(jax.grad(lambda x: layer(x).sum()))
+    found = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_registered, "driver", lambda: None)
+        jax.clear_caches()
+        expected = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# ------------------------------------------------------------------------------------- compiled
+@pytest.mark.parametrize(
+    ("op", "shape"),  # with and without readers
+    [
+        ("logic_trees", "pools"),
+        ("logic_trees", "apart"),
+        ("gate_network", "readers"),
+        ("gate_network", "deep"),
+    ],
+)
+def test_gates_add_without_atomics(op, shape, launches):
+    triton_compiler.trace(testing.case(op, shape))
+    for (kernel, types), common in launches.items():
+        assert "atomic" not in compiled(common, types).asm["ttir"], kernel
+
+
+@pytest.mark.parametrize("capability", GPUS)
+def test_counted_attention_compiles(monkeypatch, capability, launches):
+    """Compile at the sizes of blocks that run."""
+    triton_interpreter.count_always(monkeypatch)
+    sizes = {"batch": 2, "queries": 300, "detectors": 2, "bits": 6, "position_bits": 4, "outputs": 32}
+    triton_compiler.trace(testing.case("lookup_attention", "tiles", **sizes), GPUS[capability])
+    triton_compiler.check_compilation(launches, capability)
+    assert "_add_counted" in {kernel.fn.__name__ for kernel, _ in launches}
+
+
+@pytest.mark.parametrize("capability", GPUS)
+def test_sums_of_owners_compile(capability, launches):
+    """Kernels fit shared memory and registers at sizes that they are chosen for."""
+    case = testing.case("scored_lut", "split", batch=4096, inputs=64, detectors=256, bits=8, outputs=48)
+    testing.check_lowering(case, "triton", platform="cuda", device_kind=GPUS[capability])
+    owned = {key: c for key, c in launches.items() if key[0].fn.__name__ in ("_rotate", "_add_owned")}
+    assert len(owned) == 2
+    triton_compiler.check_compilation(owned, capability)
+
+
+def test_all_of_sums_of_owners_compiles(monkeypatch, launches):
+    triton_interpreter.own_always(monkeypatch)
+    for shape, dtype in (("split", "bfloat16"), ("hard", "float32")):
+        triton_compiler.trace(testing.case("scored_lut", shape, dtype, outputs=48))
+    assert "_add_owned" in {kernel.fn.__name__ for kernel, _ in launches}
+    triton_compiler.check_compilation(launches)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "accumulate"),
+    [
+        *((op, dtype, None) for op in OPS for dtype in ("bfloat16", "float16", "float64")),
+        *((op, "float32", lutjax.FixedPoint(2.0**16)) for op in SUMMED),
+    ],
+)
+def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
+    with jax.enable_x64(dtype == "float64"):
+        triton_compiler.trace(testing.case(op, fast_size(op), dtype), GPUS[90], accumulate)
+    triton_compiler.check_compilation(launches)
+
+
+def test_layers_of_trees_compile(launches):
+    """The layer chooses one kernel for whole trees and their pools on a GPU."""
+    x = jax.ShapeDtypeStruct((2, 6, 6, 32), jnp.float32)
+    options = {"padding": 1, "pool": 2, "feature_axis": 0}
+    triton_compiler.trace_layer(lambda rngs: layers.LogicConv((6, 6, 2), 3, **options, rngs=rngs), x)
+    assert {kernel.fn.__name__ for kernel, _ in launches} == {"_apply", "_reduce", "_add"}
+    triton_compiler.check_compilation(launches)
+
+
+def test_a_step_of_the_automaton_is_two_networks(launches):
+    config = LogicCAConfig(channels=2, kernels=2, perception=(8, 4, 2), update=(520, 40, 2))
+    grids = jax.ShapeDtypeStruct((3, 8, 8, 2), jnp.float32)
+    triton_compiler.trace_layer(lambda rngs: LogicCA(config, rngs=rngs), grids, n_steps=3)
+    found = {(key[0].fn.__name__, vars(common["c"])["LAYERS"].value) for key, common in launches.items()}
+    assert found == {("_apply", 3), ("_reduce", 3)}
+    triton_compiler.check_compilation(launches)
+
+
+TABLES = {"n_detectors": 8, "n_anchors": 3}
+FIELDS = {"groups": (2, 2), "receptive": 3, "projective": 2}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: layers.ConvLUT(
+            (6, 6, 4), 6, kernel=3, padding=1, stride=2, groups=2, **TABLES, rngs=rngs
+        ),
+        lambda rngs: layers.WindowLUT((6, 6, 4), 6, kernel=3, stride=3, **TABLES, rngs=rngs),
+        lambda rngs: layers.SpatialLUT(
+            wiring.projections(None, (6, 6, 4), (3, 3), **FIELDS), **TABLES, rngs=rngs
+        ),
+    ],
+    ids=["conv", "windows", "fields"],
+)
+def test_layers_over_images_compile(make, launches):
+    triton_compiler.trace_layer(make, jax.ShapeDtypeStruct((512, 6, 6, 4), jnp.float32))
+    found = {kernel.fn.__name__ for kernel, _ in launches}
+    assert found == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
+    triton_compiler.check_compilation(launches)
