@@ -451,7 +451,7 @@ def test_why_not_triton(monkeypatch):
         of = {"device": Device(Backend.GPU, kind), "implementation": "triton"}
         refused(reason, registry.resolve, "lookup", weights, d, **of)
     d = jax.tree.map(lambda a: array(a.shape, a.dtype if a.dtype != "int32" else "int16"), d)
-    request = Request("forward", Lookup.of((weights, d), {"accumulate": None}.items()), H200)
+    request = Request("forward", Lookup.of((weights, d), {"groups": 1, "accumulate": None}.items()), H200)
     refused("has no kernel for int16", registry.resolve_request, request, ("triton",))
 
 
