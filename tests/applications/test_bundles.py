@@ -5,9 +5,6 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import haiku as hk
 import jax
@@ -15,55 +12,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import slow_except
-from commands import command, output
+from commands import output, refusal
 from every_layer import CASES
 from flax import linen, nnx
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 from layer_libraries import nnx_layer
-from small_runs import HISTORY, RUNS, call, saved
+from small_runs import HISTORY, RUNS, call, saved, tree_run
 
 import lutjax
 from lutjax import wiring
 from lutjax.bundles import BundleError
 from lutjax.bundles._layout import CARD, CODES, CONFIG, TENSORS
+from lutjax.files.atomic import digest_of
 from lutjax.layers import haiku as haiku_layers, linen as linen_layers, nnx as layers
-from lutjax.models import GPT, GPTConfig, LogicClassifier, LogicClassifierConfig, LogicTreeNetConfig
-from lutjax.training import classifier, lm, lm_runs, models, quantize, runs
-
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
+from lutjax.models import GPT, GPTConfig, LogicClassifier, LogicClassifierConfig
+from lutjax.training import lm, lm_runs, quantize, runs
 
 SIZES = {"n_detectors": 4, "n_anchors": 3}
-ONE_CASE_OF_EACH_LAYER = {case.layer: name for name, case in reversed(CASES.items())}.values()
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
 
 
-def trees_run(folder: Path) -> Any:
-    config = LogicTreeNetConfig(
-        in_shape=(4, 4, 1), n_classes=2, n_thresholds=1, kernels=(2,), layers=(8, 8), depth=1
-    )
-    samples = runs.Source("/secret/place/images", 100, "f" * 64)
-    record = classifier.Record(config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY)
-    return saved(folder, models.Structure(lambda rngs: classifier.classifier_of(config, rngs=rngs)), record)
-
-
-def gpt_run(folder: Path) -> Any:
-    sizes = {
-        "features": 8,
-        "context": 6,
-        "n_layers": 1,
-        "n_heads": 1,
-        "lut_heads": 2,
-        "lut_tables": 2,
-        "lut_bits": 2,
-    }
-    config = GPTConfig(**sizes, read="powers_of_two")
+def gpt_run(folder):
+    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1}
+    config = GPTConfig(**sizes, lut_heads=2, lut_tables=2, lut_bits=2, read="powers_of_two")
     text = runs.Source("fox.txt", 100, "f" * 64)
     record = lm_runs.Record(config, lm.TrainingConfig(steps=9), text, 2.5, {"log_every": 1}, HISTORY)
     return saved(folder, lm.structure_of(config), record)
 
 
-def integers_run(folder: Path) -> Any:
+def integers_run(folder):
     model = gpt_run(folder)
     _, record = lm_runs.load_model(folder)
     record = quantize.deployed_record(folder, record)
@@ -74,10 +52,10 @@ def integers_run(folder: Path) -> Any:
     return model
 
 
-ALL = {**RUNS, "trees": trees_run, "gpt": gpt_run, "integers": integers_run}
+ALL = {**RUNS, "trees": tree_run, "gpt": gpt_run, "integers": integers_run}
 
 
-def called(model: Any) -> Any:
+def called(model):
     if isinstance(model, GPT):
         return model(jnp.asarray([[1, 2, 3, 4]], jnp.int32))
     if hasattr(model.config, "in_shape"):
@@ -86,7 +64,7 @@ def called(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", slow_except(ALL, "digits"))
-def test_models_of_runs(kind: str, tmp_path: Path) -> None:
+def test_models_of_runs(kind, tmp_path):
     ALL[kind](tmp_path / "run")
     model, folder = lutjax.load(tmp_path / "run"), tmp_path / "saved"
     lutjax.save(model, folder)
@@ -104,7 +82,7 @@ def test_models_of_runs(kind: str, tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
 
 
-def test_models_without_a_run(tmp_path: Path) -> None:
+def test_models_without_a_run(tmp_path):
     """Noise of gates, whose streams of random numbers are not kept."""
     config = LogicClassifierConfig(
         in_features=6, n_classes=3, n_thresholds=2, layers=(12,), estimator="gumbel", reduce=(2,)
@@ -116,14 +94,12 @@ def test_models_without_a_run(tmp_path: Path) -> None:
     np.testing.assert_array_equal(call(loaded), call(model))
     assert not hasattr(loaded, "record")
     model.layers[0].logits = jnp.zeros((9, 16))
-    with pytest.raises(
-        ValueError, match=r"layers\.0\.logits of this LogicClassifier is not that of its config"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.0\.logits of this LogicClassifier is not that of"):
         lutjax.save(model, tmp_path)
 
 
 @pytest.mark.parametrize("table_dtype", ["bfloat16", "int8"])
-def test_tables_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
+def test_tables_in_fewer_bits(table_dtype, tmp_path):
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
     layer.weights = np.random.default_rng(0).normal(size=layer.weights.shape).astype(np.float32)
     lutjax.save(layer, tmp_path / "whole")
@@ -143,17 +119,13 @@ def test_tables_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.anchors[...], layer.anchors[...])
 
 
-def test_tables_that_cannot_be_stored_so(tmp_path: Path) -> None:
+def test_tables_that_cannot_be_stored_so(tmp_path):
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
     layer.weights[...] = layer.weights[...] + jnp.nan
-    with pytest.raises(
-        ValueError, match="the table weights has values that are not finite, which int8 cannot hold"
-    ):
+    with pytest.raises(ValueError, match="table weights has values that are not finite, which int8 cannot"):
         lutjax.save(layer, tmp_path, table_dtype="int8")
     gates = layers.LogicGates(6, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(
-        ValueError, match="table_dtype is int8, but the model has no tables of floats; leave it out"
-    ):
+    with pytest.raises(ValueError, match="table_dtype is int8, but the model has no tables of floats"):
         lutjax.save(gates, tmp_path, table_dtype="int8")
     with pytest.raises(ValueError, match="table_dtype is 'int4'; expected one of float32, bfloat16, int8"):
         lutjax.save(layer, tmp_path, table_dtype="int4")
@@ -161,7 +133,7 @@ def test_tables_that_cannot_be_stored_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_dtype", ["float32", "bfloat16", "int8"])
-def test_edge_lists_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
+def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
     """The table of an edge list is one-dimensional, and has one scale."""
     edges = wiring.from_edges([0, 0, 1], [0, 3, 2], [1, 0, 1], n_detectors=2, n_rows=4, n_outputs=2)
     sizes = {"n_detectors": 2, "n_anchors": 2, "targets": edges}
@@ -184,7 +156,7 @@ def test_edge_lists_in_fewer_bits(table_dtype: str, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ layers
-def same(loaded: Any, saved: Any) -> None:
+def same(loaded, saved):
     """Check that a loaded layer has the graph and the arrays of the saved one, except random states."""
     assert nnx.split(loaded)[0] == nnx.split(saved)[0]
     states = (nnx.to_flat_state(nnx.state(one, nnx.Not(nnx.RngState))) for one in (loaded, saved))
@@ -197,27 +169,11 @@ def same(loaded: Any, saved: Any) -> None:
     "name",
     slow_except(
         CASES,
-        "LUT",
-        "SparseLUT, targets of rows",
-        "LUTAttention, window",
-        "LUTPairAttention, window",
-        "ProjectionLUT, hard",
-        "NgramMemory",
-        "ProductKeyMemory",
-        "ProductKeyExperts",
-        "SpatialLUT",
-        "WindowLUT",
-        "ConvLUT",
-        "LogicGates, balanced",
-        "SoftLUT, balanced",
-        "BinaryLUT, balanced",
-        "LogicRNN, balanced",
-        "LogicConv",
-        "GroupSum",
-        "Thermometer",
+        *("LUT", "SparseLUT, targets of rows", "LUTPairAttention, window", "ProjectionLUT, hard", "ConvLUT"),
+        *("ProductKeyExperts", "LogicRNN, balanced", "LogicConv", "GroupSum", "Thermometer"),
     ),
 )
-def test_every_layer_comes_back(name: str, tmp_path: Path) -> None:
+def test_every_layer_comes_back(name, tmp_path):
     layer = nnx_layer(CASES[name])
     lutjax.save(layer, tmp_path)
     if name == "ProductKeyExperts, sines":  # its activation has no name that a bundle may hold
@@ -227,7 +183,7 @@ def test_every_layer_comes_back(name: str, tmp_path: Path) -> None:
     same(lutjax.load(tmp_path), layer)
 
 
-def test_field_names_of_earlier_versions(tmp_path: Path) -> None:
+def test_field_names_of_earlier_versions(tmp_path):
     layer = layers.SoftLUT(6, 4, n_inputs=2, parameterization="walsh", rngs=nnx.Rngs(0))
     lutjax.save(layer, tmp_path)
     path = tmp_path / CONFIG
@@ -241,7 +197,7 @@ def test_field_names_of_earlier_versions(tmp_path: Path) -> None:
     assert loaded.parameterization == "walsh"
 
 
-def test_a_changed_layer_comes_back(tmp_path: Path) -> None:
+def test_a_changed_layer_comes_back(tmp_path):
     """A pruned layer has fewer detectors than its constructor made, and other arguments are kept as they are."""
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12))
     layer.weights, layer.anchors = layer.weights[:3], layer.anchors[:3]
@@ -271,7 +227,7 @@ def test_a_changed_layer_comes_back(tmp_path: Path) -> None:
         (lambda c: c.update(architectures=["SparseLUT"]), "its model is no SparseLUT"),
     ],
 )
-def test_hostile_layers(change: Any, message: str | None, tmp_path: Path) -> None:
+def test_hostile_layers(change, message, tmp_path):
     lutjax.save(layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0)), tmp_path)
     config(tmp_path, change)
     if message is None:
@@ -284,38 +240,35 @@ def test_hostile_layers(change: Any, message: str | None, tmp_path: Path) -> Non
 
 # ------------------------------------------------------------------------------------- models of users
 class Net(nnx.Module):
-    def __init__(self, *, seed: int, width: int = 6):
+    def __init__(self, *, seed, width=6):
         rngs = nnx.Rngs(seed)
         self.blocks = nnx.List([layers.LUT(8, width, **SIZES, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)])
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return self.blocks[1](self.dropout(jnp.tanh(self.blocks[0](x)), deterministic=True))
 
 
-def test_a_module_of_a_user(tmp_path: Path) -> None:
+def test_a_module_of_a_user(tmp_path):
     net = Net(seed=0)
     lutjax.save(net, tmp_path)
     other = Net(seed=1)
     assert lutjax.load(tmp_path, into=other) is other
     np.testing.assert_array_equal(other(X), net(X))
-    with pytest.raises(
-        ValueError,
-        match=r"the arrays of a Net, and not the arguments of its constructor; build a Net and pass it as into=",
-    ):
+    with pytest.raises(ValueError, match=r"not the arguments of its constructor; build a Net and pass it as"):
         lutjax.load(tmp_path)
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(narrow := Net(seed=0, width=5), nnx.Param)))
-    with pytest.raises(
-        BundleError,
-        match=r"does not fit this model: its tensor \"blocks.0.weights\" is float32\[4, 8, 6\]; the model's is float32\[4, 8, 5\]",
-    ):
+    message = (
+        r"does not fit this model: its tensor \"blocks.0.weights\" is float32\[4, 8, 6\]; the model's is"
+    )
+    with pytest.raises(BundleError, match=message):
         lutjax.load(tmp_path, into=narrow)
     jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(narrow, nnx.Param)))
     with pytest.raises(TypeError, match=r"holds a Net of Flax NNX; into is a dict"):
         lutjax.load(tmp_path, into={})
 
 
-def test_ids_that_do_not_exist(tmp_path: Path) -> None:
+def test_ids_that_do_not_exist(tmp_path):
     net = Net(seed=0)
     net.blocks[0].anchors[...] = net.blocks[0].anchors[...] + 8
     lutjax.save(net, tmp_path)
@@ -323,7 +276,7 @@ def test_ids_that_do_not_exist(tmp_path: Path) -> None:
         lutjax.load(tmp_path, into=Net(seed=0))
 
 
-def test_variables_of_linen(tmp_path: Path) -> None:
+def test_variables_of_linen(tmp_path):
     model = linen.Sequential([linen_layers.LUT(8, 6, **SIZES), linen.Dense(2)])
     variables = model.init(jax.random.key(0), X)
     tables = linen_layers.tables_of(model.init, jax.random.key(0), X)
@@ -338,8 +291,8 @@ def test_variables_of_linen(tmp_path: Path) -> None:
         lutjax.save(variables, tmp_path, tables=["no"])
 
 
-def test_variables_of_haiku(tmp_path: Path) -> None:
-    def forward(x: Any) -> Any:
+def test_variables_of_haiku(tmp_path):
+    def forward(x):
         return hk.Linear(2)(haiku_layers.LUT(8, 6, **SIZES)(x))
 
     model = hk.without_apply_rng(hk.transform_with_state(forward))
@@ -353,36 +306,15 @@ def test_variables_of_haiku(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.apply(params, state, X)[0], want)
 
 
-KEYS = st.one_of(
-    st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=5).filter(
-        lambda s: "." not in s and not s.isdecimal()
-    ),
-    st.integers(0, 3),
-)
-DTYPES = st.sampled_from([jnp.dtype(name) for name in CODES if "64" not in name])
-ARRAYS = DTYPES.flatmap(
-    lambda dtype: hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3).map(
-        lambda shape: np.random.default_rng(len(shape)).integers(0, 2, shape).astype(dtype)
-    )
-)
-TREES = st.dictionaries(
-    KEYS,
-    st.recursive(ARRAYS, lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3), max_leaves=6),
-    min_size=1,
-    max_size=3,
-)
-
-
-@pytest.mark.slow
-@given(TREES)
-def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[Any, Any]) -> None:
-    folder = tmp_path_factory.mktemp("tree")
-    try:
-        jax.tree.structure(tree)
-    except ValueError:  # keys that JAX cannot order
-        return
-    lutjax.save(tree, folder)
-    for loaded in (lutjax.load(folder), lutjax.load(folder, into=tree)):
+def test_trees_come_back(tmp_path):
+    """Arrays of every dtype, with no axis and with no elements, under keys that are texts and numbers."""
+    rng = np.random.default_rng(0)
+    names = [name for name in CODES if "64" not in name]
+    tree = {"ö/x": {k: rng.integers(0, 2, (2, 3)).astype(jnp.dtype(name)) for k, name in enumerate(names)}}
+    tree |= {"a b": np.float32(3.5)[()] * np.ones(()), "none": {"0x": np.zeros((2, 0, 3), np.int8)}}
+    tree["a b"] = tree["a b"].astype(np.float32)
+    lutjax.save(tree, tmp_path)
+    for loaded in (lutjax.load(tmp_path), lutjax.load(tmp_path, into=tree)):
         assert jax.tree.structure(loaded) == jax.tree.structure(tree)
         for found, want in zip(jax.tree.leaves(loaded), jax.tree.leaves(tree), strict=True):
             assert found.dtype == want.dtype
@@ -390,9 +322,7 @@ def test_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[An
 
 
 @given(hnp.arrays(np.float32, (2, 4, 3), elements=st.floats(-(2.0**40), 2.0**40, width=32)))
-def test_tables_of_int8_are_off_by_at_most_a_unit(
-    tmp_path_factory: pytest.TempPathFactory, table: Any
-) -> None:
+def test_tables_of_int8_are_off_by_at_most_a_unit(tmp_path_factory, table):
     folder = tmp_path_factory.mktemp("table")
     lutjax.save({"w": table}, folder, tables=["w"], table_dtype="int8")
     bundle = lutjax.bundles.read(folder)
@@ -414,7 +344,7 @@ def test_tables_of_int8_are_off_by_at_most_a_unit(
         ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, ValueError, "two arrays have the name 'a.b'"),
     ],
 )
-def test_what_is_no_model(model: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_what_is_no_model(model, error, message, tmp_path):
     with pytest.raises(error, match=message):
         lutjax.save(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
@@ -447,19 +377,16 @@ np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
 """
 
 
-@pytest.mark.parametrize("table_dtype", ["float32", "int8"])
-def test_numpy_alone_reads_a_layer(table_dtype: str, tmp_path: Path) -> None:
+def test_numpy_alone_reads_a_layer(tmp_path):
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0))
     layer.weights = np.random.default_rng(0).normal(size=layer.weights.shape).astype(np.float32)
-    lutjax.save(layer, tmp_path / "saved", table_dtype=table_dtype)
+    lutjax.save(layer, tmp_path / "saved", table_dtype="int8")
     loaded = lutjax.load(tmp_path / "saved", into=layer)
     np.savez(tmp_path / "a.npz", x=X, y=loaded(X))
-    subprocess.run(
-        [sys.executable, "-c", ALONE, tmp_path / "saved", tmp_path / "a.npz"], check=True, timeout=60
-    )
+    subprocess.run([sys.executable, "-c", ALONE, tmp_path / "saved", tmp_path / "a.npz"], check=True)
 
 
-def test_the_card(tmp_path: Path) -> None:
+def test_the_card(tmp_path):
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     RUNS["lm"](tmp_path / "run")
     folder = tmp_path / "my model"
@@ -471,14 +398,10 @@ def test_the_card(tmp_path: Path) -> None:
     result = head["model-index"][0]["results"][0]
     assert result["dataset"]["name"] == "fox.txt"
     assert result["metrics"][0]["value"] == 2.0
-    for words in (
-        "# my model",
-        "| test loss, nats per byte | 3 | 2 |",
-        f"SHA-256 `{'f' * 64}`",
-        "layers.0.ffn.layer.weights",
-        "| steps | 9 |",
-    ):
+    for words in ("# my model", "| test loss, nats per byte | 3 | 2 |", "layers.0.ffn.layer.weights"):
         assert words in text
+    assert f"SHA-256 `{'f' * 64}`" in text
+    assert "| steps | 9 |" in text
     kept = text.rstrip().rpartition("\n")[0] + "\nMine.\n"
     (folder / CARD).write_text(kept)
     (folder / "notes.txt").write_text("mine")
@@ -487,67 +410,36 @@ def test_the_card(tmp_path: Path) -> None:
     assert (folder / "notes.txt").exists()
 
 
-@pytest.mark.slow
-# ------------------------------------------------------------------------------------- commands
-def test_commands(tmp_path: Path) -> None:
-    RUNS["lm"](tmp_path / "run")
-    said = output("save", tmp_path / "run", tmp_path / "saved", "--table-dtype", "float32")
-    assert "model.safetensors" in said
-    assert f"lutjax generate {tmp_path / 'saved'}" in said
-    words = ("--prompt", "The", "--bytes", 5)
-    assert output("generate", tmp_path / "saved", *words) == output("generate", tmp_path / "run", *words)
-    found = command("predict", tmp_path / "saved", __file__)
-    assert found.exit_code == 1
-    assert "is a bundle of a language model; this command takes a classifier" in found.output
-    assert "a bundle of a run of train lm" in output("info", tmp_path / "saved")
-    found = command("quantize", tmp_path / "saved")
-    assert found.exit_code == 1
-    assert "is a bundle, which holds a model and neither its optimizer nor its data" in found.output
-    found = command("save", tmp_path / "no", tmp_path / "saved")
-    assert found.exit_code == 2
-    assert "does not exist" in found.output
+def test_commands_refuse_bundles(tmp_path):
+    RUNS["digits"](tmp_path / "run")
+    assert "model.safetensors" in output("save", tmp_path / "run", tmp_path / "saved")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / CONFIG).write_text("{}")
-    found = command("save", tmp_path / "run", tmp_path / "other")
-    assert found.exit_code == 1
-    assert (
-        "holds config.json, which is of no bundle that this version knows, and would be replaced"
-        in found.output
-    )
+    for words, message in (
+        (("quantize", tmp_path / "saved"), "is a bundle, which holds a model and neither its optimizer nor"),
+        (("save", tmp_path / "no", tmp_path / "saved"), "does not exist"),
+        (
+            ("save", tmp_path / "run", tmp_path / "other"),
+            "holds config.json, which is of no bundle that this",
+        ),
+        (
+            ("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"),
+            "but the model has no tables of",
+        ),
+    ):
+        assert message in refusal(*words)
     assert (tmp_path / "other" / CONFIG).read_text() == "{}"
-
-
-@pytest.mark.slow
-def test_commands_of_classifiers(tmp_path: Path) -> None:
-    config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
-    samples = runs.Source("t.npz", 100, "f" * 64)
-    from lutjax.training.raw import Form
-
-    form = Form((3,), ("no", "yes"), None, 0.0, 1.0)
-    record = classifier.Record(
-        config, classifier.TrainingConfig(steps=9), samples, {}, {}, HISTORY, form=form
-    )
-    saved(tmp_path / "run", models.Structure(lambda rngs: LogicClassifier(config, rngs=rngs)), record)
-    np.savez(tmp_path / "t.npz", x=np.random.default_rng(0).random((5, 3), np.float32))
-    output("save", tmp_path / "run", tmp_path / "saved")
-    want = output("predict", tmp_path / "run", tmp_path / "t.npz")
-    assert output("predict", tmp_path / "saved", tmp_path / "t.npz") == want
-    found = command("save", tmp_path / "run", tmp_path / "more", "--table-dtype", "int8")
-    assert found.exit_code == 2
-    assert "--table-dtype is int8, but the model has no tables of floats" in found.output
 
 
 # ------------------------------------------------------------------------------------- hostile bundles
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     lutjax.save(Net(seed=0), tmp_path / "saved")
     return tmp_path / "saved"
 
 
-def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def header(folder, change):
     """Change the header of the tensors, and let the config have the digest of the file."""
-    from lutjax.files.atomic import digest_of
-
     content = (folder / TENSORS).read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     found = json.loads(content[8 : 8 + length])
@@ -560,49 +452,45 @@ def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (folder / CONFIG).write_text(json.dumps(config))
 
 
-def config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def config(folder, change):
     found = json.loads((folder / CONFIG).read_bytes())
     change(found)
     (folder / CONFIG).write_text(json.dumps(found))
 
 
-def link(folder: Path, name: str) -> None:
+def link(folder, name):
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
 
 
-def pipe(folder: Path) -> None:
+def pipe(folder):
     (folder / TENSORS).unlink()
     os.mkfifo(folder / TENSORS)
 
 
 NAME = "blocks.0.weights"
-HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a huge shape": (
-        lambda f: header(f, lambda h: h[NAME].update(shape=[10**9] * 3)),
-        "is damaged: .*overflow computing buffer size",
-    ),
-    "a huge shape, twice": (
-        lambda f: (
-            header(f, lambda h: h[NAME].update(shape=[10**5] * 3)),
-            config(f, lambda c: c["tensors"][NAME].update(shape=[10**5] * 3)),
-        ),
-        "is damaged",
-    ),
+
+
+def resize(folder):
+    header(folder, lambda h: h[NAME].update(shape=[10**5] * 3))
+    config(folder, lambda c: c["tensors"][NAME].update(shape=[10**5] * 3))
+
+
+def nest(c):
+    c["tensors"][f"{NAME}.x"] = {**c["tensors"][NAME], "path": ["blocks", 0, "weights", "x"]}
+
+
+HOSTILE = {
+    "a huge shape": (lambda f: header(f, lambda h: h[NAME].update(shape=[10**9] * 3)), "is damaged: .*overflow computing buffer size"),
+    "a huge shape, twice": (resize, "is damaged"),
     "another shape": (lambda f: header(f, lambda h: h[NAME].update(shape=[8, 4, 6])), "blocks.0.weights.* is F32.8, 4, 6. in"),
     "another dtype": (lambda f: header(f, lambda h: h[NAME].update(dtype="I32")), "is I32.4, 8, 6. in model.safetensors, and F32"),
     "an unknown dtype": (lambda f: header(f, lambda h: h[NAME].update(dtype="object")), "is damaged: .*unknown variant"),
     "offsets beyond the file": (lambda f: header(f, lambda h: h[NAME].update(data_offsets=[0, 10**12])), "is damaged"),
     "a tensor more": (lambda f: config(f, lambda c: c["tensors"].pop(NAME)), "which model.safetensors has and config.json does not describe"),
     "a tensor less": (lambda f: header(f, lambda h: h.update(other=h.pop(NAME))), "which config.json describes and model.safetensors lacks"),
-    "a header that lies": (
-        lambda f: ((f / TENSORS).write_bytes(struct.pack("<Q", 2**60) + (f / TENSORS).read_bytes()[8:])),
-        "a header of 1,152,921,504,606,846,976 bytes",
-    ),
-    "a byte": (
-        lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-1] + b"\x7f"),
-        "model.safetensors has changed since it was written",
-    ),
+    "a header that lies": (lambda f: (f / TENSORS).write_bytes(struct.pack("<Q", 2**60) + (f / TENSORS).read_bytes()[8:]), "a header of 1,152,921,504,606,846,976 bytes"),
+    "a byte": (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-1] + b"\x7f"), "model.safetensors has changed since it was written"),
     "an end": (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-1]), "bytes, not .* as config.json says"),
     "a link of tensors": (lambda f: link(f, TENSORS), "model.safetensors is a link, which may lead anywhere"),
     "a link of the config": (lambda f: link(f, CONFIG), "config.json is a link"),
@@ -617,15 +505,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "values of text": (lambda f: config(f, lambda c: c["tensors"][NAME].update(dtype="text")), "has values of .*text"),
     "int8 without a scale": (lambda f: config(f, lambda c: c["tensors"][NAME].update(stored="int8")), "'scale' is null"),
     "negative sizes": (lambda f: config(f, lambda c: c["tensors"][NAME].update(shape=[-1])), "expected sizes"),
-    "a tensor in another one": (
-        lambda f: config(f, lambda c: c["tensors"].update({f"{NAME}.x": {**c["tensors"][NAME], "path": ["blocks", 0, "weights", "x"]}})),
-        "lies in another one",
-    ),
+    "a tensor in another one": (lambda f: config(f, nest), "lies in another one"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_bundles(what: str, bundle: Path) -> None:
+def test_hostile_bundles(what, bundle):
     change, message = HOSTILE[what]
     change(bundle)
     with pytest.raises(BundleError, match=message) as found:
@@ -641,16 +526,13 @@ def test_hostile_bundles(what: str, bundle: Path) -> None:
         (lambda c: c["model"].update(layers=[10**9, 10**9]), "does not fit this model|is no LogicClassifier"),
         (lambda c: c["model"].update(layers="os.system"), "its model is no LogicClassifier"),
         (lambda c: c["model"].pop("tau"), None),
-        (
-            lambda c: c.update(architectures=["os.system"]),
-            "holds a .*os.system.*; the models of this version are",
-        ),
+        (lambda c: c.update(architectures=["os.system"]), "holds a .*os.system.*; the models of this"),
         (lambda c: c.update(quantized=True), "has no form with tables of integers"),
         (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
         (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
     ],
 )
-def test_hostile_configs(change: Any, message: str | None, tmp_path: Path) -> None:
+def test_hostile_configs(change, message, tmp_path):
     RUNS["digits"](tmp_path / "run")
     lutjax.save(lutjax.load(tmp_path / "run"), tmp_path / "saved")
     config(tmp_path / "saved", change)

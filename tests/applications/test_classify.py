@@ -1,6 +1,5 @@
 """Data to classify: folders of images, tables, splits; recipes, reports, and the command."""
 
-import csv
 import dataclasses
 import gzip
 import io
@@ -12,17 +11,14 @@ import shutil
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import Result
-from commands import command
-from small_runs import assert_resumes
+from commands import command, output, refusal
+from small_runs import LABELS, table_text
 
 import lutjax
 from lutjax import extras as _extras
@@ -37,7 +33,6 @@ from lutjax.training import (
     reports,
     runs,
 )
-from lutjax.training.augment import warp
 from lutjax.training.classifier_runs import MODELS, Classifier
 from lutjax.training.datasets import cifar, columns, idx
 from lutjax.training.datasets._published import md5
@@ -46,15 +41,13 @@ from lutjax.training.presets import fields_of
 from lutjax.training.recipes import RECIPES, recipe
 from lutjax.training.samples import SamplesError, read_arrays, samples, split_ids
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
 RNG = np.random.default_rng(0)
 
 
 # --- folders of images
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
+def idx_bytes(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
@@ -64,7 +57,7 @@ IMAGES = {
 }
 
 
-def write_idx(folder: Path, *, compressed: bool = False, dot: bool = False) -> Path:
+def write_idx(folder, *, compressed=False, dot=False):
     folder.mkdir(parents=True, exist_ok=True)
     for part, arrays in IMAGES.items():
         for array, name in zip(arrays, ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
@@ -77,13 +70,13 @@ def write_idx(folder: Path, *, compressed: bool = False, dot: bool = False) -> P
     return folder
 
 
-def cifar_batches() -> list[tuple[np.ndarray, np.ndarray]]:
+def cifar_batches():
     rng = np.random.default_rng(1)
     sizes = (2, 3, 1, 2, 4, 5)
     return [(rng.integers(0, 256, (n, 3, 32, 32), np.uint8), rng.integers(0, 10, n)) for n in sizes]
 
 
-def write_cifar(folder: Path, *, binary: bool) -> Path:
+def write_cifar(folder, *, binary):
     folder.mkdir(parents=True, exist_ok=True)
     for protocol, name, (images, labels) in zip(
         (2, 3, 4, 2, 3, 4), cifar.FILES, cifar_batches(), strict=True
@@ -99,7 +92,7 @@ def write_cifar(folder: Path, *, binary: bool) -> Path:
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("place", ["", "MNIST/raw"])
-def test_idx_files(compressed: bool, place: str, tmp_path: Path) -> None:
+def test_idx_files(compressed, place, tmp_path):
     write_idx(tmp_path / place, compressed=compressed, dot=compressed)
     parts = datasets.load(tmp_path).parts()
     for part, (images, labels) in zip((parts.train, parts.test), IMAGES.values(), strict=True):
@@ -110,7 +103,7 @@ def test_idx_files(compressed: bool, place: str, tmp_path: Path) -> None:
     assert parts.n_classes == 3
 
 
-def test_checksums_name_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_name_the_data(tmp_path, monkeypatch):
     folder = write_idx(tmp_path)
     assert datasets.load(folder).name == str(folder)
     sums = {name: md5((folder / name).read_bytes()) for name in idx.FILES}
@@ -126,48 +119,8 @@ def test_checksums_name_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         datasets.load(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: (f / idx.FILES[1]).unlink(), "has no file train-labels-idx1-ubyte"),
-        (lambda f: cut(f / idx.FILES[0], -1), r"has 195 bytes; its header says \[12, 3, 5\], which are 196"),
-        (lambda f: cut(f / idx.FILES[0], 9), r"has 9 bytes; its header says \[\]"),
-        (lambda f: (f / idx.FILES[3]).write_bytes(b"P5 3 5"), "begins with the bytes 50 35 20 33"),
-        (lambda f: (f / idx.FILES[3]).write_bytes(b""), r"begins with the bytes \(none\)"),
-        (
-            lambda f: (f / idx.FILES[3]).write_bytes(idx_bytes(np.zeros(5, np.uint8))),
-            r"has shape \[4, 3, 5\] and its labels \[5\]",
-        ),
-        (
-            lambda f: (f / idx.FILES[2]).write_bytes(idx_bytes(np.zeros((4, 5, 3), np.uint8))),
-            r"training images are \(3, 5\) pixels, test images \(5, 3\)",
-        ),
-        (lambda f: write_cifar(f / "more", binary=True), "holds several data sets: give one of"),
-    ],
-)
-def test_bad_idx_files(change: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    folder = write_idx(tmp_path)
-    change(folder)
-    with pytest.raises(SamplesError, match=message):
-        datasets.load(folder)
-
-
-def cut(path: Path, end: int) -> None:
-    path.write_bytes(path.read_bytes()[:end])
-
-
-def test_a_damaged_gzip_file(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path, compressed=True)
-    cut(folder / f"{idx.FILES[0]}.gz", -9)
-    with pytest.raises(SamplesError, match=r"train-images-idx3-ubyte.gz is not a whole gzip file"):
-        datasets.load(folder)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SamplesError, match="holds neither IDX files"):
-        datasets.load(tmp_path / "empty")
-
-
 @pytest.mark.parametrize("binary", [False, True])
-def test_cifar(binary: bool, tmp_path: Path) -> None:
+def test_cifar(binary, tmp_path):
     write_cifar(tmp_path / "cifar-10-batches", binary=binary)
     parts = datasets.load(tmp_path).parts()
     batches = cifar_batches()
@@ -181,7 +134,34 @@ def test_cifar(binary: bool, tmp_path: Path) -> None:
         assert part.classes == cifar.CLASSES
 
 
-def of_python_2(rows: np.ndarray, labels: list[int]) -> bytes:
+def cut(path, end):
+    path.write_bytes(path.read_bytes()[:end])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / idx.FILES[1]).unlink(), "has no file train-labels-idx1-ubyte"),
+        (lambda f: cut(f / idx.FILES[0], -1), r"has 195 bytes; its header says \[12, 3, 5\], which are 196"),
+        (lambda f: cut(f / idx.FILES[0], 9), r"has 9 bytes; its header says \[\]"),
+        (lambda f: (f / idx.FILES[0]).write_bytes(bytes([0, 0, 8, 65]) + b"\0\0\0\1" * 65 + b"\7"), "has 65 axes"),
+        (lambda f: (f / idx.FILES[3]).write_bytes(b"P5 3 5"), "begins with the bytes 50 35 20 33"),
+        (lambda f: (f / idx.FILES[3]).write_bytes(b""), r"begins with the bytes \(none\)"),
+        (lambda f: (f / idx.FILES[3]).write_bytes(idx_bytes(np.zeros(5, np.uint8))), r"has shape \[4, 3, 5\] and its labels \[5\]"),
+        (lambda f: (f / idx.FILES[2]).write_bytes(idx_bytes(np.zeros((4, 5, 3), np.uint8))), r"training images are \(3, 5\) pixels, test images \(5, 3\)"),
+        (lambda f: write_cifar(f / "more", binary=True), "holds several data sets: give one of"),
+        (lambda f: (f / f"{idx.FILES[0]}.gz").write_bytes(gzip.compress((f / idx.FILES[0]).read_bytes())[:-9]) and (f / idx.FILES[0]).unlink(), "ubyte.gz is not a whole gzip file"),
+        (lambda f: [path.unlink() for path in f.iterdir()], "holds neither IDX files"),
+    ],
+)  # fmt: skip
+def test_bad_idx_files(change, message, tmp_path):
+    folder = write_idx(tmp_path)
+    change(folder)
+    with pytest.raises(SamplesError, match=message):
+        datasets.load(folder)
+
+
+def of_python_2(rows, labels):
     """Return a batch as Python 2 and its NumPy pickled the published files: strings are bytes."""
     n, width = rows.shape
     return b"".join(
@@ -195,7 +175,7 @@ def of_python_2(rows: np.ndarray, labels: list[int]) -> bytes:
     )
 
 
-def test_batches_of_python_2(tmp_path: Path) -> None:
+def test_batches_of_python_2(tmp_path):
     folder = write_cifar(tmp_path, binary=False)
     images, labels = cifar_batches()[-1]
     (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
@@ -205,7 +185,7 @@ def test_batches_of_python_2(tmp_path: Path) -> None:
 
 
 class Malicious:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, ("touch stolen",)
 
 
@@ -218,21 +198,14 @@ class Malicious:
         (False, "data_batch_2", pickle.dumps({b"data": Malicious()}), r"it asks for \w+\.system"),
         (False, "data_batch_2", b"GIF89", "is not a batch of CIFAR-10's Python version"),
         (False, "data_batch_2", pickle.dumps([1]), "a pickled dict of data and labels"),
-        (
-            False,
-            "data_batch_2",
-            pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}, 4),
-            r"data are uint8 \[2, 9\]; expected uint8 \[N, 3072\]",
-        ),
-        (
-            False,
-            "test_batch",
-            pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, 4),
-            r"labels are int64 \[1\]; expected one integer for each of 2 images",
-        ),
+        (False, "data_batch_2", pickle.dumps({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}, 4), r"data are uint8 \[2, 9\]; expected uint8 \[N, 3072\]"),
+        (False, "test_batch", pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, 4), r"labels are int64 \[1\]; expected one integer for each of 2"),
+        (False, "test_batch", pickle.dumps({b"data": np.zeros((2, 3072), object), b"labels": [1]}), "is not a batch of CIFAR-10"),
+        (False, "test_batch", pickle.dumps({b"data": print, b"labels": [1]}), "is not a batch of CIFAR-10"),
+        (False, "test_batch", b"\x80\x02}r\xff\xff\xff\xff.", "LONG_BINPUT 4294967295"),
     ],
-)
-def test_bad_cifar(binary: bool, name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_bad_cifar(binary, name, content, message, tmp_path):
     folder = write_cifar(tmp_path, binary=binary)
     if content is None:
         (folder / name).unlink()
@@ -254,12 +227,12 @@ CSV = """age; job ;pay;note;class
 """
 
 
-def write(path: Path, text: str) -> Path:
+def write(path, text):
     path.write_text(text)
     return path
 
 
-def test_a_table_is_encoded(tmp_path: Path) -> None:
+def test_a_table_is_encoded(tmp_path):
     table = columns.read(write(tmp_path / "a.csv", "\ufeff" + CSV), "class")
     encoding = Encoding.fit(table, bits=2)
     assert encoding.features == [
@@ -288,7 +261,7 @@ def test_a_table_is_encoded(tmp_path: Path) -> None:
     )
 
 
-def test_thresholds_separate_numbers() -> None:
+def test_thresholds_separate_numbers():
     """Compare with a loop: as many thresholds as asked for where there are numbers to separate, each of them of use."""
     rng = np.random.default_rng(2)
     for bits, numbers in (
@@ -305,7 +278,7 @@ def test_thresholds_separate_numbers() -> None:
     np.testing.assert_array_equal(np.histogram(np.arange(100), [-1, *(spread + 0.5), 100])[0], [25] * 4)
 
 
-def test_many_categories() -> None:
+def test_many_categories():
     cells = np.array([f"city {n}" for n in range(80) for _ in range(1 + (n < 60))])
     [column] = Encoding.fit(
         Table({"a": cells}, np.arange(len(cells)).astype(str) > "5", "t"), 3, ("n", "y")
@@ -315,7 +288,7 @@ def test_many_categories() -> None:
     assert {f"city {n}" for n in range(60)} < set(column.values)
 
 
-def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+def test_parquet_is_the_same_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -340,7 +313,7 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
         columns.read(write(tmp_path / "c.parquet", "text"), "class")
 
 
-def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     remedy = re.escape(f"pyarrow, which reads it, is not installed: {_extras.command('pyarrow')}")
     with pytest.raises(SamplesError, match=remedy):
@@ -360,12 +333,12 @@ def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ('a,b\n"1,x\n', "b", "line 2 has 1 cells"),
     ],
 )
-def test_bad_tables(text: str, target: str, message: str, tmp_path: Path) -> None:
+def test_bad_tables(text, target, message, tmp_path):
     with pytest.raises(SamplesError, match=message):
         columns.read(write(tmp_path / "a.csv", text), target)
 
 
-def table_of(n: int, labels: Any = None) -> Table:
+def table_of(n, labels=None):
     rng = np.random.default_rng(n)
     made = {"a": rng.integers(0, 50, n).astype(str), "b": rng.choice(["x", "y", "?"], n)}
     return Table(made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made")
@@ -374,55 +347,24 @@ def table_of(n: int, labels: Any = None) -> Table:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda t: datasets.Data(t, dataclasses.replace(t, columns={"a": t.columns["a"]})).parts(),
-            "has no column b",
-        ),
-        (
-            lambda t: datasets.Data(
-                t, dataclasses.replace(t, columns={**t.columns, "a": t.columns["b"]})
-            ).parts(),
-            "made: column a has '[xy]' in row",
-        ),
-        (
-            lambda t: datasets.Data(t, table_of(9, np.array(["so"] * 9))).parts(),
-            "has the label 'so', which the training",
-        ),
-        (
-            lambda t: datasets.Data(table_of(30, np.arange(30).astype(str))).parts(),
-            "has 30 different values in 30 rows",
-        ),
+        (lambda t: datasets.Data(t, dataclasses.replace(t, columns={"a": t.columns["a"]})).parts(), "has no column b"),
+        (lambda t: datasets.Data(t, dataclasses.replace(t, columns={**t.columns, "a": t.columns["b"]})).parts(), "made: column a has '[xy]' in row"),
+        (lambda t: datasets.Data(t, table_of(9, np.array(["so"] * 9))).parts(), "has the label 'so', which the training"),
+        (lambda t: datasets.Data(table_of(30, np.arange(30).astype(str))).parts(), "has 30 different values in 30 rows"),
         (lambda t: datasets.Data(table_of(30, np.array(["no"] * 30))).parts(), "every label is 'no'"),
-        (
-            lambda t: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True),
-            "class so has 1 of 30 samples",
-        ),
-        (
-            lambda t: datasets.Data(
-                Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")
-            ).parts(),
-            r"made: column a has numbers, and \['1,5'\] in 1 of",
-        ),
-        (
-            lambda t: datasets.Data(Table({"a": np.array(["1"] * 30)}, t.labels, "made")).parts(),
-            "every column has the same cell",
-        ),
-        (
-            lambda t: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"),
-            r"x has shape \[2\]",
-        ),
-        (
-            lambda t: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"),
-            "a different one for each of 2 columns",
-        ),
+        (lambda t: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True), "class so has 1 of 30 samples"),
+        (lambda t: datasets.Data(Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")).parts(), r"made: column a has numbers, and \['1,5'\] in 1 of"),
+        (lambda t: datasets.Data(Table({"a": np.array(["1"] * 30)}, t.labels, "made")).parts(), "every column has the same cell"),
+        (lambda t: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"), r"x has shape \[2\]"),
+        (lambda t: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"), "a different one for each of 2 columns"),
     ],
-)
-def test_tables_that_do_not_fit(call: Callable[[Table], object], message: str) -> None:
+)  # fmt: skip
+def test_tables_that_do_not_fit(call, message):
     with pytest.raises(SamplesError, match=message):
         call(table_of(30))
 
 
-def test_the_encoding_is_of_the_training_part() -> None:
+def test_the_encoding_is_of_the_training_part():
     data = datasets.Data(table_of(200))
     parts = data.parts(split=3, stratified=True, bits=4)
     train, test = split_ids(data.train.labels, 3, stratified=True)
@@ -436,7 +378,7 @@ def test_the_encoding_is_of_the_training_part() -> None:
 # --- arrays and splits
 
 
-def test_arrays_of_a_file(tmp_path: Path) -> None:
+def test_arrays_of_a_file(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.uniform(size=(20, 4, 4, 3)), np.arange(20) % 2
     path = tmp_path / "a.npz"
@@ -461,7 +403,7 @@ def test_arrays_of_a_file(tmp_path: Path) -> None:
     assert encoding.features == ["n > 1", "n > 2", "c = a", "c = b", "c missing"]
 
 
-def test_a_stratified_split_keeps_the_shares_of_classes() -> None:
+def test_a_stratified_split_keeps_the_shares_of_classes():
     y = np.repeat(np.arange(3), (50, 30, 20))
     train, test = split_ids(y, 0, stratified=True)
     assert sorted([*train, *test]) == list(range(100))
@@ -484,7 +426,7 @@ def test_a_stratified_split_keeps_the_shares_of_classes() -> None:
         ({"path": "none"}, "none cannot be read"),
     ],
 )
-def test_data_that_are_not_there(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_data_that_are_not_there(arguments, message, tmp_path):
     for name in ("a.npz", "a.csv", "a.png"):
         (tmp_path / name).write_text("x,y\n")
     if "path" in arguments:
@@ -493,29 +435,18 @@ def test_data_that_are_not_there(arguments: dict[str, Any], message: str, tmp_pa
         datasets.load(**arguments)
 
 
-@pytest.mark.slow
-def test_channels_move_together() -> None:
-    images = jnp.asarray(RNG.uniform(size=(3, 6, 5, 2)), jnp.float32)
-    key = jax.random.key(3)
-    found = warp(key, images)
-    for channel in range(2):
-        np.testing.assert_allclose(found[..., channel], warp(key, images[..., channel]), atol=1e-6)
-
-
-@pytest.mark.parametrize("changes", [{"shift": 2.0}, {"bend": 1.0}, {"augment": 0.5}, {}])
-def test_a_step_changes_images_as_asked(changes: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_changes_images_as_asked(monkeypatch):
     asked = []
-
-    def noted(key: jax.Array, x: jax.Array, strength: float, **how: float) -> jax.Array:
-        asked.append({"augment": strength, **how})
-        return x
-
-    monkeypatch.setattr(classifier, "warp", noted)
+    monkeypatch.setattr(
+        classifier, "warp", lambda key, x, strength, **how: asked.append({"augment": strength, **how}) or x
+    )
     train = samples(RNG.uniform(size=(20, 3, 3)), np.arange(20) % 2, name="squares")
-    training = classifier.TrainingConfig(**{"augment": 0.0, **changes})
-    run = classifier.Run(LogicClassifierConfig(9, 2, layers=(4,)), training, train)
-    jax.eval_shape(run.step, run.abstract(), jnp.int32(0), (train.x, train.y))
-    assert asked == [{"augment": 0.0, "shift": 0.0, "bend": 0.0, **changes}][: len(changes)]
+    for changes in ({"shift": 2.0}, {"bend": 1.0}, {"augment": 0.5}, {}):
+        training = classifier.TrainingConfig(**{"augment": 0.0, **changes})
+        run = classifier.Run(LogicClassifierConfig(9, 2, layers=(4,)), training, train)
+        jax.eval_shape(run.step, run.abstract(), jnp.int32(0), (train.x, train.y))
+        assert asked == [{"augment": 0.0, "shift": 0.0, "bend": 0.0, **changes}][: len(changes)]
+        asked.clear()
     with pytest.raises(ValueError, match="shift is -1; it must not be negative"):
         classifier.TrainingConfig(shift=-1)
 
@@ -523,7 +454,7 @@ def test_a_step_changes_images_as_asked(changes: dict[str, float], monkeypatch: 
 # --- recipes
 
 
-def test_recipes() -> None:
+def test_recipes():
     for name, one in RECIPES.items():
         assert one.name == name
         of_model, of_training = (
@@ -538,7 +469,7 @@ def test_recipes() -> None:
         recipe("none")
 
 
-def test_a_recipe_gives_sizes_and_rates(tmp_path: Path) -> None:
+def test_a_recipe_gives_sizes_and_rates(tmp_path):
     table = write_table(tmp_path)
     run = Classifier.new({"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult")
     assert run.record.model.layers == (256,) * 5
@@ -551,8 +482,8 @@ def test_a_recipe_gives_sizes_and_rates(tmp_path: Path) -> None:
 # --- reports
 
 
-def test_gates_by_kind() -> None:
-    functions: dict[str, list[Callable[[bool, bool], bool]]] = {
+def test_gates_by_kind():
+    functions = {
         "constant": [lambda a, b: False, lambda a, b: True],
         "input": [lambda a, b: a, lambda a, b: b],
         "not": [lambda a, b: not a, lambda a, b: not b],
@@ -573,7 +504,7 @@ def test_gates_by_kind() -> None:
     np.testing.assert_array_equal(reports.needs(of_three).sum(0), [3, 2, 1])
 
 
-def test_gates_in_words_mean_what_they_say() -> None:
+def test_gates_in_words_mean_what_they_say():
     meaning = {"differs from": "!=", "equals": "==", "true": "True", "false": "False"}
     answers = (np.arange(16)[:, None] >> np.arange(4) & 1).astype(bool)
     for words, truth in zip(reports.in_words(answers, np.tile([1, 0], (16, 1)), "ba"), answers, strict=True):
@@ -585,8 +516,8 @@ def test_gates_in_words_mean_what_they_say() -> None:
         reports.in_words(np.zeros((1, 8), bool), np.zeros((1, 3), int), "abc")
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_dead_bits_change_no_vote(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_dead_bits_change_no_vote(seed):
     """Compare with the network on all inputs: a bit that is said to be dead changes nothing."""
     rng = np.random.default_rng(seed)
     n_bits, sizes = 8, (6, 5, 4)
@@ -599,7 +530,7 @@ def test_dead_bits_change_no_vote(seed: int) -> None:
     assert [len(one) for one in live] == list(sizes)
     bits = (np.arange(2**n_bits)[:, None] >> np.arange(n_bits)) & 1
 
-    def votes(bits: np.ndarray) -> np.ndarray:
+    def votes(bits):
         for table, wire in zip(truth, wires, strict=True):
             bits = table[np.arange(len(table)), bits[:, wire[:, 0]] + 2 * bits[:, wire[:, 1]]].astype(int)
         return bits
@@ -609,7 +540,7 @@ def test_dead_bits_change_no_vote(seed: int) -> None:
     assert not read.all()
 
 
-def test_live_gates_by_hand() -> None:
+def test_live_gates_by_hand():
     """Two gates below, of which a vote reads the first one alone; that one reads bit 2 alone."""
     truth = [np.array([[0, 0, 1, 1], [0, 0, 0, 1]], bool), np.array([[0, 1, 0, 1], [1, 1, 1, 1]], bool)]
     wires = [np.array([[0, 2], [0, 1]]), np.array([[0, 1], [1, 1]])]
@@ -619,50 +550,21 @@ def test_live_gates_by_hand() -> None:
     np.testing.assert_array_equal(read, [False, False, True])
 
 
-def damaged(good: bytes, step: int = 1) -> Iterator[bytes]:
-    """Return the content of a file with one wrong octet, and cut off, at some places of it."""
-    for i in range(0, len(good), step):
-        for wrong in (good[i] ^ 1, good[i] ^ 0x80, 255):
-            yield good[:i] + bytes([wrong]) + good[i + 1 :]
-        yield good[:i]
-
-
-def refused(read: Callable[[bytes], object], contents: Iterable[bytes]) -> int:
-    """Return how many of these contents are refused as data should be: no other error leaves."""
-    n = 0
-    for content in contents:
-        try:
-            read(content)
-        except SamplesError:
-            n += 1
-    return n
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_damaged_arrays_are_refused(save: Callable[..., None], tmp_path: Path) -> None:
-    path, arrays = tmp_path / "a.npz", {"x": np.arange(24.0).reshape(12, 2), "y": np.arange(12) % 2}
-    save(path, **arrays)
-    good = path.read_bytes()
-
-    def read(content: bytes) -> dict[str, np.ndarray]:
-        path.write_bytes(content)
-        return read_arrays(path, ("x", "y"))
-
-    for name, array in read(good).items():
-        np.testing.assert_array_equal(array, arrays[name], strict=True)
-    assert refused(read, damaged(good, 3)) > len(good) // 3
-    local, central = good.index(b"PK\x03\x04"), good.index(b"PK\x01\x02")
-    for at, value, message in ((6, 1, "encrypted"), (8, 99, "compression")):
-        wrong = bytearray(good)
-        wrong[local + at] = wrong[central + at + 2] = value
-        with pytest.raises(SamplesError, match=f"a.npz is not a .npz file of plain arrays.*{message}"):
-            read(bytes(wrong))
+@pytest.mark.parametrize(("at", "value", "message"), [(6, 1, "encrypted"), (8, 99, "compression")])
+def test_members_that_cannot_be_read_are_refused(at, value, message, tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
+    wrong = bytearray(path.read_bytes())
+    wrong[wrong.index(b"PK\x03\x04") + at] = wrong[wrong.index(b"PK\x01\x02") + at + 2] = value
+    path.write_bytes(wrong)
+    with pytest.raises(SamplesError, match=f"a.npz is not a .npz file of plain arrays.*{message}"):
+        read_arrays(path, ("x", "y"))
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
     with pytest.raises(SamplesError, match=r"x.npy holds Python objects; convert it .*astype\(str\)"):
-        read(path.read_bytes())
+        read_arrays(path, ("x", "y"))
 
 
-def test_an_array_is_as_large_as_its_header_says(tmp_path: Path) -> None:
+def test_an_array_is_as_large_as_its_header_says(tmp_path):
     """No memory is taken for a shape that the file has no numbers for."""
     path = tmp_path / "a.npz"
     header = io.BytesIO()
@@ -671,51 +573,11 @@ def test_an_array_is_as_large_as_its_header_says(tmp_path: Path) -> None:
     )
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue() + bytes(16))
-    with pytest.raises(
-        SamplesError,
-        match=r"x.npy has 16 bytes of numbers, and its header says float64 \[1125899906842624, 2\]",
-    ):
+    with pytest.raises(SamplesError, match=r"x.npy has 16 bytes of numbers, and its header says float64"):
         read_arrays(path, ("x",))
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, about damaged text
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_damaged_pickles_are_refused(protocol: int) -> None:
-    """A batch of CIFAR-10: nothing is run, and no instruction takes more memory than the file has."""
-    x, path = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8), Path("data_batch_1")
-    good = pickle.dumps({b"data": x, b"labels": [1, 2]}, protocol)
-
-    def read(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-        return cifar._of_pickle(content, path)
-
-    pixels, labels = read(good)
-    np.testing.assert_array_equal(labels, [1, 2])
-    np.testing.assert_array_equal(pixels.reshape(2, 32, 32, 3).transpose(0, 3, 1, 2).reshape(2, -1), x)
-    head, tail = range(min(300, len(good))), range(len(good) - 100, len(good))
-    wrong = (
-        good[:i] + bytes([value]) + good[i + 1 :]
-        for i in (*head, *tail)
-        for value in (good[i] ^ 1, good[i] ^ 0x80, ord("r"), ord("b"))
-    )
-    assert refused(read, wrong) > 100
-    with pytest.raises(SamplesError, match="LONG_BINPUT 4294967295"):
-        read(b"\x80\x02}r\xff\xff\xff\xff.")
-    for content in (
-        pickle.dumps({b"data": x.astype(object), b"labels": [1]}),
-        pickle.dumps({b"data": print, b"labels": [1]}),
-    ):
-        with pytest.raises(SamplesError, match="is not a batch of CIFAR-10"):
-            read(content)
-
-
-def test_damaged_idx_files_are_refused() -> None:
-    good = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 2, *range(12)])
-    assert refused(lambda content: idx.parse(content, name="images"), damaged(good)) > 50
-    with pytest.raises(SamplesError, match="images has 65 axes"):
-        idx.parse(bytes([0, 0, 8, 65]) + b"\0\0\0\1" * 65 + b"\7", name="images")
-
-
-def test_a_number_is_what_a_table_calls_one(tmp_path: Path) -> None:
+def test_a_number_is_what_a_table_calls_one(tmp_path):
     """Codes that Python takes for numbers are categories, each of its own."""
     codes = ["12_3", "1_23", "123", "١٢٣", "0x7b", "infinity"]
     text = "code,size,class\n" + "".join(f"{codes[i % 6]},{i % 5}e-{i % 3},{i % 2}\n" for i in range(60))
@@ -725,19 +587,11 @@ def test_a_number_is_what_a_table_calls_one(tmp_path: Path) -> None:
     assert set(code.values) == set(codes)
     assert isinstance(size, columns.Number)
     assert columns.classes_of(Table({}, np.array(["1_0", "9", "1_0", "9"]), "t")) == ["1_0", "9"]
-    for cell, number in (
-        ("+1.", True),
-        (".5", True),
-        ("-1e-3", True),
-        ("1e400", False),
-        ("1 2", False),
-        (".", False),
-        ("", False),
-    ):
-        assert columns._is_number(cell) == number
+    for cell in ("+1.", ".5", "-1e-3", "1e400", "1 2", ".", ""):
+        assert columns._is_number(cell) == (cell in ("+1.", ".5", "-1e-3"))
 
 
-def test_endings_say_how_a_table_is_read(tmp_path: Path) -> None:
+def test_endings_say_how_a_table_is_read(tmp_path):
     text = "a, b, c, d\tclass\n1\tx\n2\ty\n"
     table = columns.read(write(tmp_path / "T.TSV", text), "class")
     assert list(table.columns) == ["a, b, c, d"]
@@ -746,23 +600,18 @@ def test_endings_say_how_a_table_is_read(tmp_path: Path) -> None:
         columns.read(tmp_path / "T.PARQUET", "class")
 
 
-def of_numbers(numbers: np.ndarray) -> Table:
+def of_numbers(numbers):
     cells = {"t": np.array([repr(float(number)) for number in numbers])}
     return Table(cells, np.array(["a", "b"])[np.arange(len(numbers)) % 2], "numbers")
 
 
 @pytest.mark.parametrize(
     "numbers",
-    [
-        1.7e9 + np.arange(40),
-        1e300 * (1 + np.arange(40)),
-        1e-60 * np.arange(40),
-        2.0**60 + 2.0**20 * np.arange(40),
-    ],
-    ids=["times in seconds", "large", "small", "integers"],
+    [1.7e9 + np.arange(40), 1e300 * (1 + np.arange(40)), 1e-60 * np.arange(40)],
+    ids=["times in seconds", "large", "small"],
 )
 @pytest.mark.parametrize(("bits", "learned"), [(0, False), (8, True)])
-def test_numbers_that_float32_does_not_tell_apart(numbers: np.ndarray, bits: int, learned: bool) -> None:
+def test_numbers_that_float32_does_not_tell_apart(numbers, bits, learned):
     """They keep their order and their differences as features, and what was learned from some rows is used for others."""
     encoding = Encoding.fit(of_numbers(numbers), bits, numbers=learned)
     again = Encoding.from_json(encoding.to_json())
@@ -781,7 +630,7 @@ def test_numbers_that_float32_does_not_tell_apart(numbers: np.ndarray, bits: int
         assert len(set(exact.features)) == bits
 
 
-def test_numbers_that_no_unit_tells_apart() -> None:
+def test_numbers_that_no_unit_tells_apart():
     uneven = of_numbers(np.array([*range(39), 1e300]))
     for bits, learned in ((0, False), (8, True)):
         with pytest.raises(
@@ -800,7 +649,7 @@ def test_numbers_that_no_unit_tells_apart() -> None:
     assert len(np.unique(Encoding.fit(of_numbers(drawn), 0).encode(of_numbers(drawn)))) > 2990
 
 
-def test_names_of_bits() -> None:
+def test_names_of_bits():
     whole = samples(np.zeros((10, 2, 2)), np.arange(10) % 2, name="w")
     thresholds = np.array([[0.5, 1]] * 4)
     assert reports.bit_names(whole, thresholds, None)[:3] == ["0,0 > 0.5", "0,0 > 1", "0,1 > 0.5"]
@@ -809,48 +658,20 @@ def test_names_of_bits() -> None:
 # --- the command
 
 
-def write_table(folder: Path, n: int = 90) -> Path:
-    """A table whose class is whether a number is large, except for some of one category."""
-    rng = np.random.default_rng(0)
-    path = folder / "table.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["size", "kind", "noise", "class"])
-        for row in range(n):
-            size, kind = rng.normal(), rng.choice(["a", "b"])
-            label = "$large_$ & \\x$$" if (size > 0) != (kind == "b") else "<small>\n_"  # texts, no formulas
-            writer.writerow(["" if row % 17 == 3 else f"{size:.3f}", kind, rng.integers(5), label])
-    return path
-
-
 SMALL = ["--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10", "--checkpoint-every=10"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
-    """A table, and a run on it that has ended. Not to be changed."""
-    folder = tmp_path_factory.mktemp("classify")
-    table, out = write_table(folder), folder / "run"
-    words = ["--target=class", "--learning-rate=0.1", "--steps=20", "--no-baselines", "--out", out]
-    return table, out, command("train", "classify", "--data", table, *words, *SMALL)
+def write_table(folder):
+    return write(folder / "table.csv", table_text())
 
 
-def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> None:
-    table, out, result = finished
-    assert result.exit_code == 0, result.output
-    for text in (
-        f"on 72 samples of {table}, testing on 18",
-        "step 20/20  soft accuracy",
-        ", gap ",
-        "Gates by kind, as they were trained: ",
-        "Dead inputs: no vote depends on",
-    ):
-        assert text in result.output
+def test_the_command_trains_on_a_table(table_run):
+    out, words, said = table_run
     record = runs.read(out, classifier.Record)[1]
     assert record.training.stratified
     assert (record.target, record.model.n_thresholds) == ("class", 0)
     report = json.loads((out / "report.json").read_text())
-    assert report["classes"] == ["$large_$ & \\x$$", "<small>\n_"]
+    assert report["classes"] == list(LABELS)
     assert np.sum(report["confusion"]) == 18
     assert np.trace(report["confusion"]) / 18 == pytest.approx(report["hard"])
     assert [step for step, _ in record.history.other] == [10, 20]
@@ -859,14 +680,16 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
     assert (report["samples"], report["baselines"]) == ({"train": 72, "test": 18}, {})
     gates = report["gates"]
     assert gates["trained"] == gates["at all places"] == 48
-    assert (
-        f"Circuit: {gates['simplified']} of 48 gates of the layers survive simplification from bits to bits; an export adds"
-        in result.output
-    )
-    assert (
-        "columns: size numbers (32 bits), some missing; kind 2 categories; noise numbers (4 bits)"
-        in result.output
-    )
+    for text in (
+        f"on 72 samples of {words[3]}, testing on 18",
+        "step 20/20  soft accuracy",
+        ", gap ",
+        "Gates by kind, as they were trained: ",
+        "Dead inputs: no vote depends on",
+        f"Circuit: {gates['simplified']} of 48 gates of the layers survive simplification from bits to bits; an export adds",
+        "columns: size numbers with a decimal comma (32 bits), some missing; kind 2 categories; noise numbers (4 bits)",
+    ):
+        assert text in said
     assert record.history.other[-1][1] == pytest.approx(report["soft"])
     assert "20,soft accuracy," in (out / "curves.csv").read_text()
     encoding = Encoding.from_json((out / "columns.json").read_text())
@@ -877,29 +700,18 @@ def test_the_command_trains_on_a_table(finished: tuple[Path, Path, Result]) -> N
 
 
 @pytest.mark.slow
-def test_an_export_has_the_name_of_the_run(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    """RUN is an argument, or the option of earlier versions."""
-    out = finished[1]
-    for words in ((out,), ("--run", out)):
-        result = command("export", *words, "--out", tmp_path, "--format", "verilog", "--inputs", "bits")
-        assert result.exit_code == 0, result.output
-        assert (tmp_path / "run.v").exists()
-    for words in ((), (out, "--run", out)):
-        assert "Error: give the folder of one run or bundle, as RUN." in command("export", *words).output
-
-
-@pytest.mark.slow
-def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+def test_an_export_names_classes_and_bits(table_run, tmp_path):
     """They are in the circuit, the manifest, the header, the module and the page, which shows no pixels; the encoding travels."""
-    _, out, _ = finished
-    result = command("export", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits")
-    assert result.exit_code == 0, result.output
+    out = table_run.out
+    for words in ((), (out, "--run", out)):
+        assert "Error: give the folder of one run or bundle, as RUN." in refusal("export", *words)
+    output("export", "--run", out, "--out", tmp_path, "--format", "verilog,c,html", "--inputs", "bits")
     encoding = Encoding.from_json((tmp_path / "columns.json").read_text())
     assert encoding == Encoding.from_json((out / "columns.json").read_text())
     for name in ("run.json", "manifest.json"):
         about = json.loads((tmp_path / name).read_text())["about"]
         assert about["input_names"] == encoding.features
-        assert about["classes"] == ["$large_$ & \\x$$", "<small>\n_"]
+        assert about["classes"] == list(LABELS)
         assert about["image"] is None
     for name, begin in (("run.h", " * "), ("run.v", "// ")):
         lines = (tmp_path / name).read_text().splitlines()
@@ -932,16 +744,16 @@ def test_an_export_names_classes_and_bits(finished: tuple[Path, Path, Result], t
         ("vectors", "a.csv", "run_vectors"),
     ],
 )
-def test_names_of_exports(finished: tuple[Path, Path, Result], run: str, data: str | None, name: str) -> None:
-    _, record = runs.read(finished[1], Classifier.kept)
+def test_names_of_exports(table_run, run, data, name):
+    _, record = runs.read(table_run.out, Classifier.kept)
     samples = dataclasses.replace(record.samples, path=data)
     assert exporting.name_of(Path(run), dataclasses.replace(record, samples=samples)) == name
 
 
-def test_a_run_has_the_kind_of_its_data(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
+def test_a_run_has_the_kind_of_its_data(table_run, tmp_path):
     """Runs on data of their own were all of the kind digits; such a folder is refused in a line."""
     old = tmp_path / "old"
-    shutil.copytree(finished[1], old)
+    shutil.copytree(table_run.out, old)
     assert runs.kind(old) == "classify"
     path = old / "checkpoints" / str(runs.read(old, Classifier.kept)[0]) / "checkpoint.json"
     content = json.loads(path.read_text())
@@ -949,41 +761,27 @@ def test_a_run_has_the_kind_of_its_data(finished: tuple[Path, Path, Result], tmp
     del content["digest"]
     path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
     said = f"{old} is recorded as a run of the kind digits, but by its data it is of the kind classify: an earlier version"
-    for words in (
-        ("export", old),
-        ("predict", old, finished[0]),
-        ("train", "classify", "--resume", "--steps=99", "--out", old),
-    ):
-        result = command(*words)
-        assert result.exit_code == 1
-        assert said in " ".join(result.output.split()), result.output
+    resume = ("train", "classify", "--resume", "--steps=99", "--out", old)
+    for words in (("export", old), ("predict", old, table_run.words[3]), resume):
+        assert said in refusal(*words)
     with pytest.raises(ValueError, match="is recorded as a run of the kind digits"):
         lutjax.load(old)
     of_digits = Classifier.new({"layers": (20,)})
     assert (of_digits.record.own_kind(), of_digits.record.kind) == ("digits", "classify")
 
 
-def test_errors_name_the_command_that_trains(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    out = finished[1]
+def test_errors_name_the_command_that_trains(table_run):
+    out = table_run.out
     for words, message in (
         (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: continue it with lutjax train classify"),
         (["quantize", out], "is a run of train classify; quantize takes"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
         (["export", out, "--integers=int8"], "holds a model of train classify, whose circuit has gates"),
     ):  # fmt: skip
-        result = command(*words)
-        assert result.exit_code == 1
-        assert message in " ".join(result.output.split())
+        assert message in refusal(*words)
 
 
-@pytest.mark.slow
-def test_a_run_on_a_table_goes_on(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    out, other = finished[1], tmp_path / "run"
-    assert_resumes("classify", out, other, last=20, before=10)
-    assert (out / "report.json").read_text() == (other / "report.json").read_text()
-
-
-def test_defaults_are_those_of_the_kind_of_data(tmp_path: Path) -> None:
+def test_defaults_are_those_of_the_kind_of_data(tmp_path):
     """Rows of a table get one layer that learns its wires and is hard while it trains; recipes, options and arrays have their own."""
     path = write_table(tmp_path)
     run = Classifier.new({}, path, "class")
@@ -998,67 +796,31 @@ def test_defaults_are_those_of_the_kind_of_data(tmp_path: Path) -> None:
     three = write(tmp_path / "three.csv", f"a,class\n{labels}")
     assert Classifier.new({}, three, "class").record.model.layers == (1281,)
     np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2)
-    arrays = Classifier.new({}, tmp_path / "a.npz").record
-    assert (arrays.model.layers, arrays.model.wiring, arrays.training.steps) == (
-        (2000,) * 3,
-        "balanced",
-        15000,
-    )
+    made = Classifier.new({}, tmp_path / "a.npz").record
+    assert (made.model.layers, made.model.wiring, made.training.steps) == ((2000,) * 3, "balanced", 15000)
 
 
-@pytest.mark.slow
-def test_the_best_hard_network_is_kept(tmp_path: Path) -> None:
-    """Compare with a loop: of the networks after every second step the last of those that are right most often on the training part."""
-    fields = {"layers": (12,), "steps": 9, "batch_size": 8, "select_every": 2, "learning_rate": 0.5}
-    experiment = Classifier.new(
-        {**fields, "estimator": "soft"}, write_table(tmp_path), "class", stratified=True
-    )
-    run, state = experiment.run, experiment.run.init()
-    found = []
-    for step in range(9):
-        state, _ = run.advance(state, step, 1)
-        if step + 1 in (2, 4, 6, 8, 9):
-            plain = state._replace(params=jax.tree.map(jnp.copy, state.params))
-            found.append((run.accuracy(plain, experiment.train, hard=True), step + 1, plain.params))
-    best, step, params = max(found, key=lambda one: one[:2])
-    assert len({accuracy for accuracy, *_ in found}) > 1
-    kept = state.optimizer
-    assert int(kept.step) == step < 9  # a later one is worse
-    assert float(kept.accuracy) == pytest.approx(best)
-
-    def same(a: Any, b: Any) -> bool:
-        return bool(jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), a, b)))
-
-    assert same(run.selected(state).params, params)
-    models.save(tmp_path / "run", 9, state, experiment.record)
-    model, _ = classifier.load_model(tmp_path / "run")
-    assert same(models.arrays(model)[0], params)
-    experiment.record.history.test.append((9, 0.5))
-    lines = experiment._report(state, tmp_path / "report.json")
-    assert any(line.startswith(f"Kept: the network after {step} of 9 steps") for line in lines)
-    hard = run.accuracy(run.selected(state), experiment.test, hard=True)
-    assert json.loads((tmp_path / "report.json").read_text())["hard"] == pytest.approx(hard)
-
-
-def test_a_large_gap_is_said(tmp_path: Path) -> None:
-    run = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class")
+def test_a_report_has_the_gap_and_the_baselines(tmp_path):
+    run = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class", stratified=True)
     [line] = run._gap(0.144, 0.936)
     assert "79.2 points below the soft one" in line
     assert run._gap(0.85, 0.86) == []
+    run.record.baselines = {"logistic regression": 0.5}
+    run.record.history.test.append((0, 0.5))
+    run._report(run.run.init(), tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["baselines"] == {"logistic regression": 0.5}
 
 
-def test_digits_is_classify_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_is_classify_under_another_name(tmp_path, monkeypatch):
     """Both commands start the same run: record, which has all seeds, and samples in their order."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
-    started: list[Classifier] = []
+    started = []
     monkeypatch.setattr(experiments, "start", lambda experiment, out, show: started.append(experiment))
-    for name in ("digits", "classify"):
-        result = command("train", name, "--data", tmp_path / "a.npz", "--out", tmp_path / name, *SMALL)
-        assert result.exit_code == 0, result.output
-    for name in ("digits", "classify"):
-        assert command("train", name, "--out", tmp_path / name, *SMALL[1:], "--layers=40").exit_code == 0
+    for words in (("--data", tmp_path / "a.npz", *SMALL), (*SMALL[1:], "--layers=40")):
+        for name in ("digits", "classify"):
+            output("train", name, "--out", tmp_path / name, *words)
     one, two, *of_digits = started
     for first, second in ((one, two), of_digits):
         assert first.record == second.record
@@ -1066,31 +828,6 @@ def test_digits_is_classify_under_another_name(tmp_path: Path, monkeypatch: pyte
             np.testing.assert_array_equal(getattr(first, part).x, getattr(second, part).x)
     assert one.record.training.stratified
     assert not of_digits[1].record.training.stratified
-
-
-@pytest.mark.slow
-def test_images_of_bytes_train(tmp_path: Path) -> None:
-    """Color images that are uint8, with a test part of their own, are moved and tested."""
-    write_cifar(tmp_path, binary=True)
-    run = Classifier.new({"layers": (20,), "n_thresholds": 1, "batch_size": 4}, tmp_path)
-    assert run.train.x.dtype == np.uint8
-    state, loss = run.run.advance(run.run.init(), 0, 2)
-    assert np.isfinite(float(loss))
-    expected = [
-        run.run.classes(state, run.test.x[n : n + 1].astype(np.float32), hard=True)[0] for n in range(2)
-    ]
-    np.testing.assert_array_equal(run.run.classes(state, run.test.x, hard=True)[:2], expected)
-    with pytest.raises(ValueError, match=r"split is 3, but .* has a test part of its own; leave --split out"):
-        Classifier.new({"split": 3}, tmp_path)
-
-
-def test_baselines_are_in_the_report(tmp_path: Path) -> None:
-    experiment = Classifier.new({"layers": (12,)}, write_table(tmp_path), "class", stratified=True)
-    experiment.record.baselines = {"logistic regression": 0.5}
-    experiment.record.history.test.append((0, 0.5))
-    experiment._report(experiment.run.init(), tmp_path / "report.json")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["baselines"] == {"logistic regression": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -1103,9 +840,7 @@ def test_baselines_are_in_the_report(tmp_path: Path) -> None:
         ("difflogic-adult", (14,), 2, True),
     ],
 )
-def test_a_recipe_on_other_data_warns(
-    name: str, shape: tuple[int, ...], n_classes: int, warns: bool, tmp_path: Path
-) -> None:
+def test_a_recipe_on_other_data_warns(name, shape, n_classes, warns, tmp_path):
     x = np.random.default_rng(0).integers(0, 2, (20, *shape))
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % n_classes)
     fields = {"layers": (20,), "wiring": "balanced"}
@@ -1117,32 +852,26 @@ def test_a_recipe_on_other_data_warns(
     assert ("these are other data" in published) == warns
 
 
-def test_numbers_that_are_no_bits_are_refused(tmp_path: Path) -> None:
+def test_numbers_that_are_no_bits_are_refused(tmp_path):
     """Refuse them in one line before anything runs, in arrays and in columns that are left numbers; bits train, and a run of before is not exported."""
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     table = write_table(tmp_path)
     for words in (["--data", tmp_path / "a.npz"], ["--data", table, "--target=class", "--column-bits=0"]):
-        result = command("train", "classify", *words, "--n-thresholds=0", "--out", tmp_path / "run", *SMALL)
-        assert result.exit_code == 2
-        said = " ".join(result.output.replace("│", "").split())
+        said = refusal("train", "classify", *words, "--n-thresholds=0", "--out", tmp_path / "run", *SMALL)
         assert "--n-thresholds is 0, so samples must be bits, but" in said
         assert "Make bits of them: --n-thresholds 1 or more." in said
         assert not (tmp_path / "run").exists()
     np.savez(tmp_path / "b.npz", x=rng.integers(0, 2, (40, 5)), y=y)
     before = Classifier.new({"layers": (20,), "n_thresholds": 0}, tmp_path / "b.npz")
-    record = dataclasses.replace(
-        before.record,
-        samples=runs.Source.of(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest),
-    )
+    source = runs.Source.of(tmp_path / "a.npz", 40, datasets.load(tmp_path / "a.npz").digest)
+    record = dataclasses.replace(before.record, samples=source)
     models.save(tmp_path / "old", 1, before.run.init(), record)
-    result = command("export", tmp_path / "old")
-    assert result.exit_code == 1
-    assert "n_thresholds is 0, so samples must be bits" in result.output
+    assert "n_thresholds is 0, so samples must be bits" in refusal("export", tmp_path / "old")
 
 
-def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path) -> None:
-    table, out, _ = finished
+def test_the_command_refuses(table_run, tmp_path):
+    out, table = table_run.out, table_run.words[3]
     for words, message in (
         (["--data", table], "name its column of labels by --target"),
         (["--data", table, "--target", "sizes"], "has no column 'sizes'"),
@@ -1151,15 +880,13 @@ def test_the_command_refuses(finished: tuple[Path, Path, Result], tmp_path: Path
         (["--recipe", "logictreenet-cifar10-g"], "has sizes for CIFAR-10; samples of"),
         (["--resume", "--out", out, "--recipe", "difflogic-adult"], "belongs to another configuration"),
     ):
-        result = command("train", "classify", *words, *(["--out", tmp_path] if "--out" not in words else []))
-        assert result.exit_code
-        assert message in " ".join(result.output.replace("│", "").split())
+        assert message in refusal("train", "classify", "--out", tmp_path, *words)
 
 
 # --- how data are read
 
 
-def test_decimals_with_a_comma_are_numbers(tmp_path: Path) -> None:
+def test_decimals_with_a_comma_are_numbers(tmp_path):
     """They are the numbers that a point makes of them, in new rows, too; a comma in a few cells is a mistake as before."""
     rng = np.random.default_rng(0)
     numbers = np.round(rng.normal(size=60), 2)
@@ -1193,7 +920,7 @@ def test_decimals_with_a_comma_are_numbers(tmp_path: Path) -> None:
         ("job", ["a", "b", "?"] * 30, ""),
     ],
 )  # fmt: skip
-def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: list[str], words: str) -> None:
+def test_columns_that_look_like_something_else_are_warned_of(name, cells, words):
     labels = np.array(["no", "yes"])[np.arange(len(cells)) % 2]
     table = Table({name: np.array(cells), "b": labels}, labels, "t")
     _, *warnings = columns.described(table, Encoding.fit(table, 8))
@@ -1205,22 +932,15 @@ def test_columns_that_look_like_something_else_are_warned_of(name: str, cells: l
         assert not warnings
 
 
-def test_marks_at_the_beginning_of_a_table(tmp_path: Path) -> None:
-    """Tables as spreadsheets write them."""
-    plain = columns.read(write(tmp_path / "a.csv", CSV), "class")
-    (tmp_path / "b.csv").write_bytes(CSV.encode("utf-8-sig"))
-    for encoding in (None, "utf-8", "utf-8-sig"):
-        assert (
-            columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys()
-            == plain.columns.keys()
-        )
-    (tmp_path / "c.csv").write_bytes(CSV.encode("utf-16"))
+def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
+    """Marks at the beginning of a table are those of spreadsheets."""
+    names = columns.read(write(tmp_path / "a.csv", CSV), "class").columns.keys()
+    for written, encodings in (("utf-8-sig", (None, "utf-8", "utf-8-sig")), ("utf-16", ("utf-16",))):
+        (tmp_path / "b.csv").write_bytes(CSV.encode(written))
+        for encoding in encodings:
+            assert columns.read(tmp_path / "b.csv", "class", encoding=encoding).columns.keys() == names
     with pytest.raises(SamplesError, match="such as utf-16"):
-        columns.read(tmp_path / "c.csv", "class")
-    assert columns.read(tmp_path / "c.csv", "class", encoding="utf-16").columns.keys() == plain.columns.keys()
-
-
-def test_tables_compressed_excluded_and_in_another_encoding(tmp_path: Path) -> None:
+        columns.read(tmp_path / "b.csv", "class")
     text = CSV.replace("cook", "Köchin")
     plain = columns.read(write(tmp_path / "a.csv", text), "class")
     (tmp_path / "b.CSV.GZ").write_bytes(gzip.compress(text.encode("latin-1")))
@@ -1254,9 +974,7 @@ def test_tables_compressed_excluded_and_in_another_encoding(tmp_path: Path) -> N
         (np.array([0, 1, 2] * 6), ()),
     ],
 )
-def test_labels_of_arrays_have_gaps_or_are_texts(
-    y: np.ndarray, classes: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_labels_of_arrays_have_gaps_or_are_texts(y, classes, tmp_path):
     """Each class that there is has a number, and no other; labels of a test part are those of the training part."""
     x = np.random.default_rng(0).normal(size=(18, 2))
     np.savez(tmp_path / "a.npz", x=x, y=y)
@@ -1277,7 +995,7 @@ def test_labels_of_arrays_have_gaps_or_are_texts(
         datasets.load(tmp_path / "c.npz")
 
 
-def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
+def test_labels_may_be_true_and_false(tmp_path):
     """They name the classes, as those of a column of a table do."""
     y = np.arange(18) % 3 == 0
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(18, 2)), y=y)
@@ -1287,7 +1005,7 @@ def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
     np.testing.assert_array_equal(train.y, y)
 
 
-def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path: Path) -> None:
+def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path):
     rng = np.random.default_rng(0)
     x, y = np.round(rng.normal(size=(30, 2)), 3), np.array(["yes", "no"] * 15)
     x[3, 0] = x[7, 1] = np.nan
@@ -1301,7 +1019,7 @@ def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of_array.test.y, of_table.test.y)
 
 
-def test_channels_may_come_first(tmp_path: Path) -> None:
+def test_channels_may_come_first(tmp_path):
     images = np.random.default_rng(0).random((12, 16, 16, 3))
     np.savez(tmp_path / "a.npz", x=np.moveaxis(images, -1, 1), y=np.arange(12) % 2)
     data = datasets.load(tmp_path / "a.npz")

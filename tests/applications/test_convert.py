@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import exports
 import jax
@@ -34,15 +33,15 @@ NOT_SOFT = {"torchlogix_warp", "torchlogix_conv_warp", *(name for name in CASES 
 IMAGE = ("shape", "padding", "pool", "pool_padding")
 
 
-def package(name: str) -> str:
+def package(name):
     return {"dwn": "torch-dwn"}.get(found := name.partition("_")[0], found)
 
 
-def case(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def case(name):
     """Return tensors, arguments of the conversion, and inputs and outputs."""
     with np.load(CASES[name]) as file:
         whole = dict(file)
-    parts: dict[str, dict[str, Any]] = {"t": {}, "a": {}}
+    parts = {"t": {}, "a": {}}
     for key in [key for key in whole if key[1:2] == "/"]:
         parts[key[0]][key[2:]] = whole.pop(key)
     given = {key: value.tolist() for key, value in parts["a"].items()}
@@ -52,20 +51,20 @@ def case(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     return parts["t"], given, whole
 
 
-def converted(name: str) -> tuple[Any, dict[str, Any]]:
+def converted(name):
     tensors, arguments, found = case(name)
     return PACKAGES[package(name)](tensors, **arguments), found
 
 
 @nnx.jit(static_argnames="given")
-def called(model: Any, x: Any, given: tuple[tuple[str, bool], ...] = ()) -> jax.Array:
+def called(model, x, given=()):
     return model(x, **dict(given))
 
 
 HARD, SOFT = (("deterministic", True),), (("deterministic", False),)
 
 
-def test_there_are_cases() -> None:
+def test_there_are_cases():
     assert {package(name) for name in CASES} == set(PACKAGES)
     assert set(CASES) > NOT_SOFT
 
@@ -79,7 +78,7 @@ def test_there_are_cases() -> None:
         "torchlogix_conv_warp",
     ),
 )
-def test_outputs(name: str, tmp_path: Path) -> None:
+def test_outputs(name, tmp_path):
     model, found = converted(name)
     hard = called(model, found["x"], HARD)
     np.testing.assert_allclose(hard, found["hard"], rtol=0, atol=1e-6)
@@ -91,7 +90,7 @@ def test_outputs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if package(name) == "spiky"])
-def test_outputs_of_language_models(name: str, tmp_path: Path) -> None:
+def test_outputs_of_language_models(name, tmp_path):
     model, found = converted(name)
     hard = called(model, found["x"], HARD)
     np.testing.assert_allclose(hard, found["hard"], rtol=0, atol=1e-5)
@@ -100,11 +99,11 @@ def test_outputs_of_language_models(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(called(model, found["x"], SOFT), found["soft"], rtol=0, atol=1e-5)
 
 
-def test_a_language_model_is_trained_here() -> None:
+def test_a_language_model_is_trained_here():
     model, found = converted("spiky")
     tokens, optimizer = found["x"], nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
 
-    def loss(model: Any) -> jax.Array:
+    def loss(model):
         logits = model(tokens[:, :-1], deterministic=False)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -126,7 +125,7 @@ def test_a_language_model_is_trained_here() -> None:
         ("spiky_pair", "layers.1.attention_lut", 8),
     ],
 )
-def test_layers_of_spiky(name: str, layer: str, context: int | None) -> None:
+def test_layers_of_spiky(name, layer, context):
     model, _ = converted(name)
     tensors, _, _ = case(name)
     n_out = 128 if layer == "unembedder" else 12
@@ -136,10 +135,10 @@ def test_layers_of_spiky(name: str, layer: str, context: int | None) -> None:
     np.testing.assert_array_equal(one(x), there(x))
 
 
-def test_what_is_no_language_model() -> None:
+def test_what_is_no_language_model():
     tensors, given, _ = case("spiky")
 
-    def without(*endings: str) -> dict[str, Any]:
+    def without(*endings):
         return {name: array for name, array in tensors.items() if not name.endswith(endings)}
 
     first = "layers.0.attention_lut"
@@ -174,12 +173,12 @@ def test_what_is_no_language_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["torchlogix_raw", "dwn", "torchlogix_conv_strides"])
-def test_they_are_trained_here(name: str) -> None:
+def test_they_are_trained_here(name):
     model, found = converted(name)
     labels = np.arange(len(found["x"])) % 5
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
-    def loss(model: Any) -> jax.Array:
+    def loss(model):
         logits = model(found["x"], deterministic=False)
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels, jnp.int32)).mean()
 
@@ -194,7 +193,7 @@ def test_they_are_trained_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["difflogic", "torchlogix_conv_light"])
-def test_they_are_proved_here(name: str, tmp_path: Path) -> None:
+def test_they_are_proved_here(name, tmp_path):
     """Export the circuit from bits to classes, and prove its files equal to it."""
     model, found = converted(name)
     circuit, bits = model.circuit(), found["x"].astype(np.uint8)
@@ -207,7 +206,7 @@ def test_they_are_proved_here(name: str, tmp_path: Path) -> None:
     assert all(proof.passed is not False for proof in proved), proved
 
 
-def test_files_of_tensors(tmp_path: Path) -> None:
+def test_files_of_tensors(tmp_path):
     tensors, arguments, found = case("torchlogix_raw")
     save_file(tensors, tmp_path / "m.safetensors")
     assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
@@ -250,7 +249,7 @@ def test_files_of_tensors(tmp_path: Path) -> None:
             convert.read(tmp_path / name)
 
 
-def test_files_of_pytorch(tmp_path: Path) -> None:
+def test_files_of_pytorch(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors, _, _ = case("torchlogix_raw")
     torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, tmp_path / "m.pt")
@@ -261,7 +260,7 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
         convert.read(tmp_path / "code.pt")
 
 
-def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pytorch(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "m.pt").write_bytes(b"")
     with pytest.raises(ModuleNotFoundError, match=r"is a file of PyTorch, which is not installed here"):
@@ -290,20 +289,20 @@ WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
-def test_what_is_no_network(given: dict[str, Any], message: str) -> None:
+def test_what_is_no_network(given, message):
     with pytest.raises(ConversionError, match=re.escape(message)) as found:
         convert.torchlogix(given, n_classes=2)
     assert "\n" not in str(found.value)
 
 
-def test_a_state_dict_of_difflogic_has_no_wires() -> None:
+def test_a_state_dict_of_difflogic_has_no_wires():
     with pytest.raises(
         ConversionError, match=r"0 has no indices: .* Save them with it: safetensors.torch.save_file"
     ):
         convert.difflogic({"0.weights": WEIGHT}, n_classes=2)
 
 
-def test_what_is_no_image() -> None:
+def test_what_is_no_image():
     tensors, given, _ = case("torchlogix_conv")
     image = given.pop("image")
     with pytest.raises(ConversionError, match=r"has convolutions, and not the size of images"):

@@ -15,9 +15,7 @@ import time
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ from lutjax.training.errors import CheckpointError, DamagedError
 from lutjax.training.samples import SamplesError, read_arrays, split_ids
 
 
-def memory_of(call: Callable[[], object]) -> int:
+def memory_of(call):
     """Return the most memory that a call takes, in octets."""
     tracemalloc.start()
     try:
@@ -42,13 +40,13 @@ def memory_of(call: Callable[[], object]) -> int:
 
 
 # ------------------------------------------------------------------------------------- tables
-def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
+def test_one_long_cell_does_not_make_the_others_as_long(tmp_path):
     """A column was an array of as many characters for each cell: 2.6 GB of this file."""
     rows = "".join(f"c{k % 7},{k % 2}\n" for k in range(5000))
     (tmp_path / "t.csv").write_text(f"a,y\n{'x' * 130_000},0\n{rows}")
     size = (tmp_path / "t.csv").stat().st_size
 
-    def read() -> None:
+    def read():
         parts = datasets.load(tmp_path / "t.csv", target="y").parts(bits=4, stratified=True)
         assert len(parts.train.x) == 4000
 
@@ -57,7 +55,7 @@ def test_one_long_cell_does_not_make_the_others_as_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
+def test_memory_of_a_table_of_short_cells(tmp_path):
     """Rows were Python's texts, all at once, 44 times the memory of the file; features were made in float64, and twice, 274 times."""
     letters = string.ascii_letters + string.digits + "!@"
     path = tmp_path / "t.csv"
@@ -70,25 +68,25 @@ def test_memory_of_a_table_of_short_cells(tmp_path: Path) -> None:
     assert table.digest == hashlib.sha256("".join(f"{column}\x1e" for column in cells).encode()).hexdigest()
 
 
-def _idx_bomb(folder: Path) -> Path:
+def _idx_bomb(folder):
     (folder / "data").mkdir()
     for name in idx.FILES:
         (folder / "data" / f"{name}.gz").write_bytes(gzip.compress(bytes(5 << 20)))
     return folder / "data"
 
 
-def _npz_bomb(folder: Path) -> Path:
+def _npz_bomb(folder):
     np.savez_compressed(folder / "a.npz", x=np.zeros((20, 1 << 20), np.uint8), y=np.arange(20) % 2)
     return folder / "a.npz"
 
 
-def _table_bomb(path: Path) -> Path:
+def _table_bomb(path):
     delimiter = "," if "csv" in path.name else "\t"
     path.write_bytes(gzip.compress(f"a{delimiter}y\n".encode() + f"1{delimiter}0\n".encode() * (2 << 20)))
     return path
 
 
-def _one_line(path: Path) -> Path:
+def _one_line(path):
     path.write_bytes(gzip.compress(b"a," * (4 << 20)))
     return path
 
@@ -104,12 +102,12 @@ def _one_line(path: Path) -> Path:
     ],
     ids=["csv", "tsv", "a line", "idx", "npz"],
 )
-def test_files_that_unpack_to_far_more(make: Callable[[Path], Path], advice: str, tmp_path: Path) -> None:
+def test_files_that_unpack_to_far_more(make, advice, tmp_path):
     """A file of 32 KB took 12.6 seconds and 1.4 GB."""
     path = make(tmp_path)
     target = {"target": "y"} if datasets.is_table(path) else {}
 
-    def read() -> None:
+    def read():
         with pytest.raises(
             SamplesError, match=r"bytes, which unpack to [0-9,]+ or more; at most 100 for each"
         ) as caught:
@@ -119,7 +117,7 @@ def test_files_that_unpack_to_far_more(make: Callable[[Path], Path], advice: str
     assert memory_of(read) < 100 << 20
 
 
-def test_a_damaged_file_of_another_encoding(tmp_path: Path) -> None:
+def test_a_damaged_file_of_another_encoding(tmp_path):
     """Its beginning was read once more, to name an encoding, and then was no whole gzip file."""
     packed = gzip.compress("a,y\ngrö\xdfe,1\n".encode("latin-1"))
     for content, message in (
@@ -137,14 +135,14 @@ def test_a_damaged_file_of_another_encoding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cell", ["1" * 100_000 + "x", "1" * 50_000 + "." + "2" * 50_000 + "e", "." + "3" * 100_000 + "-"]
 )
-def test_long_rows_of_digits_take_no_squares_of_time(cell: str) -> None:
+def test_long_rows_of_digits_take_no_squares_of_time(cell):
     """Digits could be divided in as many ways as there are digits, which were all tried: hours for such a cell."""
     start = time.process_time()
     assert columns.classes_of(columns.Table({}, columns.strings([cell, "a"] * 3), "t")) == sorted([cell, "a"])
     assert time.process_time() - start < 1
 
 
-def test_parts_of_labels_that_are_text() -> None:
+def test_parts_of_labels_that_are_text():
     """Stratified parts are those that scikit-learn makes of the labels themselves."""
     from sklearn.model_selection import train_test_split
 
@@ -155,7 +153,7 @@ def test_parts_of_labels_that_are_text() -> None:
             np.testing.assert_array_equal(found, ids)
 
 
-def test_parquet_that_unpacks_to_far_more(tmp_path: Path) -> None:
+def test_parquet_that_unpacks_to_far_more(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
@@ -195,18 +193,14 @@ ENCODING = {
     [
         (0, {"kind": "Other"}, """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'"""),
         (0, {"fill": None}, "columns[0]: 'fill' is null; expected a finite number"),
-        (
-            0,
-            {"fill": 1e999},
-            "columns[0]: 'fill' is Infinity; expected a finite number",
-        ),
+        (0, {"fill": 1e999}, "columns[0]: 'fill' is Infinity; expected a finite number"),
         (0, {"scale": 0}, "columns[0]: 'scale' is 0"),
         (0, {"thresholds": ["1"]}, "columns[0]: thresholds: '0' is"),
         (0, {"missing": 1}, "columns[0]: 'missing' is 1; expected true or false"),
         (1, {"values": ["a", 1]}, """columns[1]: 'values' is ["a", 1]; expected texts"""),
     ],
 )
-def test_encodings_that_are_none(column: int, changed: dict[str, Any], message: str) -> None:
+def test_encodings_that_are_none(column, changed, message):
     whole = json.loads(json.dumps(ENCODING))
     assert json.loads(Encoding.from_json(json.dumps(whole)).to_json()) == ENCODING
     whole["columns"][column].update(changed)
@@ -230,14 +224,14 @@ def test_encodings_that_are_none(column: int, changed: dict[str, Any], message: 
         ({"x": np.array([["a", "b"]] * 20), "names": np.array([1, 2])}, "names are int64 [2]; expected a text"),
     ],
 )  # fmt: skip
-def test_arrays_that_cannot_be_used(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_used(arrays, message, tmp_path):
     np.savez(tmp_path / "a.npz", y=np.arange(20) % 2, **arrays)
     with pytest.raises(SamplesError, match=r"a\.npz") as caught:
         datasets.load(tmp_path / "a.npz")
     assert message in str(caught.value)
 
 
-def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
+def test_a_member_is_no_longer_than_its_file(tmp_path):
     """A header and two places of a zip file agree on octets that are not there."""
     path, header = tmp_path / "a.npz", io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9,)})
@@ -246,14 +240,14 @@ def test_a_member_is_no_longer_than_its_file(tmp_path: Path) -> None:
     content, size = path.read_bytes(), len(header.getvalue())
     path.write_bytes(content.replace(size.to_bytes(4, "little"), (10**9 + size).to_bytes(4, "little")))
 
-    def read() -> None:
+    def read():
         with pytest.raises(SamplesError, match=r"x\.npy has 1,000,000,128 bytes; the file has"):
             read_arrays(path, ("x",))
 
     assert memory_of(read) < 1 << 20
 
 
-def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path: Path) -> None:
+def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path):
     """A member of 128 octets more, as the file says, whose data unpack to 64 MB."""
     path, out = tmp_path / "a.npz", io.BytesIO()
     np.lib.format.write_array(out, np.arange(128, dtype=np.uint8))
@@ -274,16 +268,16 @@ def test_a_member_is_unpacked_as_far_as_it_is_read(tmp_path: Path) -> None:
     assert memory_of(lambda: read_arrays(path, ("x",))) < 4 << 20
 
 
-def test_text_beyond_unicode(tmp_path: Path) -> None:
+def test_text_beyond_unicode(tmp_path):
     wrong = np.frombuffer(np.full(40, 0x110000, np.uint32).tobytes(), "<U1").reshape(20, 2)
     np.savez(tmp_path / "a.npz", x=wrong, y=np.arange(20) % 2)
     with pytest.raises(SamplesError, match="characters that there are none of"):
         datasets.load(tmp_path / "a.npz")
 
 
-def test_labels_in_lists_in_lists() -> None:
+def test_labels_in_lists_in_lists():
     """A pickle of some hundred octets holds two lists in lists, 2**40 labels."""
-    labels: list[Any] = [1, 2]
+    labels = [1, 2]
     for _ in range(40):
         labels = [labels, labels]
     start = time.process_time()
@@ -295,11 +289,11 @@ def test_labels_in_lists_in_lists() -> None:
 
 
 @pytest.mark.slow
-def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
+def test_images_of_another_size_are_not_read(tmp_path):
     path = tmp_path / "i.png"
     Image.new("1", (9000, 9000)).save(path)
 
-    def read() -> None:
+    def read():
         with pytest.raises(patterns.PatternError, match=r"i.png has 9000 x 9000 pixels; the grid is 8 x 8"):
             patterns.read_image(path, 8)
 
@@ -309,7 +303,7 @@ def test_images_of_another_size_are_not_read(tmp_path: Path) -> None:
         patterns.read_image(path, 8)
 
 
-def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
+def test_chunks_are_no_longer_than_an_image(tmp_path):
     """Python makes room for as many octets as a file is asked for: a wrong length in 150 octets took 3.3 GB."""
     path = tmp_path / "i.png"
     written = (
@@ -320,19 +314,19 @@ def test_chunks_are_no_longer_than_an_image(tmp_path: Path) -> None:
     patterns.read_image(path, 8)  # what is imported by the first image is not its memory
     path.write_bytes(base64.b64decode(written))  # an image of 8 x 8 pixels, and a damaged chunk after it
 
-    def read() -> None:
+    def read():
         with contextlib.suppress(patterns.PatternError):
             patterns.read_image(path, 8)
 
     assert memory_of(read) < 4 << 20
 
 
-def test_texts_in_an_image_are_bounded(tmp_path: Path) -> None:
+def test_texts_in_an_image_are_bounded(tmp_path):
     path, out = tmp_path / "i.png", io.BytesIO()
     Image.new("L", (8, 8)).save(out, "PNG")
     image, text = out.getvalue(), zlib.compress(b"a" * ((1 << 20) - 1))
 
-    def read(n_texts: int) -> None:
+    def read(n_texts):
         kinds = (b"zTXt" + f"{k}".encode() + b"\0\0" + text for k in range(n_texts))
         chunks = (struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one)) for one in kinds)
         path.write_bytes(image[:33] + b"".join(chunks) + image[33:])
@@ -343,7 +337,7 @@ def test_texts_in_an_image_are_bounded(tmp_path: Path) -> None:
         read(70)
 
 
-def test_one_line_of_a_damaged_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_of_a_damaged_image(tmp_path, caplog):
     """Pillow logs a line of its own beside the error, which went to standard error."""
     path = tmp_path / "i.tiff"
     Image.new("RGB", (8, 8)).save(path)
@@ -356,7 +350,7 @@ def test_one_line_of_a_damaged_image(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_executed(tmp_path, monkeypatch):
     """Pillow gives PostScript to a program; other formats than the known ones are not looked at."""
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     (tmp_path / "gs").chmod(0o755)
@@ -372,7 +366,7 @@ def test_images_are_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
-def test_pipes_in_a_folder_of_texts(tmp_path: Path) -> None:
+def test_pipes_in_a_folder_of_texts(tmp_path):
     (tmp_path / "a.txt").write_text("some text " * 20)
     os.mkfifo(tmp_path / "b.txt")
     assert text.load_text(tmp_path).size == 200
@@ -396,7 +390,7 @@ TREE = {"w": np.ones((2, 3), np.float32)}
         ("step", "3", """'step' is "3"; expected a whole number"""),
     ],
 )  # fmt: skip
-def test_checkpoints_that_were_signed_anew(field: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_checkpoints_that_were_signed_anew(field, value, message, tmp_path):
     """A digest says that a file is whole, and not who wrote it."""
     checkpoints.save(tmp_path, 3, {"model": TREE}, {})
     path = tmp_path / "3" / "checkpoint.json"
@@ -427,7 +421,7 @@ def test_checkpoints_that_were_signed_anew(field: str, value: Any, message: str,
         ({"kind": ["ca"]}, "holds a run of the kind ['ca']"),
     ],
 )
-def test_records_of_other_kinds_of_values(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_records_of_other_kinds_of_values(fields, message, tmp_path):
     from lutjax.training import automaton
 
     training = {"experiment": "life", "start": "random"}

@@ -1,9 +1,6 @@
 """The benchmarks of images split, write and count as their page says."""
 
 import json
-import pathlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from lutjax.training.samples import load_samples
 
 
 @pytest.fixture(scope="module")
-def commands() -> Iterator[Any]:
+def commands():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
         import image_pictures
@@ -25,7 +22,7 @@ def commands() -> Iterator[Any]:
 
 
 @pytest.fixture
-def few(tmp_path: pathlib.Path) -> pathlib.Path:
+def few(tmp_path):
     """Ten classes of images, each a bright square at a place of its own."""
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 12)
@@ -38,7 +35,7 @@ def few(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_images_of_a_split(commands: Any, few: pathlib.Path) -> None:
+def test_images_of_a_split(commands, few):
     whole = load_samples(few)
     tested = []
     for split in (*range(5), None):
@@ -53,7 +50,7 @@ def test_images_of_a_split(commands: Any, few: pathlib.Path) -> None:
     assert not tested[5] & set.union(*tested[:5])
 
 
-def test_few_images_as_the_files_of_mnist(commands: Any, few: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_few_images_as_the_files_of_mnist(commands, few, tmp_path):
     commands["published"].write_idx(few, tmp_path / "mnist")
     loaded = datasets.load(tmp_path / "mnist")
     whole = load_samples(few)
@@ -64,7 +61,7 @@ def test_few_images_as_the_files_of_mnist(commands: Any, few: pathlib.Path, tmp_
         np.testing.assert_array_equal(found.y, whole.y[ids])
 
 
-def test_what_a_tree_reads(commands: Any) -> None:
+def test_what_a_tree_reads(commands):
     wires = np.array([[0, 1], [3, 4], [1, 1], [2, 2], [9, 10], [11, 12], [13, 14]])
     truth = np.zeros((7, 4), bool)
     truth[0, 3] = truth[1, 3] = True  # 0 and 1; 3 and 4
@@ -77,14 +74,12 @@ def test_what_a_tree_reads(commands: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_typechecking")
-def test_figures_of_networks(
-    commands: Any, few: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_networks(commands, few, tmp_path, monkeypatch):
     images = commands["images"]
     # In so few steps, at a rate that warm-up holds down, networks learn from images as they are.
     still = {"strength": 0.0, "shift": 0.0, "bend": 0.0, "average": 0.9}
 
-    def network(build: Any, **rates: float) -> Any:
+    def network(build, **rates):
         return images.Network(build=build, rates=images.Rates(**still, **rates), batch=32)
 
     small = {

@@ -4,14 +4,12 @@ import contextlib
 import csv
 import io
 import os
-import re
-from collections.abc import Callable
+import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from commands import command, output
+from commands import command, output, refusal
 from PIL import Image
 
 from lutjax.training import classifier, datasets, pixels, raw, runs
@@ -19,20 +17,18 @@ from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets import folders
 from lutjax.training.samples import SamplesError
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
 RNG = np.random.default_rng(0)
 CLASSES = ("cat", "dog 2", "eel")
 
 
-def save(path: Path, array: np.ndarray, mode: str | None = None, **options: Any) -> Path:
+def save(path, array, mode=None, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(array)
     (image.convert(mode) if mode else image).save(path, **options)
     return path
 
 
-def write_folder(folder: Path, n: int = 5, size: tuple[int, int] = (4, 6)) -> dict[str, np.ndarray]:
+def write_folder(folder, n=5, size=(4, 6)):
     """Write gray images of each class, some in a nested folder; return them by class in the order of their names."""
     images = {}
     for number, name in enumerate(CLASSES):
@@ -42,7 +38,7 @@ def write_folder(folder: Path, n: int = 5, size: tuple[int, int] = (4, 6)) -> di
     return images
 
 
-def load(folder: Path, **options: Any) -> datasets.Parts:
+def load(folder, **options):
     data = datasets.load(folder, **options)
     return data.parts(stratified=data.test is None)
 
@@ -50,17 +46,11 @@ def load(folder: Path, **options: Any) -> datasets.Parts:
 # --- reading
 
 
-def test_classes_are_the_names_of_folders(tmp_path: Path) -> None:
+def test_classes_are_the_names_of_folders(tmp_path):
     """They are sorted as text; files in nested folders belong to them, and hidden files to nobody."""
     images = write_folder(tmp_path)
-    for name in (
-        ".DS_Store",
-        "cat/.DS_Store",
-        "cat/Thumbs.db",
-        "cat/._0.png",
-        ".git/0.png",
-        "__MACOSX/cat/0.png",
-    ):
+    hidden = ".DS_Store cat/.DS_Store cat/Thumbs.db cat/._0.png .git/0.png __MACOSX/cat/0.png"
+    for name in hidden.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     data = datasets.load(tmp_path)
@@ -77,7 +67,7 @@ def test_classes_are_the_names_of_folders(tmp_path: Path) -> None:
     assert [(part.test.x == parts[0].test.x).all() for part in parts] == [True, True, False]
 
 
-def test_files_that_are_left_out_are_named(tmp_path: Path) -> None:
+def test_files_that_are_left_out_are_named(tmp_path):
     write_folder(tmp_path)
     for name in ("README.md", "eel/notes.txt", "stray.png", "eel/photo.heic"):
         (tmp_path / name).write_bytes(b"x")
@@ -95,9 +85,7 @@ def test_files_that_are_left_out_are_named(tmp_path: Path) -> None:
         (("L", "LA", "RGBA"), 1),
     ],
 )
-def test_channels_are_those_that_all_images_need(
-    modes: tuple[str, ...], channels: int, tmp_path: Path
-) -> None:
+def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
     """An image in RGB with gray pixels is gray, and so is an opaque one with an alpha channel."""
     gray = RNG.integers(0, 2, (12, 3, 4), np.uint8) * 255
     expected = np.repeat(gray[..., None], channels, -1)
@@ -121,41 +109,32 @@ def test_channels_are_those_that_all_images_need(
     np.testing.assert_array_equal(found.train.x, expected[order].reshape(12, -1))
 
 
-def test_folders_of_parts(tmp_path: Path) -> None:
+def test_folders_of_parts(tmp_path):
     """Folders train and test are the parts, and other parts are left out; folders around them are looked through."""
     train, test = write_folder(tmp_path / "data/v1/Train"), write_folder(tmp_path / "data/v1/test", 2)
     write_folder(tmp_path / "data/v1/val", 1)
     found = load(tmp_path / "data")
     for part, images in ((found.train, train), (found.test, test)):
         np.testing.assert_array_equal(part.x, np.concatenate(list(images.values())).reshape(len(part.x), -1))
-    assert (
-        found.remarks[1] == f"{tmp_path}/data/v1/val is left out: the test part is {tmp_path}/data/v1/test."
-    )
-
-
-def test_a_folder_of_test_images_without_classes_is_no_test_part(tmp_path: Path) -> None:
-    write_folder(tmp_path / "train")
-    save(tmp_path / "test/0.png", np.zeros((4, 6), np.uint8))
-    found = load(tmp_path)
+    parts = tmp_path / "data/v1"
+    assert found.remarks[1] == f"{parts}/val is left out: the test part is {parts}/test."
+    # Test images without classes are no test part, and the folder of a class may have the name of one.
+    write_folder(tmp_path / "other/train")
+    save(tmp_path / "other/test/0.png", np.zeros((4, 6), np.uint8))
+    found = load(tmp_path / "other")
     assert (len(found.train.x), len(found.test.x)) == (12, 3)
-    assert f"{tmp_path}/test is left out: it has no folder for each class." in found.remarks
+    assert f"{tmp_path}/other/test is left out: it has no folder for each class." in found.remarks
+    write_folder(tmp_path / "classes")
+    (tmp_path / "classes/dog 2").rename(tmp_path / "classes/train")
+    assert load(tmp_path / "classes").train.classes == ("cat", "eel", "train")
 
 
-def test_class_folders_may_be_called_as_parts(tmp_path: Path) -> None:
-    images = write_folder(tmp_path)
-    (tmp_path / "dog 2").rename(tmp_path / "train")
-    assert load(tmp_path).train.classes == ("cat", "eel", "train")
-    assert len(images) == 3
-
-
-def test_images_are_scaled(tmp_path: Path) -> None:
+def test_images_are_scaled(tmp_path):
     """Predictions scale an image as training does."""
     for k in range(12):
         h, w = (9 + k, 17 - k)
         save(tmp_path / f"{k % 2}/{k:02}.png", RNG.integers(0, 256, (h, w, 3), np.uint8))
-    with pytest.raises(
-        SamplesError, match=r"02\.png has 11 x 15 pixels, and .*00\.png has 9 x 17; .* --image-size 9x17"
-    ):
+    with pytest.raises(SamplesError, match=r"02\.png has 11 x 15 pixels, and .*00\.png has 9 x 17; .* 9x17"):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, image_size=(4, 8))
     assert isinstance(data.train, datasets.Samples)
@@ -167,109 +146,54 @@ def test_images_are_scaled(tmp_path: Path) -> None:
     assert given.labels.tolist() == ["0"] * 6 + ["1"] * 6
     assert list(given.ids["file"][:2]) == ["0/00.png", "0/02.png"]
     fixed = raw.Form.of(data.train, 2, None)
-    with pytest.raises(
-        SamplesError,
-        match=r"00\.png has 9 x 17 pixels; expected 4 x 8\. Scale it, or train with --image-size",
-    ):
+    with pytest.raises(SamplesError, match=r"00\.png has 9 x 17 pixels; expected 4 x 8\. Scale it, or train"):
         raw.read(tmp_path, fixed)
 
 
-def remove(folder: Path, *names: str) -> None:
+def remove(folder, *names):
     for name in names:
-        for path in sorted((folder / name).rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        (folder / name).rmdir()
+        shutil.rmtree(folder / name)
 
 
-def empty(folder: Path) -> None:
-    (folder / "fox").mkdir()
-    (folder / "fox/notes.txt").write_text("x")
+def part(folder, name, classes=CLASSES):
+    for one in classes:
+        save(folder / name / one / "0.png", np.zeros((4, 6), np.uint8))
 
 
-def cut(folder: Path) -> None:
-    path = folder / "cat/3.png"
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def flat(folder: Path) -> None:
-    for k, path in enumerate(folder.rglob("*.png")):
-        path.rename(folder / f"{k}.png")
-    remove(folder, *CLASSES)
-
-
-def single(folder: Path) -> None:
-    save(folder / "fox/0.png", np.zeros((4, 6), np.uint8))
-
-
-def unlabeled(folder: Path) -> None:
-    for name in ("train", "test"):
-        save(folder / name / "0.png", np.zeros((4, 6), np.uint8))
-    remove(folder, *CLASSES)
-
-
-def unknown(folder: Path) -> None:
-    remove(folder, *CLASSES)
-    write_folder(folder / "train")
-    write_folder(folder / "test")
-    (folder / "test/eel").rename(folder / "test/fox")
-
-
-def pipe(folder: Path) -> None:
-    remove(folder, "eel")
-    os.mkfifo(folder / "fox.png")
-    (folder / "eel").mkdir()
-    (folder / "fox.png").rename(folder / "eel/0.png")
+def damage(folder, content):
+    (folder / "cat/3.png").write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (empty, r"fox is the folder of a class and has no images \(\.png, .*\); add some, or remove the folder"),
+        (lambda f: (f / "fox").mkdir() or (f / "fox/notes.txt").write_text("x"), r"fox is the folder of a class and has no images \(\.png, .*\); add some, or remove"),
         (lambda f: remove(f, "dog 2", "eel"), r"has images of one class, cat; expected a folder for each of at least two classes"),
-        (flat, r"has no folder for each class; put the images of each class into a folder of its name"),
-        (unlabeled, r"train has no folder for each class"),
-        (lambda f: (f / "cat/3.png").write_bytes(b"GIF89b" * 9), r"3\.png is no image of a known format; they are PNG"),
-        (lambda f: (f / "cat/3.png").write_bytes(b""), r"3\.png is no image of a known format"),
-        (cut, r"cannot read the image .*3\.png: image file is truncated"),
-        (single, r"class fox has 1 of 16 samples, and 4 classes"),
-        (unknown, r"test has the class fox, which .*train lacks; it has cat, dog 2, eel"),
+        (lambda f: (f / "cat/2.png").rename(f / "0.png") and remove(f, *CLASSES), r"has no folder for each class; put the images of each class into a folder of its name"),
+        (lambda f: [save(f / name / "0.png", np.zeros((4, 6), np.uint8)) for name in ("train", "test")] and remove(f, *CLASSES), r"train has no folder for each class"),
+        (lambda f: damage(f, b"GIF89b" * 9), r"3\.png is no image of a known format; they are PNG"),
+        (lambda f: damage(f, b""), r"3\.png is no image of a known format"),
+        (lambda f: damage(f, (f / "cat/3.png").read_bytes()[:-30]), r"cannot read the image .*3\.png: image file is truncated"),
+        (lambda f: save(f / "fox/0.png", np.zeros((4, 6), np.uint8)), r"class fox has 1 of 16 samples, and 4 classes"),
+        (lambda f: (part(f, "train"), part(f, "test", ("cat", "fox")), remove(f, *CLASSES)), r"test has the class fox, which .*train lacks; it has cat, dog 2, eel"),
         (lambda f: remove(f, *CLASSES), r"nor batches of CIFAR-10 .* nor images \(\.png, .*\) in one subfolder for each class"),
-        pytest.param(pipe, r"eel is the folder of a class and has no images", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")),
+        (lambda f: remove(f, "eel/1") or [path.unlink() for path in f.glob("*/[3-4].png")], r"there are 8 images; at least 10 are needed"),
+        pytest.param(lambda f: remove(f, "eel") or (f / "eel").mkdir() or os.mkfifo(f / "eel/0.png"), r"eel is the folder of a class and has no images", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")),
     ],
 )  # fmt: skip
-def test_folders_that_cannot_be_used(change: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used(change, message, tmp_path):
     write_folder(tmp_path)
     change(tmp_path)
     with pytest.raises(SamplesError, match=message):
         load(tmp_path)
 
 
-def test_too_few_images(tmp_path: Path) -> None:
-    write_folder(tmp_path, 3)
-    with pytest.raises(SamplesError, match=r"there are 9 images; at least 10 are needed"):
-        datasets.load(tmp_path)
-
-
-@pytest.mark.skipif(
-    os.name == "nt" or not hasattr(os, "geteuid") or os.geteuid() == 0, reason="every file can be read here"
-)
-def test_unreadable_files_and_folders(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    for name in ("cat/3.png", "eel"):
-        (tmp_path / name).chmod(0)
-        try:
-            with pytest.raises(SamplesError, match=rf"{name}.*Permission denied"):
-                datasets.load(tmp_path)
-        finally:
-            (tmp_path / name).chmod(0o755)
-
-
-def test_errors_of_reading_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_reading_are_one_line(tmp_path, monkeypatch):
     """Raise what the system raises where root can read everything."""
     write_folder(tmp_path)
     real, iterdir = Path.read_bytes, Path.iterdir
 
-    def refused(path: Path, name: str) -> None:
+    def refused(path, name):
         if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
 
@@ -281,7 +205,7 @@ def test_errors_of_reading_are_one_line(tmp_path: Path, monkeypatch: pytest.Monk
         datasets.load(tmp_path)
 
 
-def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_once(tmp_path):
     write_folder(tmp_path / "data")
     with contextlib.suppress(OSError):  # Windows may forbid links
         (tmp_path / "data/cat/around").symlink_to(tmp_path / "data/cat")
@@ -290,7 +214,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     assert len(data) == 15
 
 
-def test_an_image_size_is_for_folders_of_images(tmp_path: Path) -> None:
+def test_an_image_size_is_for_folders_of_images(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
     for path in (None, tmp_path / "a.npz"):
         with pytest.raises(SamplesError, match=r"--image-size is 3x4, but it is for folders of images"):
@@ -303,7 +227,7 @@ def test_an_image_size_is_for_folders_of_images(tmp_path: Path) -> None:
 # --- pixels
 
 
-def test_sixteen_bits_keep_the_upper_eight(tmp_path: Path) -> None:
+def test_sixteen_bits_keep_the_upper_eight(tmp_path):
     """Pillow clips such numbers at 255: all but the darkest pixels were white."""
     image = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
     for end in ("png", "tif", "pgm"):
@@ -315,7 +239,7 @@ def test_sixteen_bits_keep_the_upper_eight(tmp_path: Path) -> None:
         pixels.read(tmp_path / "f.tif", "L", (3, 4))
 
 
-def test_palettes_with_transparency(tmp_path: Path) -> None:
+def test_palettes_with_transparency(tmp_path):
     """Pillow warns of them, and a warning was an error: they could not be predicted."""
     image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) * 20).convert("P")
     image.save(tmp_path / "opaque.png", transparency=bytes([255] * 256))
@@ -331,7 +255,7 @@ def test_palettes_with_transparency(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["png", "jpg", "webp", "tif"])
-def test_photos_are_turned_upright(end: str, tmp_path: Path) -> None:
+def test_photos_are_turned_upright(end, tmp_path):
     """Every orientation of Exif; the expected size is that of the upright image."""
     image = np.arange(256, dtype=np.uint8).reshape(8, 32)
     stored = pixels.read(save(tmp_path / f"stored.{end}", image), "L", (8, 32))
@@ -349,30 +273,23 @@ def test_photos_are_turned_upright(end: str, tmp_path: Path) -> None:
             pixels.read(path, "L", expected.shape[::-1])
 
 
-def test_images_of_unknown_size_are_bounded(tmp_path: Path) -> None:
+def test_images_of_unknown_size_are_bounded(tmp_path):
     """A file of some kilobytes has hundreds of megabytes of pixels; it is refused before they are decoded."""
     Image.new("1", (9000, 9000)).save(tmp_path / "i.png")
     for size, scaled in ((None, False), ((8, 8), True)):
-        with pytest.raises(
-            ValueError, match=r"i\.png has [0-9,]+ bytes, which unpack to 9000 x 9000 pixels; at most 100"
-        ):
+        with pytest.raises(ValueError, match=r"i\.png has [0-9,]+ bytes, which unpack to 9000 x 9000 pixels"):
             pixels.read(tmp_path / "i.png", "L", size, scaled=scaled)
 
 
-def test_images_of_a_folder_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_a_folder_are_bounded(tmp_path, monkeypatch):
     for k in range(12):
-        Image.new("L", (200, 300)).save(
-            tmp_path / save(tmp_path / f"{k % 2}/{k}.png", np.zeros((1, 1), np.uint8))
-        )
+        save(tmp_path / f"{k % 2}/{k}.png", np.zeros((300, 200), np.uint8))
     assert len(datasets.load(tmp_path)) == 12
     monkeypatch.setattr(folders, "ALWAYS", 1000)
 
-    def decoded(*_: object, **__: object) -> None:
-        raise AssertionError("pixels were decoded")
-
-    monkeypatch.setattr(pixels, "read", decoded)
+    monkeypatch.setattr(pixels, "read", None)  # no pixels are decoded
     with pytest.raises(
-        SamplesError, match=r"12 images of 300 x 200 pixels take 720,000 bytes or more; .*--image-size"
+        SamplesError, match=r"12 images of 300 x 200 pixels take 720,000 bytes or more; .*--im"
     ):
         datasets.load(tmp_path)
 
@@ -391,22 +308,20 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+def finished(tmp_path_factory):
     """A folder of images, a run on it that has ended, and what the command printed. Not to be changed."""
     folder = tmp_path_factory.mktemp("folders")
     write_folder(folder / "pets", 10)
     out = folder / "run"
-    said = output(
-        "train", "classify", "--data", folder / "pets", "--out", out, "--steps=20", "--n-thresholds=1", *SMALL
-    )
-    return folder / "pets", out, said
+    words = ("--data", folder / "pets", "--out", out, "--steps=20", "--n-thresholds=1", *SMALL)
+    return folder / "pets", out, output("train", "classify", *words)
 
 
-def table(text: str) -> list[list[str]]:
+def table(text):
     return list(csv.reader(io.StringIO(text)))
 
 
-def test_the_command_trains_on_a_folder(finished: tuple[Path, Path, str]) -> None:
+def test_the_command_trains_on_a_folder(finished):
     folder, out, said = finished
     assert 'images: 30 of 4 x 6 pixels, gray; 3 classes: "cat", "dog 2", "eel".' in said
     assert "training on 24 samples" in said
@@ -419,7 +334,7 @@ def test_the_command_trains_on_a_folder(finished: tuple[Path, Path, str]) -> Non
     assert f"data: {folder}, 30 in all" in shown
 
 
-def test_predictions_name_each_file(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_predictions_name_each_file(finished, tmp_path):
     """Predict a folder of folders, a flat folder and one image; with --target labels are the names of folders."""
     folder, out, _ = finished
     header, *found = table(output("predict", out, folder))
@@ -438,34 +353,25 @@ def test_predictions_name_each_file(finished: tuple[Path, Path, str], tmp_path: 
     (tmp_path / "flat/._x.png").write_bytes(b"x")
     (tmp_path / "flat/x.txt").write_bytes(b"x")
     result = command("predict", out, tmp_path / "flat")
-    assert table(result.stdout)[1:] == [
-        ["new 0.png", *by_name["eel/3.png"]],
-        ["new 1.png", *by_name["cat/0/0.png"]],
-    ]
-    assert result.stderr.strip() == (
-        'warning: files whose names do not end as those of images are left out, 1 in all: "x.txt"'
-    )
+    expected = [["new 0.png", *by_name["eel/3.png"]], ["new 1.png", *by_name["cat/0/0.png"]]]
+    assert table(result.stdout)[1:] == expected
+    warning = 'warning: files whose names do not end as those of images are left out, 1 in all: "x.txt"\n'
+    assert result.stderr == warning
     assert table(output("predict", out, folder / "eel/3.png"))[1:] == [["3.png", *by_name["eel/3.png"]]]
-    for words, message in (
-        ((tmp_path / "flat", "--target=folder"), "new 0.png is in no folder with the name of a class"),
-        ((tmp_path / "flat", "--id=x"), "--id is x, but"),
-        ((tmp_path,), None),
-    ):
-        result = command("predict", out, *words)
-        assert result.exit_code == (0 if message is None else 2)
-        assert message is None or message in " ".join(result.output.replace("│", "").split())
+    refused = refusal("predict", out, tmp_path / "flat", "--target=folder")
+    assert "new 0.png is in no folder with the name of a class" in refused
+    assert "--id is x, but" in refusal("predict", out, tmp_path / "flat", "--id=x")
+    output("predict", out, tmp_path)
 
 
-def test_predictions_take_the_test_part(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_predictions_take_the_test_part(finished, tmp_path):
     for part in ("train", "test"):
         write_folder(tmp_path / part, 2)
     _, *found = table(output("predict", finished[1], tmp_path))
     assert [row[0].split("/")[0] for row in found] == ["test"] * 6
 
 
-def test_an_export_names_classes_and_the_order_of_pixels(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
+def test_an_export_names_classes_and_the_order_of_pixels(finished, tmp_path):
     output("export", finished[1], "--out", tmp_path / "e", "--format=c,html")
     header = next((tmp_path / "e").glob("*.h")).read_text()
     assert '* class 1: "dog 2"' in header
@@ -473,23 +379,3 @@ def test_an_export_names_classes_and_the_order_of_pixels(
     page = next((tmp_path / "e").glob("*.html")).read_text()
     assert "Draw, and watch the answer." in page
     assert "dog 2" in page
-
-
-@pytest.mark.slow
-def test_a_run_on_scaled_images_goes_on(tmp_path: Path) -> None:
-    """The size travels with the run: --resume, predict and export ask for none."""
-    for k in range(24):
-        save(
-            tmp_path / f"data/{k % 2}/{k:02}.jpg", RNG.integers(0, 250, (9 + k, 17), np.uint8) // (1 + k % 2)
-        )
-    out = tmp_path / "run"
-    words = ["--data", tmp_path / "data", "--out", out, "--n-thresholds=1", *SMALL]
-    assert "24 scaled to 4 x 5 pixels" in output(
-        "train", "classify", *words, "--steps=10", "--image-size=4x5"
-    )
-    assert "step 20/20" in output("train", "classify", "--out", out, "--resume", "--steps=20")
-    assert re.search(r"4 x 5 numbers, from \d+ to \d+; images are scaled to this size", output("info", out))
-    assert len(table(output("predict", out, tmp_path / "data"))) == 25
-    output("export", out, "--format=c")
-    result = command("train", "classify", "--out", out, "--resume", "--image-size=5x5", "--steps=30")
-    assert "belongs to other samples" in " ".join(result.output.replace("│", "").split())

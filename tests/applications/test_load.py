@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
 @pytest.mark.parametrize("kind", slow_among(RUNS, "ca"))
-def test_load(kind: str, tmp_path: Path) -> None:
+def test_load(kind, tmp_path):
     want = RUNS[kind](tmp_path / "run")
     model = lutjax.load(str(tmp_path / "run"))
     assert type(model) is type(want)
@@ -41,7 +40,7 @@ def test_load(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(nnx.jit(call)(model), call(want))
 
 
-def test_folders_that_hold_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_hold_no_run(tmp_path, monkeypatch):
     ca_run(tmp_path / "run")
     (tmp_path / "notes.txt").write_text("none")
     for folder, kind, message in (
@@ -61,7 +60,7 @@ def test_folders_that_hold_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("without_typechecking")
-def test_a_folder_is_a_path() -> None:
+def test_a_folder_is_a_path():
     with pytest.raises(TypeError, match="load: folder is 3; expected a string or a Path"):
         lutjax.load(3)
 
@@ -119,18 +118,18 @@ for (package, extra), names in missing.items():
 
 
 @pytest.mark.slow
-def test_missing_packages_name_the_extra() -> None:
+def test_missing_packages_name_the_extra():
     subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)
 
 
-def test_a_package_of_no_extra_is_no_matter_of_ours() -> None:
+def test_a_package_of_no_extra_is_no_matter_of_ours():
     from lutjax.extras import needed_by
 
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"), needed_by("this"):
         import no_such_package  # noqa: F401
 
 
-def test_extras_are_those_of_the_package() -> None:
+def test_extras_are_those_of_the_package():
     """Compare the extras with those of pyproject.toml: the installed metadata may be older."""
     from lutjax.extras import DISTRIBUTIONS, EXTRAS
 

@@ -2,15 +2,12 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tools
 from cases import slow, slow_among
-from click.testing import Result
 from commands import command, output
 from flax import nnx
 from folders import ROOT
@@ -50,11 +47,11 @@ CLASSIFIERS = ("run", "bundle", *(name for name in IMPORTS if name != "spiky"))
 
 
 @pytest.fixture(autouse=True)
-def _usable_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def _usable_tools(monkeypatch):
     tools.hide_unusable(monkeypatch)
 
 
-def write(kind: str, folder: Path) -> Path:
+def write(kind, folder):
     """Write a folder of a kind that holds a model; return it."""
     if kind in IMPORTS:
         name, options = IMPORTS[kind]
@@ -76,7 +73,7 @@ def write(kind: str, folder: Path) -> Path:
     return folder / "saved"
 
 
-def refusal(result: Result) -> str:
+def refusal(result):
     """Return the message of a command that refuses, which is one line after at most one line of usage."""
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output
@@ -86,7 +83,7 @@ def refusal(result: Result) -> str:
 @pytest.mark.parametrize(
     "kind", slow_among(CLASSIFIERS, "torchlogix thresholds", "torchlogix trees", "torch-dwn")
 )
-def test_classifiers(kind: str, tmp_path: Path) -> None:
+def test_classifiers(kind, tmp_path):
     folder = write(kind, tmp_path)
     found = model_folders.read(folder)
     packed, has_data = found.model.packed(), kind == "run"
@@ -126,7 +123,7 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["bundle", slow("torchlogix thresholds"), "torchlogix trees", slow("torch-dwn")]
 )
-def test_numbers_of_bundles(kind: str, tmp_path: Path) -> None:
+def test_numbers_of_bundles(kind, tmp_path):
     """The circuit of a bundle reads numbers on request, and its random numbers lie around the thresholds."""
     folder = write(kind, tmp_path)
     options = ("--inputs", "fixed16.8", "--format", "json")
@@ -144,26 +141,20 @@ def test_numbers_of_bundles(kind: str, tmp_path: Path) -> None:
     assert " 0 failed" in output("verify", folder)
 
 
-def test_a_bundle_of_few_bits_has_all_inputs(tmp_path: Path) -> None:
+def test_a_bundle_of_few_bits_has_all_inputs(tmp_path):
     config = LogicClassifierConfig(in_features=5, n_classes=2, layers=(12,), n_thresholds=0)
     lutjax.save(LogicClassifier(config, rngs=nnx.Rngs(0)), tmp_path)
     source = exporting.source_of(tmp_path)
     assert (source.samples_name, len(np.unique(source.samples, axis=0))) == ("all inputs", 32)
 
 
-def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path: Path) -> None:
+def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path):
     text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
     weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
     wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
     save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
     output(
-        "import",
-        "--from",
-        "torchlogix",
-        tmp_path / "model.safetensors",
-        tmp_path / "model",
-        "--classes",
-        2,
+        "import", "--from", "torchlogix", tmp_path / "model.safetensors", tmp_path / "model", "--classes", 2
     )
     said = output("export", tmp_path / "model", "--format", "verilog,c") + output(
         "verify", tmp_path / "model"
@@ -176,7 +167,7 @@ def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path: Path) -
         assert re.sub(r" +[\d.]+ s$", "", line) in lines
 
 
-def test_serving(tmp_path: Path) -> None:
+def test_serving(tmp_path):
     serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
     client = pytest.importorskip("starlette.testclient", reason="starlette's test client is not installed")
     model = lutjax.load(write("torchlogix", tmp_path))
@@ -187,7 +178,7 @@ def test_serving(tmp_path: Path) -> None:
     assert answer["names"] == ["0", "1", "2", "3", "4"]
 
 
-def test_other_models_without_a_run(tmp_path: Path) -> None:
+def test_other_models_without_a_run(tmp_path):
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
     config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3)
     lutjax.save(LUTTransformer(config, rngs=nnx.Rngs(0)), tmp_path / "lm")
@@ -201,7 +192,7 @@ def test_other_models_without_a_run(tmp_path: Path) -> None:
     assert "a bundle of a model without a run" in output("info", tmp_path / "ca")
 
 
-def test_bundles_of_other_runs(tmp_path: Path) -> None:
+def test_bundles_of_other_runs(tmp_path):
     for kind in ("lm", "ca"):
         RUNS[kind](tmp_path / kind)
         output("save", tmp_path / kind, tmp_path / f"{kind}_saved")
@@ -213,7 +204,7 @@ def test_bundles_of_other_runs(tmp_path: Path) -> None:
     assert (facts["steps_done"], facts["bundle"]["model"]) == (3, "LUTTransformer")
 
 
-def test_refusals_are_one_line(tmp_path: Path) -> None:
+def test_refusals_are_one_line(tmp_path):
     spiky = write("spiky", tmp_path)
     np.savez(tmp_path / "rows.npz", x=np.zeros((1, 3), np.float32))
     for words, expected in (
@@ -239,7 +230,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
         assert "is a bundle of arrays, no model of lutjax.models" in refusal(command(*words))
 
 
-def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path: Path) -> None:
+def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
     folder = write("bundle", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["run"]["kind"] = "lm"
@@ -247,7 +238,7 @@ def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path: Path) -> None:
     assert "its run has the kind lm, which trains no LogicClassifier" in refusal(command("info", folder))
 
 
-def test_a_changed_bundle_proves_nothing(tmp_path: Path) -> None:
+def test_a_changed_bundle_proves_nothing(tmp_path):
     folder = write("difflogic", tmp_path)
     output("export", folder, "--format", "json", "--out", tmp_path / "out")
     manifest = deployment.read_manifest(tmp_path / "out")
@@ -258,7 +249,7 @@ def test_a_changed_bundle_proves_nothing(tmp_path: Path) -> None:
     assert "holds another model than the exported one" in said
 
 
-def test_every_text_has_the_same_gates(tmp_path: Path) -> None:
+def test_every_text_has_the_same_gates(tmp_path):
     """The report of an export, its page, its manifest and its Verilog."""
     y = np.arange(60) % 3
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).integers(0, 9, (60, 4, 4), np.uint8), y=y)
@@ -270,9 +261,7 @@ def test_every_text_has_the_same_gates(tmp_path: Path) -> None:
     circuit = netlist_json.read(tmp_path / "out" / "pixels.json")
     words = statistics.gates_in_words(circuit)
     assert re.fullmatch(r"[\d,]+ gates \(encoder \d+, layers \d+, votes \d+, argmax \d+\)", words)
-    texts: dict[str, Any] = {
-        name: (tmp_path / "out" / name).read_text() for name in ("pixels.html", "pixels.v", MANIFEST)
-    }
+    texts = {name: (tmp_path / "out" / name).read_text() for name in ("pixels.html", "pixels.v", MANIFEST)}
     assert words in said
     assert f"The exported circuit has {words}; the page computes argmax itself" in texts["pixels.html"]
     assert f"A circuit of {len(circuit)} gates" in texts["pixels.html"]

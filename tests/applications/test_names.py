@@ -40,11 +40,11 @@ NAMES = [
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch):
     """The figures that are saved, which are drawn, too, with formulas that cannot be read as errors."""
-    saved: list[Figure] = []
+    saved = []
 
-    def save(self: Figure, *args: object, **options: object) -> None:
+    def save(self, *args, **options):
         saved.append(self)
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -56,20 +56,20 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return saved
 
 
-def seen(text: str) -> str:
+def seen(text):
     """Return what matplotlib draws of a text: of one that is no formula all but the backslash of a dollar sign."""
     assert not is_math_text(text)
     return text.replace(r"\$", "$")
 
 
-def test_texts_are_drawn_as_they_are() -> None:
+def test_texts_are_drawn_as_they_are():
     for name in NAMES:
         expected = name.replace("\n", r"\n").replace("\t", r"\t").replace("\ud800", r"\ud800")
         assert seen(as_drawn(name)) == expected
     assert is_math_text(NAMES[0])
 
 
-def test_classes_of_any_name(figures: list[Figure]) -> None:
+def test_classes_of_any_name(figures):
     pictures.plot_confusion(np.eye(len(NAMES), dtype=int), Path("none"), NAMES)
     (axes,) = figures[0].axes
     for axis in (axes.xaxis, axes.yaxis):
@@ -78,7 +78,7 @@ def test_classes_of_any_name(figures: list[Figure]) -> None:
         ]
 
 
-def with_parts(names: list[str]) -> Circuit:
+def with_parts(names):
     """A circuit with a gate in each of some parts."""
     n = len(names)
     fanins = tuple((k, k + 1) for k in range(1, n + 1))
@@ -87,7 +87,7 @@ def with_parts(names: list[str]) -> Circuit:
     return Circuit(*ports, fanins, (8,) * n, literals, tuple((name, 1) for name in names))
 
 
-def test_parts_of_any_name_in_files() -> None:
+def test_parts_of_any_name_in_files():
     """Graphviz reads entities of HTML in labels, and no file holds half of a surrogate pair."""
     text = dot.write(with_parts(["a &amp; b", 'c "d" \\N']))
     assert 'label="a &amp;amp; b"' in text
@@ -97,7 +97,7 @@ def test_parts_of_any_name_in_files() -> None:
         with_parts(["\ud800"])
 
 
-def test_paths_that_are_no_text(tmp_path: Path) -> None:
+def test_paths_that_are_no_text(tmp_path):
     """Octets of a path that are not UTF-8: checkpoints cannot have them, and a terminal no character for them."""
     result = command("train", "ca", "--out", f"{tmp_path}/\udcff", "--steps", 1)
     assert result.exit_code == 2
@@ -106,7 +106,7 @@ def test_paths_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.sep == "\\", reason="a backslash divides folders here")
-def test_paths_with_a_backslash(tmp_path: Path) -> None:
+def test_paths_with_a_backslash(tmp_path):
     """TensorStore takes it for a slash: arrays were written into another folder, and found nowhere."""
     result = command("train", "ca", "--out", tmp_path / "a\\b", "--steps", 1)
     assert result.exit_code == 2
@@ -120,17 +120,17 @@ def test_paths_with_a_backslash(tmp_path: Path) -> None:
         checkpoints.restore(tmp_path / "a\\b", 1, "model", {"w": np.arange(3)})
 
 
-def test_what_a_terminal_has_no_character_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_has_no_character_for(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
     monkeypatch.setattr("sys.stdout", out)
     with pytest.raises(SystemExit):
         _errors.Commands("lutjax", help="é \udcff").main(["--help"], prog_name="lutjax")
     out.flush()
-    assert rb"\udcff" in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert rb"\udcff" in out.buffer.getvalue()
 
 
 # ------------------------------------------------------------------------------------- names in C
-def layer() -> IntegerLUT:
+def layer():
     """A layer that has all arrays that one can have."""
     rng = np.random.default_rng(0)
     anchors, values = rng.integers(0, 4, (3, 2, 2)), rng.integers(-3, 4, (3, 4, 2)).astype(np.int8)
@@ -148,13 +148,13 @@ def layer() -> IntegerLUT:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
-def test_names_that_c_takes_for_something_else(name: str, reason: str) -> None:
+def test_names_that_c_takes_for_something_else(name, reason):
     with pytest.raises(ValueError, match=reason):
         layer().to_c(name)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not found")
-def test_other_names_compile(tmp_path: Path) -> None:
+def test_other_names_compile(tmp_path):
     """Names of variables and arguments in the function, too; in C and in C++."""
     names = [
         "layer",
@@ -185,14 +185,14 @@ def test_other_names_compile(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_headers_of_c_are_no_names_of_circuits() -> None:
+def test_headers_of_c_are_no_names_of_circuits():
     for name in ("stdint", "math", "string"):
         with pytest.raises(ValueError, match="and no header of C"):
             c.write(life_circuit(), name)
     assert set(c.write(random_circuit(0, 3, 3), "values")) == {"values.c", "values.h"}
 
 
-def test_columns_of_any_name_are_a_line() -> None:
+def test_columns_of_any_name_are_a_line():
     """Each remark on a table is a line, whatever its columns are called."""
     names = [name for name in NAMES if name != "\ud800"] + ["\x1b[2J", "a\u202eb", "\0"]
     cells = {name: columns.strings(f"2024-01-{k + 10}" for k in range(10)) for name in names}

@@ -2,10 +2,8 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-from click.testing import Result
 from commands import command
 from example_circuits import life_circuit
 from exports import write
@@ -25,13 +23,13 @@ from lutjax.training.lm_runs import LanguageModel
 KINDS = {"digits": Classifier, "classify": Classifier, "lm": LanguageModel, "ca": Automaton}
 
 
-def message(result: Result) -> str:
+def message(result):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
 
 
 # ------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_run_writes_over_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_new_run_writes_over_nothing(kind, tmp_path):
     """Before any data are read: the data that are named here do not exist."""
     names = [
         *KINDS[kind].files,
@@ -54,7 +52,7 @@ def test_a_new_run_writes_over_nothing(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-def test_what_a_stopped_run_left_is_no_obstacle(kind: type[experiments.Experiment], tmp_path: Path) -> None:
+def test_what_a_stopped_run_left_is_no_obstacle(kind, tmp_path):
     with runs.lock(tmp_path):
         pass
     (tmp_path / "checkpoints" / ".50.tmp" / "model").mkdir(parents=True)
@@ -62,14 +60,14 @@ def test_what_a_stopped_run_left_is_no_obstacle(kind: type[experiments.Experimen
     experiments.check_new(tmp_path, kind)
 
 
-def test_a_lock_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_a_lock_of_another_program_is_left_alone(tmp_path):
     (tmp_path / ".lock").write_text("of my editor")
     with pytest.raises(InUseError, match="is no lock of lutjax"), runs.lock(tmp_path):
         pass
     assert (tmp_path / ".lock").read_text() == "of my editor"
 
 
-def test_checkpoints_delete_what_they_wrote(tmp_path: Path) -> None:
+def test_checkpoints_delete_what_they_wrote(tmp_path):
     others = (".notes.tmp", "best.damaged", "notes")
     for name in others:
         (tmp_path / name).mkdir()
@@ -83,7 +81,7 @@ def test_checkpoints_delete_what_they_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["build/notes.txt", "build/life_test/notes.txt", "notes/", "build", "life.v", ".hidden"]
 )
-def test_files_beside_an_export_are_not_lost(name: str, tmp_path: Path) -> None:
+def test_files_beside_an_export_are_not_lost(name, tmp_path):
     folder = tmp_path / "out"
     write(folder)
     place = folder / name
@@ -100,7 +98,7 @@ def test_files_beside_an_export_are_not_lost(name: str, tmp_path: Path) -> None:
     assert contents(folder) == before
 
 
-def test_a_changed_file_of_an_export_is_not_lost(tmp_path: Path) -> None:
+def test_a_changed_file_of_an_export_is_not_lost(tmp_path):
     folder = tmp_path / "out"
     write(folder)
     (folder / "life.dot").write_text("digraph mine {}")
@@ -111,7 +109,7 @@ def test_a_changed_file_of_an_export_is_not_lost(tmp_path: Path) -> None:
     assert (folder / "life.dot").read_text() == "digraph mine {}"
 
 
-def test_what_make_made_goes_with_its_export(tmp_path: Path) -> None:
+def test_what_make_made_goes_with_its_export(tmp_path):
     folder = tmp_path / "out"
     write(folder)
     for name in ("life_test", "life.vvp", "verilog.log"):
@@ -131,7 +129,7 @@ def test_what_make_made_goes_with_its_export(tmp_path: Path) -> None:
     assert (folder / "life.dot").is_file()
 
 
-def test_an_export_through_a_link_stays_a_link(tmp_path: Path) -> None:
+def test_an_export_through_a_link_stays_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write(tmp_path / "link")
@@ -156,14 +154,14 @@ def test_an_export_through_a_link_stays_a_link(tmp_path: Path) -> None:
         ("a b", "a name has letters, digits and underscores"),
     ],
 )
-def test_names_that_make_two_files_of_one(name: str, reason: str, tmp_path: Path) -> None:
+def test_names_that_make_two_files_of_one(name, reason, tmp_path):
     """Before any work: the run that is named here does not exist."""
     result = command("export", "--run", tmp_path / "none", "--name", name)
     assert result.exit_code == 2
     assert reason in message(result), result.output
 
 
-def test_names_of_files_of_c_are_those_of_one_thing() -> None:
+def test_names_of_files_of_c_are_those_of_one_thing():
     circuit = life_circuit()
     for name in ("input", "output"):
         assert c.write(circuit, name)
@@ -173,7 +171,7 @@ def test_names_of_files_of_c_are_those_of_one_thing() -> None:
     c.check_name("circuit", ports)
 
 
-def test_every_format_has_its_names(tmp_path: Path) -> None:
+def test_every_format_has_its_names(tmp_path):
     write(tmp_path / "out", "some_test", ())
     manifest = deployment.read_manifest(tmp_path / "out")
     own = {deployment.MAKEFILE: "make", deployment.VECTORS: "vectors"}
@@ -184,7 +182,7 @@ def test_every_format_has_its_names(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- other commands
-def test_a_deployed_model_replaces_one_alone(tmp_path: Path) -> None:
+def test_a_deployed_model_replaces_one_alone(tmp_path):
     quantize.check_place(tmp_path / "none")
     folder = tmp_path / "quantized"
     checkpoints.save(folder / "checkpoints", 3, {}, {})
@@ -202,7 +200,7 @@ def test_a_deployed_model_replaces_one_alone(tmp_path: Path) -> None:
         quantize.check_place(folder)
 
 
-def test_a_program_is_written_into_an_empty_folder(tmp_path: Path) -> None:
+def test_a_program_is_written_into_an_empty_folder(tmp_path):
     (tmp_path / "main.c").write_text("mine")
     with pytest.raises(RunError, match="is no empty folder"):
         integers.export_language_model(tmp_path / "none", tmp_path)
@@ -220,7 +218,7 @@ def test_a_program_is_written_into_an_empty_folder(tmp_path: Path) -> None:
         ("tune", "--output"),
     ],
 )
-def test_files_of_others_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_files_of_others_are_refused(words, tmp_path):
     path = tmp_path / "notes"
     path.write_text("mine")
     result = command(*words, path)
@@ -229,7 +227,7 @@ def test_files_of_others_are_refused(words: tuple[str, ...], tmp_path: Path) -> 
     assert path.read_text() == "mine"
 
 
-def test_own_files_are_written_again(tmp_path: Path) -> None:
+def test_own_files_are_written_again(tmp_path):
     """Files of `bench` are in the tests of its command."""
     page, record, empty = tmp_path / "status.md", tmp_path / "record.json", tmp_path / "empty"
     page.write_text(_report.markdown([]))
@@ -246,7 +244,7 @@ def test_own_files_are_written_again(tmp_path: Path) -> None:
         _measuring.check_file(option, path, _status.MARKS[option])
 
 
-def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
     path = tmp_path / "no folder" / "réponses.csv"
     with pytest.raises(FileNotFoundError) as found, _files.atomically(path) as unfinished:
         unfinished.write_text("x")

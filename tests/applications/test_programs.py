@@ -5,8 +5,6 @@ import itertools
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +67,7 @@ np.savez(file, **found)
 """
 
 
-def alone(model: Any, folder: Path, **given: Any) -> dict[str, np.ndarray]:
+def alone(model, folder, **given):
     """Return what a process without the package computes with the programs of a model."""
     paths = programs.write(model, folder)
     facts = json.loads((folder / programs.ABOUT).read_bytes())
@@ -80,11 +78,11 @@ def alone(model: Any, folder: Path, **given: Any) -> dict[str, np.ndarray]:
         return dict(found)
 
 
-def loss_of(logits: Any, labels: Any) -> Any:
+def loss_of(logits, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
 
 
-def check_gradients(model: Any, loss: Any, found: dict[str, np.ndarray]) -> None:
+def check_gradients(model, loss, found):
     value, gradients = nnx.value_and_grad(loss)(model)
     np.testing.assert_allclose(found["loss"], value, rtol=1e-5)
     for path, g in nnx.to_flat_state(gradients):
@@ -98,7 +96,7 @@ LUT = LUTTransformerConfig(
 SOFTMAX = GPTConfig(
     vocab_size=11, features=8, context=5, n_layers=1, n_heads=2, lut_heads=2, lut_tables=2, lut_bits=2
 )
-LANGUAGE_MODELS: dict[str, Any] = {
+LANGUAGE_MODELS = {
     "lut": LUT,
     "counts": dataclasses.replace(LUT, memory="counts", n_position_bits=0),
     "pairs": dataclasses.replace(LUT, attention="pair"),
@@ -107,7 +105,7 @@ LANGUAGE_MODELS: dict[str, Any] = {
 }
 
 
-def language_model(kind: str) -> Any:
+def language_model(kind):
     config = LANGUAGE_MODELS[kind]
     return (GPT if isinstance(config, GPTConfig) else LUTTransformer)(config, rngs=nnx.Rngs(0))
 
@@ -121,7 +119,7 @@ def language_model(kind: str) -> Any:
         "forward-memory",
     ),
 )
-def test_programs_of_language_models_are_traced(name: str, kind: str) -> None:
+def test_programs_of_language_models_are_traced(name, kind):
     model = language_model(kind)
     program = programs.programs_of(model)[name]
     weights = {".".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(nnx.state(model))}
@@ -131,7 +129,7 @@ def test_programs_of_language_models_are_traced(name: str, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LANGUAGE_MODELS)
-def test_language_models(kind: str, tmp_path: Path) -> None:
+def test_language_models(kind, tmp_path):
     model = language_model(kind)
     rng = np.random.default_rng(0)
     for _, layer in nnx.iter_modules(model):
@@ -153,10 +151,10 @@ def test_language_models(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gates", "trees"])
-def test_classifiers(kind: str, tmp_path: Path) -> None:
+def test_classifiers(kind, tmp_path):
     if kind == "gates":
         config = LogicClassifierConfig(in_features=6, n_classes=3, n_thresholds=2, layers=(12, 12))
-        model: Any = LogicClassifier(config, rngs=nnx.Rngs(0))
+        model = LogicClassifier(config, rngs=nnx.Rngs(0))
     else:
         trees = LogicTreeNetConfig(
             in_shape=(4, 4, 1), n_classes=3, n_thresholds=1, kernels=(2,), layers=(9,), depth=1
@@ -174,7 +172,7 @@ def test_classifiers(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_automata(rate: float, tmp_path: Path) -> None:
+def test_automata(rate, tmp_path):
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2), update_rate=rate)
     model = LogicCA(config, rngs=nnx.Rngs(0))
     state = np.random.default_rng(0).integers(0, 2, (3, 5, 40, 2)).astype(bool)
@@ -184,13 +182,13 @@ def test_automata(rate: float, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["state"], model(state, 1, key=key, deterministic=True))
 
 
-def test_other_models_have_no_programs(tmp_path: Path) -> None:
+def test_other_models_have_no_programs(tmp_path):
     with pytest.raises(BundleError, match=r"a Linear is no model of lutjax\.models"):
         programs.write(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path):
     RUNS["digits"](tmp_path / "run")
     said = output("export", tmp_path / "run", "--format", "jax")
     assert "forward.jax" in said

@@ -4,13 +4,11 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import Result
 from commands import command
 from flax import nnx
 from small_runs import FOX, TEXT
@@ -20,7 +18,7 @@ from lutjax.layers.nnx import Quantized, Tables
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm_runs, models, quantize, runs
 from lutjax.training.errors import RunError
-from lutjax.training.lm import ModelConfig, Run, TrainingConfig
+from lutjax.training.lm import Run, TrainingConfig
 
 pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
@@ -36,27 +34,22 @@ CONFIG = GPTConfig(
     table_dropout=0.2,
 )
 TRAINING = TrainingConfig(
-    steps=12,
-    batch_size=4,
-    learning_rate=0.5,
-    optimizer="sgd",
-    table_optimizer="same",
-    table_gradient="dense",
+    steps=12, batch_size=4, learning_rate=0.5, optimizer="sgd", table_optimizer="same", table_gradient="dense"
 )
 
 
-def record_of(config: ModelConfig, text: Path | None = None) -> lm_runs.Record:
+def record_of(config, text=None):
     source = runs.Source.of(text, TEXT.size, TEXT.digest)
     return lm_runs.Record(config, TRAINING, source, 3.0, {}, runs.History())
 
 
-def louder(path: Any, leaf: jax.Array) -> jax.Array:
+def louder(path, leaf):
     """Scale the inputs of tables, which in so small a model are too near to zero to be read."""
     return 50 * leaf if "compress_kernel" in jax.tree_util.keystr(path) else leaf
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A run whose tables are read as they are deployed. Not to be changed."""
     path = tmp_path_factory.mktemp("trained")
     (path / "fox.txt").write_bytes(FOX)
@@ -69,28 +62,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def deployed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def deployed(folder, tmp_path_factory):
     """Run the command on a copy of that run."""
     path = tmp_path_factory.mktemp("deployed") / "run"
     shutil.copytree(folder, path)
     return path, command("quantize", path)
 
 
-def losses(result: Result) -> tuple[float, float]:
+def losses(result):
     (line,) = (line for line in result.output.splitlines() if line.startswith("test loss"))
     words = line.split()
     return float(words[2]), float(words[words.index("before,") + 1])
 
 
 @nnx.jit
-def logits_of(model: Any) -> jax.Array:
-    tokens: jax.Array = jnp.asarray(TEXT.test[:16].reshape(2, 8).astype(np.int32))
-    logits: jax.Array = model(tokens)
+def logits_of(model):
+    tokens = jnp.asarray(TEXT.test[:16].reshape(2, 8).astype(np.int32))
+    logits = model(tokens)
     return logits
 
 
 @pytest.mark.slow
-def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) -> None:
+def test_the_deployed_model_is_the_trained_one(deployed):
     path, result = deployed
     assert result.exit_code == 0, result.output
     before, after = losses(result)
@@ -112,7 +105,7 @@ def test_the_deployed_model_is_the_trained_one(deployed: tuple[Path, Result]) ->
     assert re.fullmatch(r"[\d,]+ bytes a second\.\n", several.stderr)
 
 
-def test_sizes(deployed: tuple[Path, Result]) -> None:
+def test_sizes(deployed):
     path, result = deployed
     model = lutjax.load(path / "quantized")
     assert not jax.tree.leaves(nnx.state(model, Tables))
@@ -125,7 +118,7 @@ def test_sizes(deployed: tuple[Path, Result]) -> None:
     assert f"model: {kept:,} bytes before, {kept - saved:,} after" in result.output
 
 
-def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
+def test_record_of_the_deployed_model(deployed):
     path, result = deployed
     record = lutjax.load(path / "quantized").record
     assert (record.quantized, record.steps, record.model.read) == (True, 12, "powers_of_two")
@@ -139,9 +132,7 @@ def test_record_of_the_deployed_model(deployed: tuple[Path, Result]) -> None:
         assert "quantized" in refused.output
 
 
-def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
-    folder: Path, deployed: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(folder, deployed, tmp_path):
     trained = models.restore(folder, 12, Run(CONFIG, TRAINING, TEXT.train))
     config = dataclasses.replace(CONFIG, read="confidence")
     record = record_of(config, folder.parent / "fox.txt")
@@ -177,19 +168,19 @@ def test_the_best_state_of_a_run_of_exact_scores_is_rounded_after_training(
         (dataclasses.replace(CONFIG, read="blend"), "--model gpt --read powers_of_two"),
     ],
 )
-def test_models_without_integers(config: ModelConfig, message: str) -> None:
+def test_models_without_integers(config, message):
     with pytest.raises(RunError, match=message):
         quantize.deployed_record(Path("runs/lm"), record_of(config))
 
 
-def test_reads_keep_their_number_of_ways() -> None:
+def test_reads_keep_their_number_of_ways():
     for read, want in (("confidence_1", "powers_of_two_1"), ("powers_of_two_1", "powers_of_two_1")):
         record = record_of(dataclasses.replace(CONFIG, read=read))
         found = quantize.deployed_record(Path("runs/lm"), record)
         assert (found.model.read, found.model.table_dropout) == (want, 0.0)
 
 
-def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(folder, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(FOX.upper())
     models.save(
@@ -213,8 +204,8 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert not (folder / "quantized").exists()
 
 
-def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    def replace(write: bool, fail: bool = False) -> list[str]:
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    def replace(write, fail=False):
         with runs.replacing(tmp_path / "a") as path:
             if write:
                 path.mkdir()
@@ -223,7 +214,7 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
                 raise OSError("full")
         return found()
 
-    def found() -> list[str]:
+    def found():
         return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
 
     (tmp_path / ".replaced-a").mkdir()  # killed between the two renames

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,7 @@ CONFIG = LogicClassifierConfig(
 )
 
 
-def table(n: int, seed: int = 0) -> str:
+def table(n, seed=0):
     """Return a table in CSV: the price is 10 for each meter, and 5 more of kind b."""
     rng = np.random.default_rng(seed)
     lines = ["meters,kind,price"]
@@ -38,7 +37,7 @@ def table(n: int, seed: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+def run(tmp_path_factory):
     """A table, a run on it that has ended, and what the command printed. Not to be changed."""
     folder = tmp_path_factory.mktemp("regression")
     path, out = folder / "prices.csv", folder / "run"
@@ -50,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
 # --- models
 
 
-def test_numbers_are_counts_of_bits() -> None:
+def test_numbers_are_counts_of_bits():
     model = LogicClassifier(CONFIG, rngs=nnx.Rngs(0))
     x = np.random.default_rng(0).uniform(0, 1, (70, 4)).astype(np.float32)
     x = np.round(x * 255) / 256
@@ -75,14 +74,14 @@ def test_numbers_are_counts_of_bits() -> None:
         model.circuit(outputs="class")
 
 
-def test_gradients_go_to_gates() -> None:
+def test_gradients_go_to_gates():
     model = LogicClassifier(CONFIG, rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (8, 4)), jnp.float32)
     gradients = nnx.grad(lambda model: jnp.mean((model(x) - 1.0) ** 2))(model)
     assert all(float(abs(g).max()) > 0 for g in nnx.to_pure_dict(gradients)["layers"][1].values())
 
 
-def test_configs() -> None:
+def test_configs():
     assert LogicClassifierConfig.from_dict(CONFIG.to_dict()) == CONFIG
     with pytest.raises(ValueError, match=r"regression is True and n_classes is 3; .* n_classes must be 1"):
         LogicClassifierConfig(4, 3, layers=(6,), regression=True)
@@ -93,7 +92,7 @@ def test_configs() -> None:
             LogicClassifierConfig(4, 1, layers=(6,), regression=True, **fields)
 
 
-def test_headers_make_numbers_of_answers() -> None:
+def test_headers_make_numbers_of_answers():
     circuit = LogicClassifier(CONFIG, rngs=nnx.Rngs(0)).circuit(inputs="uint8")
     for header in (
         c.write(circuit, "price")["price.h"],
@@ -103,7 +102,7 @@ def test_headers_make_numbers_of_answers() -> None:
         assert "(float)answer * 0.5f + -3.25f" in header
 
 
-def test_errors_of_numbers() -> None:
+def test_errors_of_numbers():
     found = Errors.of(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
     assert (found.absolute, found.squared, found.r2) == pytest.approx((1.0, 3**0.5, 1 - 3 / (8 / 3)))
     assert Errors.of(np.ones(3), np.ones(3)).r2 == 1.0
@@ -112,7 +111,7 @@ def test_errors_of_numbers() -> None:
 # --- runs
 
 
-def test_a_run_learns_numbers(run: tuple[Path, Path, str]) -> None:
+def test_a_run_learns_numbers(run):
     path, out, said = run
     assert "hard R2" in said
     report = json.loads((out / "report.json").read_text())
@@ -131,7 +130,7 @@ def test_a_run_learns_numbers(run: tuple[Path, Path, str]) -> None:
     assert "R2" in said.split("Hard network:")[1].splitlines()[0]
 
 
-def test_predictions_are_numbers(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_predictions_are_numbers(run, tmp_path):
     _, out, _ = run
     new = tmp_path / "new.csv"
     new.write_text(table(50, seed=1))
@@ -155,7 +154,7 @@ def test_predictions_are_numbers(run: tuple[Path, Path, str], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_goes_on(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_a_run_goes_on(run, tmp_path):
     path, out, _ = run
     words = ["train", "classify", "--data", path, "--target=price", "--layers=60", *SMALL]
     other = tmp_path / "run"
@@ -167,7 +166,7 @@ def test_a_run_goes_on(run: tuple[Path, Path, str], tmp_path: Path) -> None:
     assert model(x).shape == same(x).shape == (64,)
 
 
-def test_exports_are_proved(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_exports_are_proved(run, tmp_path):
     _, out, _ = run
     folder = tmp_path / "prices"
     said = output("export", out, "--out", folder, "--format", "c,json,html", "--name", "prices")
@@ -188,7 +187,7 @@ def test_exports_are_proved(run: tuple[Path, Path, str], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_library_counts_bits(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_a_library_counts_bits(run, tmp_path):
     _, out, _ = run
     output("export", out, "--format", "c", "--target", "riscv32", "--name", "prices", "--out", tmp_path / "a")
     program = (tmp_path / "a" / "src" / "prices.c").read_text()
@@ -197,7 +196,7 @@ def test_a_library_counts_bits(run: tuple[Path, Path, str], tmp_path: Path) -> N
     assert command("verify", tmp_path / "a").exit_code == 0
 
 
-def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_bundles_and_servers(run, tmp_path):
     path, out, _ = run
     bundle = tmp_path / "bundle"
     output("save", out, bundle)
@@ -215,7 +214,7 @@ def test_bundles_and_servers(run: tuple[Path, Path, str], tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_typechecking")  # of sizes that are free
-def test_programs_of_jax_give_numbers(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_programs_of_jax_give_numbers(run, tmp_path):
     output("export", run[1], "--format", "jax", "--out", tmp_path / "jax")
     programs = json.loads((tmp_path / "jax" / "programs.json").read_text())
     assert "numbers of the hard network" in json.dumps(programs)
@@ -236,7 +235,7 @@ def test_programs_of_jax_give_numbers(run: tuple[Path, Path, str], tmp_path: Pat
         (None, (), "Learn numbers as they are by --regression"),
     ],
 )
-def test_errors_are_one_line(rows: str | None, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(rows, words, message, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(table(30) if rows is None else f"meters,kind,price\n{rows}")
     result = command("train", "classify", "--data", path, "--target=price", "--out", tmp_path / "run", *words)
@@ -244,7 +243,7 @@ def test_errors_are_one_line(rows: str | None, words: tuple[str, ...], message: 
     assert message in " ".join(result.output.replace("│", "").split())
 
 
-def test_only_tables_have_numbers_to_learn(run: tuple[Path, Path, str], tmp_path: Path) -> None:
+def test_only_tables_have_numbers_to_learn(run, tmp_path):
     result = command("train", "digits", "--regression", "--out", tmp_path / "run")
     assert "--regression is given, but it is for tables" in " ".join(result.output.replace("│", "").split())
     assert result.exit_code in (1, 2)

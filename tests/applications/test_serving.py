@@ -11,10 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import jax
@@ -38,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 LIMITS = Limits(slots=3, queue=64, prompt=64, tokens=64, rows=8, body=4096)
 
 
-def text_model() -> LUTTransformer:
+def text_model():
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 3, "n_anchors": 2}
     model = LUTTransformer(LUTTransformerConfig(**sizes, ffn_detectors=4, ffn_anchors=3), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
@@ -50,30 +48,30 @@ def text_model() -> LUTTransformer:
 
 
 @pytest.fixture(scope="module")
-def model() -> LUTTransformer:
+def model():
     return text_model()
 
 
 @pytest.fixture(scope="module")
-def client(model: LUTTransformer) -> Iterator[TestClient]:
+def client(model):
     with TestClient(application(model, "texts", LIMITS)) as client:
         yield client
 
 
-def complete(client: Any, **fields: Any) -> dict[str, Any]:
+def complete(client, **fields):
     response = client.post("/v1/completions", json=fields)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
+    found = response.json()
     return found
 
 
-def text_of(found: dict[str, Any]) -> str:
-    text: str = found["choices"][0]["text"]
+def text_of(found):
+    text = found["choices"][0]["text"]
     return text
 
 
 @pytest.mark.parametrize("prompt", ["a", "The quick brown fox", "größe"])
-def test_the_likeliest_text(prompt: str, client: TestClient, model: LUTTransformer) -> None:
+def test_the_likeliest_text(prompt, client, model):
     found = complete(client, model="texts", prompt=prompt, max_tokens=12, temperature=0)
     tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.int32)
     want = model.generate(jnp.asarray(tokens), 12, key=jax.random.key(0), temperature=0)
@@ -87,13 +85,13 @@ def test_the_likeliest_text(prompt: str, client: TestClient, model: LUTTransform
     )
 
 
-def events(text: str) -> list[Any]:
+def events(text):
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_streams(client: TestClient) -> None:
+def test_streams(client):
     asked = {"prompt": "x", "max_tokens": 30, "seed": 5, "temperature": 0.9}
     want = complete(client, **asked)
     response = client.post(
@@ -108,7 +106,7 @@ def test_streams(client: TestClient) -> None:
     assert len(parts) > 2
 
 
-def test_stops_and_echo(client: TestClient) -> None:
+def test_stops_and_echo(client):
     asked = {"prompt": "ab", "max_tokens": 40, "seed": 1}
     whole = text_of(complete(client, **asked))
     stop = whole[5:7]
@@ -117,7 +115,7 @@ def test_stops_and_echo(client: TestClient) -> None:
     assert found["choices"][0]["finish_reason"] == "stop"
 
 
-def test_answers_in_parts() -> None:
+def test_answers_in_parts():
     for cut in range(1, 12):
         answer, text = Answer(("END", "E!")), "größer ENE END x".encode()
         parts = [text[k : k + cut] for k in range(0, len(text), cut)]
@@ -127,7 +125,7 @@ def test_answers_in_parts() -> None:
     assert answer.add(b"EN") + answer.add(b"", last=True) == "EN"
 
 
-def test_many_at_once(client: TestClient) -> None:
+def test_many_at_once(client):
     """More texts than slots, of all lengths: none is lost, and each is what it is alone."""
     asked = [
         {
@@ -145,7 +143,7 @@ def test_many_at_once(client: TestClient) -> None:
     assert len(set(alone)) > 20
 
 
-BAD: list[tuple[Any, int, str]] = [
+BAD = [
     (b"{", 400, "the body is not JSON"),
     (b"[1]", 400, "expected an object"),
     (b"[" * 3000, 400, "nested too deeply"),
@@ -172,7 +170,7 @@ BAD: list[tuple[Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "message"), BAD)
-def test_bad_requests(body: Any, status: int, message: str, client: TestClient) -> None:
+def test_bad_requests(body, status, message, client):
     response = client.post("/v1/completions", content=body if isinstance(body, bytes) else json.dumps(body))
     assert response.status_code == status
     error = response.json()["error"]
@@ -181,7 +179,7 @@ def test_bad_requests(body: Any, status: int, message: str, client: TestClient) 
     assert "\n" not in error["message"]
 
 
-def test_how_it_is(client: TestClient) -> None:
+def test_how_it_is(client):
     assert client.get("/health").json() == {"status": "ok", "model": "texts"}
     assert client.get("/v1/models").json()["data"][0]["id"] == "texts"
     complete(client, prompt="x", max_tokens=3)
@@ -197,25 +195,25 @@ def test_how_it_is(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_change_no_answer(client: TestClient, model: LUTTransformer) -> None:
+def test_blocks_change_no_answer(client, model):
     """Prompts that begin alike share blocks, and are answered as without."""
     app = application(model, "texts", Limits(slots=2, block_size=4))
     with TestClient(app) as other:
         for prompt in ("The quick brown fox", "The quick brown dog", "The quick brown fox"):
-            fields: dict[str, Any] = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
+            fields = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
             assert text_of(complete(other, **fields)) == text_of(complete(client, **fields))
         assert _engine(app).slots.blocks == {"all": 8, "free": 8, "shared": 0}
 
 
 @pytest.mark.slow
-def test_too_many(model: LUTTransformer) -> None:
+def test_too_many(model):
     """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
     app = application(model, "texts", Limits(slots=1, queue=1))
     with TestClient(app) as client:
         gate, engine = threading.Event(), _engine(app)
         step = engine.slots.step
 
-        def slow(count: int) -> Any:
+        def slow(count):
             gate.wait()
             return step(count)
 
@@ -233,16 +231,16 @@ def test_too_many(model: LUTTransformer) -> None:
     assert "1 requests wait already" in refused.json()["error"]["message"]
 
 
-def test_who_leaves_frees_a_slot(model: LUTTransformer) -> None:
+def test_who_leaves_frees_a_slot(model):
     engine = _engine(application(model, "texts", Limits(slots=1, queue=4, tokens=100_000)))
     from lutjax.serving._engine import Job
 
-    got: list[Any] = []
+    got = []
     job = Job(b"x", 100_000, 1.0, 0, got.append)
     engine.submit(job)
     _until(lambda: len(got) > 1)
     job.cancelled = True
-    other: list[Any] = []
+    other = []
     engine.submit(Job(b"y", 3, 1.0, 0, other.append))
     _until(lambda: other and other[-1] is None)
     engine.stop()
@@ -250,11 +248,11 @@ def test_who_leaves_frees_a_slot(model: LUTTransformer) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_told(model: LUTTransformer) -> None:
+def test_a_failure_is_told(model):
     app = application(model, "texts", Limits(slots=2))
     with TestClient(app, raise_server_exceptions=False) as client:
 
-        def broken(*_: Any) -> Any:
+        def broken(*_):
             raise RuntimeError("no memory")
 
         _engine(app).slots.step = broken
@@ -263,11 +261,11 @@ def test_a_failure_is_told(model: LUTTransformer) -> None:
         assert client.get("/health").status_code == 503
 
 
-def _engine(app: Any) -> Any:
+def _engine(app):
     return app.routes[-1].endpoint.__self__.engine
 
 
-def _until(true: Any, seconds: float = 60) -> None:
+def _until(true, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
@@ -276,7 +274,7 @@ def _until(true: Any, seconds: float = 60) -> None:
 
 # ------------------------------------------------------------------------------------- classifiers
 @pytest.fixture
-def classes(tmp_path: Path) -> Iterator[TestClient]:
+def classes(tmp_path):
     config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
     samples, form = runs.Source("t.npz", 100, "f" * 64), Form((3,), ("no", "yes"), None, 0.0, 1.0)
     record = classifier.Record(
@@ -288,7 +286,7 @@ def classes(tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def test_classifiers(classes: TestClient, tmp_path: Path) -> None:
+def test_classifiers(classes, tmp_path):
     rows = np.random.default_rng(0).random((5, 3)).round(3)
     found = classes.post("/v1/classify", json={"rows": rows.tolist()}).json()
     votes = lutjax.load(tmp_path / "run").packed().votes(jnp.asarray(rows, jnp.float32))
@@ -339,7 +337,7 @@ def test_classifiers(classes: TestClient, tmp_path: Path) -> None:
         ([["x"], ["y", "z"]], "rows[1] has 2 values, but rows[0] has 1 values; all must have as many."),
     ],
 )
-def test_cells_of_tables(raw: Any, message: str | None) -> None:
+def test_cells_of_tables(raw, message):
     name = "rows" if isinstance(raw, list) else "columns"
     if message is None:
         check_cells(raw, name, is_table=True)
@@ -349,7 +347,7 @@ def test_cells_of_tables(raw: Any, message: str | None) -> None:
 
 
 @pytest.mark.slow
-def test_other_models_are_not_served(tmp_path: Path) -> None:
+def test_other_models_are_not_served(tmp_path):
     RUNS["ca"](tmp_path / "run")
     with pytest.raises(ValueError, match="model is a LogicCA; only text models and classifiers are served"):
         application(lutjax.load(tmp_path / "run"))
@@ -359,7 +357,7 @@ def test_other_models_are_not_served(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- the command
 @contextlib.contextmanager
-def served(folder: Path, *words: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def served(folder, *words):
     """Run `lutjax serve` in a process of its own; yield it and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -369,7 +367,7 @@ def served(folder: Path, *words: object) -> Iterator[tuple[subprocess.Popen[byte
         process = subprocess.Popen(command, stdout=log, stderr=log)
         address = f"http://127.0.0.1:{port}"
 
-        def answers() -> bool:
+        def answers():
             assert process.poll() is None, (folder.parent / "log").read_text()
             with contextlib.suppress(httpx.TransportError):
                 return httpx.get(f"{address}/health").status_code == 200
@@ -387,7 +385,7 @@ CLIENTS, SECONDS = 200, 60
 
 
 @pytest.mark.slow
-def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
+def test_two_hundred_clients_for_a_minute(tmp_path):
     lutjax.save(text_model(), tmp_path / "texts")
     kinds = [{"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)]
     with served(tmp_path / "texts", "--queue", CLIENTS) as (process, address):
@@ -395,7 +393,7 @@ def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
             alone = [text_of(complete(one, **kind)) for kind in kinds]
         before = memory(process.pid)
 
-        async def client(number: int, http: httpx.AsyncClient, end: float) -> int:
+        async def client(number, http, end):
             done = 0
             while time.monotonic() < end:
                 k = (number + done) % len(kinds)
@@ -410,7 +408,7 @@ def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
                 done += 1
             return done
 
-        async def clients() -> list[int]:
+        async def clients():
             limits = httpx.Limits(max_connections=CLIENTS)
             async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as http:
                 end = time.monotonic() + SECONDS
@@ -433,13 +431,13 @@ def test_two_hundred_clients_for_a_minute(tmp_path: Path) -> None:
         )
 
 
-def memory(pid: int) -> float:
+def memory(pid):
     """Return the resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.slow
-def test_requests_end_before_the_server_does(tmp_path: Path) -> None:
+def test_requests_end_before_the_server_does(tmp_path):
     lutjax.save(text_model(), tmp_path / "texts")
     with (
         served(tmp_path / "texts") as (process, address),

@@ -3,8 +3,6 @@
 import csv
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 HEADER = ["age", "rate", "hours per week", "job", "income"]
 
 
-def write_table(path: Path, n: int = 90, *, comma: bool = False) -> Path:
+def write_table(path, n=90, *, comma=False):
     """Write a table with whole numbers, decimals, a column without missing cells, and categories."""
     rng = np.random.default_rng(0)
     lines = [HEADER]
@@ -42,7 +40,7 @@ def write_table(path: Path, n: int = 90, *, comma: bool = False) -> Path:
     return path
 
 
-def untrained(folder: Path, table: Path, target: str = "income", **fields: Any) -> Path:
+def untrained(folder, table, target="income", **fields):
     """Write a run of a step on a table whose network was never trained, and whose gates differ."""
     regression = fields.pop("regression", None)
     sizes = {
@@ -59,13 +57,13 @@ def untrained(folder: Path, table: Path, target: str = "income", **fields: Any) 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run on a table. Not to be changed."""
     folder = tmp_path_factory.mktemp("table")
     return untrained(folder / "people", write_table(folder / "people.csv", comma=True))
 
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "bits": {},
     "learned": {"thresholds": "learned"},
     "numbers": {"column_bits": 0, "n_thresholds": 3},
@@ -74,7 +72,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_circuit_answers_to_rows_as_the_run_does(kind: str, tmp_path: Path) -> None:
+def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
     """Compare the test part, rows next to thresholds, and rows with unseen values."""
     table = write_table(tmp_path / "people.csv")
     target = "age" if kind == "regression" else "income"
@@ -105,7 +103,7 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind: str, tmp_path: Path) ->
         np.testing.assert_array_equal(np.reshape(found, expected.shape), expected)
 
 
-def test_an_export_takes_rows(run: Path, tmp_path: Path) -> None:
+def test_an_export_takes_rows(run, tmp_path):
     """Export every format; the manifest, the header, the page and a README describe the columns, and `verify` proves the encoding."""
     folder = tmp_path / "out"
     said = output("export", run, "--out", folder)
@@ -138,7 +136,7 @@ def test_an_export_takes_rows(run: Path, tmp_path: Path) -> None:
     assert "next to thresholds" in result.output
 
 
-def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> None:
+def test_a_network_with_another_encoding_fails(run, tmp_path):
     """Move a threshold in the netlist; the rows next to thresholds show it."""
     folder = tmp_path / "out"
     output("export", run, "--out", folder, "--format", "json", "--outputs", "votes")
@@ -147,7 +145,7 @@ def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> Non
     assert experiment.encoding is not None
     taken = columns_of(experiment.encoding, None)
     first = taken.columns[0]
-    moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))  # type: ignore[union-attr]
+    moved = dataclasses.replace(first, thresholds=(first.thresholds[0] + 1, *first.thresholds[1:]))
     other = circuits.from_model(
         classifier.load_model(run)[0],
         inputs=Columns((moved, *taken.columns[1:]), taken.bits),
@@ -162,7 +160,7 @@ def test_a_network_with_another_encoding_fails(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [("--inputs", "int20"), ("--inputs", "fixed24.8"), ("--inputs", "rows")])
-def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
+def test_formats_of_numbers(words, tmp_path):
     """Use a format for numeric columns, and refuse one that cannot separate the thresholds."""
     rng = np.random.default_rng(0)
     path = tmp_path / "a.csv"
@@ -181,7 +179,7 @@ def test_formats_of_numbers(words: tuple[str, str], tmp_path: Path) -> None:
     assert "--inputs bits" in result.output
 
 
-def test_a_bundle_without_data_takes_rows(run: Path, tmp_path: Path) -> None:
+def test_a_bundle_without_data_takes_rows(run, tmp_path):
     """Use random rows, which have missing cells and unknown categories, where there is no table."""
     bundle = tmp_path / "bundle"
     output("save", run, bundle)
@@ -198,7 +196,7 @@ def test_a_bundle_without_data_takes_rows(run: Path, tmp_path: Path) -> None:
     assert (result.exit_code, "next to thresholds" in result.output) == (0, True), result.output
 
 
-def test_libraries_take_rows(run: Path, tmp_path: Path) -> None:
+def test_libraries_take_rows(run, tmp_path):
     output("export", run, "--format", "c", "--target", "avr", "--out", tmp_path / "avr")
     header = (tmp_path / "avr" / "src" / "people.h").read_text()
     assert "    int8_t age;" in header
@@ -208,7 +206,7 @@ def test_libraries_take_rows(run: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_encodings_of_earlier_versions_have_columns() -> None:
+def test_encodings_of_earlier_versions_have_columns():
     """Choose the unit from the thresholds if the encoding lacks digits and ranges."""
     encoding = Encoding((Number("a", 0.5, (0.25, 1.5), True), Number("b", 7.0, (3.0,), False)), ("p", "q"))
     text = json.loads(encoding.to_json())
@@ -216,10 +214,10 @@ def test_encodings_of_earlier_versions_have_columns() -> None:
         for name in ("digits", "least", "largest"):
             del column[name]
     assert Encoding.from_json(json.dumps(text)) == encoding
-    assert [column.decimals for column in columns_of(encoding, None).columns] == [2, 0]  # type: ignore[union-attr]
+    assert [column.decimals for column in columns_of(encoding, None).columns] == [2, 0]
 
 
-def test_cells_come_back_from_values() -> None:
+def test_cells_come_back_from_values():
     """Check decimal commas, exponents and missing cells."""
     cells = {"a": strings(["1,5", "", "-2,25", "3e-7"]), "b": strings(["x", "?", "y", "x"])}
     table = Table(cells, strings("pqpq"), "t")
@@ -231,10 +229,10 @@ def test_cells_come_back_from_values() -> None:
     np.testing.assert_array_equal(encoding.encode(again), encoding.encode(table))
 
 
-def test_digits_and_ranges_are_kept() -> None:
+def test_digits_and_ranges_are_kept():
     table = Table({"a": strings(["1.250", "2", "10.5", ""]), "b": strings("0123")}, strings("pqpq"), "t")
     one, two = Encoding.fit(table, 4).columns
-    assert (one.digits, one.least, one.largest) == (2, 1.25, 10.5)  # type: ignore[union-attr]
-    assert (two.digits, two.least, two.largest) == (0, 0.0, 3.0)  # type: ignore[union-attr]
+    assert (one.digits, one.least, one.largest) == (2, 1.25, 10.5)
+    assert (two.digits, two.least, two.largest) == (0, 0.0, 3.0)
     encoding = Encoding.fit(table, 4)
     assert Encoding.from_json(encoding.to_json()) == encoding

@@ -1,7 +1,6 @@
 """Checkpoints: whole or refused."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,14 @@ TREES = {
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     directory = tmp_path / "run" / "checkpoints"
     checkpoints.save(directory, 5, TREES, {"name": "first"})
     checkpoints.save(directory, 10, TREES, {"name": "second"})
     return directory
 
 
-def test_round_trip(directory: Path) -> None:
+def test_round_trip(directory):
     step, meta = checkpoints.read_meta(directory)
     assert (step, meta) == (10, {"name": "second"})
     assert checkpoints.read_meta(directory, 5) == (5, {"name": "first"})
@@ -39,7 +38,7 @@ def test_round_trip(directory: Path) -> None:
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), restored, tree))
 
 
-def test_decay_of_skipped_steps_is_counted_on(tmp_path: Path) -> None:
+def test_decay_of_skipped_steps_is_counted_on(tmp_path):
     """A run that goes on from a checkpoint has the same bits as one that did not stop."""
     optimizer = tables.Optimizer(tables.RowAdam(weight_decay=0.1, decay="every"), 0.5, tables={"weights"})
     gradients = [{"weights": jnp.zeros((2, 4, 3)).at[:, row].set(1.0)} for row in (0, 1, 0, 2, 1)]
@@ -55,7 +54,7 @@ def test_decay_of_skipped_steps_is_counted_on(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, optimizer.current(*again), optimizer.current(*held))
 
 
-def test_a_directory_is_a_path_or_its_text(tmp_path: Path) -> None:
+def test_a_directory_is_a_path_or_its_text(tmp_path):
     text = str(tmp_path / "of text")
     checkpoints.save(text, 5, TREES, {"name": "first"})
     assert checkpoints.steps(text) == [5]
@@ -64,19 +63,19 @@ def test_a_directory_is_a_path_or_its_text(tmp_path: Path) -> None:
     assert jax.tree.structure(checkpoints.restore(text, 5, name, tree)) == jax.tree.structure(tree)
 
 
-def test_the_last_ones_stay_and_nothing_else(directory: Path) -> None:
+def test_the_last_ones_stay_and_nothing_else(directory):
     (directory / ".15.tmp").mkdir()  # of a run that was killed while it wrote
     checkpoints.save(directory, 20, TREES, {})
     assert checkpoints.steps(directory) == [10, 20]
     assert sorted(p.name for p in directory.iterdir()) == ["10", "20"]
 
 
-def test_never_overwritten(directory: Path) -> None:
+def test_never_overwritten(directory):
     with pytest.raises(CheckpointError, match="never overwritten"):
         checkpoints.save(directory, 10, TREES, {})
 
 
-def test_a_damaged_one_is_written_again(directory: Path) -> None:
+def test_a_damaged_one_is_written_again(directory):
     (directory / "10" / "checkpoint.json").unlink()
     checkpoints.save(directory, 10, TREES, {"name": "again"})
     assert checkpoints.read_meta(directory) == (10, {"name": "again"})
@@ -88,7 +87,7 @@ def test_a_damaged_one_is_written_again(directory: Path) -> None:
     assert sorted(p.name for p in directory.iterdir()) == ["5", "7"]
 
 
-def test_all_are_damaged(directory: Path) -> None:
+def test_all_are_damaged(directory):
     for step in (5, 10):
         (directory / str(step) / "checkpoint.json").write_text("{")
     with pytest.raises(DamagedError, match=r"every checkpoint in .*10 is damaged: .*5 is damaged: "):
@@ -98,19 +97,19 @@ def test_all_are_damaged(directory: Path) -> None:
         checkpoints.read_meta(directory)
 
 
-def test_a_renamed_one_is_not_taken_for_another_step(directory: Path) -> None:
+def test_a_renamed_one_is_not_taken_for_another_step(directory):
     (directory / "10").rename(directory / "11")
     with pytest.raises(CheckpointError, match=r"11 is that of step 10: rename it to .*/10"):
         checkpoints.read_meta(directory)
 
 
 @pytest.mark.parametrize("path", ["missing", "."])
-def test_not_a_checkpoint(tmp_path: Path, path: str) -> None:
+def test_not_a_checkpoint(tmp_path, path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoints.read_meta(tmp_path / path)
 
 
-def test_every_damaged_file_is_noticed(directory: Path) -> None:
+def test_every_damaged_file_is_noticed(directory):
     files = sorted(p for p in (directory / "10").rglob("*") if p.is_file())
     assert len(files) > 6
     for path in files:
@@ -124,14 +123,14 @@ def test_every_damaged_file_is_noticed(directory: Path) -> None:
             with pytest.raises(DamagedError, match="10 is damaged"):
                 checkpoints.read_meta(directory, 10)
         path.unlink()
-        messages: list[str] = []
+        messages = []
         assert checkpoints.read_meta(directory, on_damage=messages.append)[0] == 5
         assert len(messages) == 1
         path.write_bytes(data)
     assert checkpoints.read_meta(directory)[0] == 10
 
 
-def test_edited_metadata_is_noticed(directory: Path) -> None:
+def test_edited_metadata_is_noticed(directory):
     path = directory / "10" / "checkpoint.json"
     content = json.loads(path.read_text())
     content["meta"]["name"] = "third"
@@ -150,19 +149,19 @@ def test_edited_metadata_is_noticed(directory: Path) -> None:
         ({"weights": np.ones((4, 3), np.float32)}, r"anchors is int32\[6\], not missing"),
     ],
 )
-def test_other_arrays(directory: Path, template: dict, message: str) -> None:
+def test_other_arrays(directory, template, message):
     with pytest.raises(CheckpointError, match=message):
         checkpoints.restore(directory, 10, "model", {"layers": {0: template}})
 
 
-def test_differences() -> None:
+def test_differences():
     assert checkpoints.differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5}) == [
         "b is 2 in the checkpoint, not 5"
     ]
 
 
 @pytest.mark.parametrize("kind", runs.KINDS)
-def test_the_kind_of_a_run(tmp_path: Path, kind: str) -> None:
+def test_the_kind_of_a_run(tmp_path, kind):
     meta = {"lutjax": "0.1", runs.KINDS[kind]: {}, "model": {}}
     for step, more in ((1, {"kind": kind}), (2, {})):  # with, and as older versions wrote it
         checkpoints.save(tmp_path / runs.FOLDER, step, TREES, {**meta, **more})

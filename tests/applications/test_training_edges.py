@@ -37,21 +37,21 @@ X, Y = (RNG.normal(size=(STEPS, 8, n)).astype(np.float32) for n in (INPUTS, OUTP
 RULE = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1)
 
 
-def modules(edges: Edges) -> tuple[SparseLUT, Optimizer]:
+def modules(edges):
     layer = SparseLUT(
         INPUTS, OUTPUTS, n_detectors=T, n_anchors=C, targets=edges, rngs=nnx.Rngs(0), implementation="xla"
     )
     return layer, Optimizer(layer, RULE)
 
 
-def state_of(layer: SparseLUT, optimizer: Optimizer) -> dict:
+def state_of(layer, optimizer):
     return {"layer": nnx.to_pure_dict(nnx.state(layer)), "optimizer": nnx.to_pure_dict(nnx.state(optimizer))}
 
 
-def advance_of(edges: Edges) -> loop.Repeated:
+def advance_of(edges):
     graphs = [nnx.split(module) for module in modules(edges)]
 
-    def step(state: dict, number: jax.Array, data: tuple[jax.Array, jax.Array]) -> tuple[dict, jax.Array]:
+    def step(state, number, data):
         kept = []
         for (graph, variables), values in zip(graphs, state.values(), strict=True):
             nnx.replace_by_pure_dict(variables, values)
@@ -65,13 +65,13 @@ def advance_of(edges: Edges) -> loop.Repeated:
     return loop.Repeated(step, (X, Y))
 
 
-def edges_of(state: dict) -> Edges:
+def edges_of(state):
     """The list of a layer, as its variables have it."""
     first, target = (np.asarray(state["layer"][name]) for name in ("first_edges", "targets"))
     return Edges(first, target, T, 2**C, OUTPUTS, EDGES.width)
 
 
-def with_more_edges(state: dict) -> dict:
+def with_more_edges(state):
     """The state with an edge more for each of the largest weights, of the same row to the next output."""
     of, weights = edges_of(state), np.asarray(state["layer"]["weights"])
     place = np.repeat(np.arange(T * 2**C), np.diff(of.first))
@@ -88,7 +88,7 @@ def with_more_edges(state: dict) -> dict:
     return jax.tree.map(jnp.asarray, {"layer": new, "optimizer": rows})
 
 
-def train(folder: Path, kill_at: int = 0) -> dict:
+def train(folder, kill_at=0):
     """Train from the last checkpoint of a folder, or from the start, to the end."""
     done, state = 0, state_of(*modules(EDGES))
     if checkpoints.steps(folder):
@@ -98,11 +98,11 @@ def train(folder: Path, kill_at: int = 0) -> dict:
         )
         state = checkpoints.restore(folder, done, "state", state_of(*modules(as_long)))
 
-    def save(step: int, loss: float, state: dict) -> None:
+    def save(step, loss, state):
         if step % SAVED_EVERY == 0:
             checkpoints.save(folder, step, {"state": state}, {"edges": edges_of(state).size})
 
-    def kill(step: int, loss: float, state: dict) -> None:
+    def kill(step, loss, state):
         if step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -115,7 +115,7 @@ def train(folder: Path, kill_at: int = 0) -> dict:
 
 
 @pytest.mark.slow
-def test_killed_before_and_after_the_list_grows(tmp_path: Path) -> None:
+def test_killed_before_and_after_the_list_grows(tmp_path):
     expected = train(tmp_path / "whole")
     for kill_at, saved in ((5, [2, 4]), (9, [6, 8])):
         words = [sys.executable, __file__, str(tmp_path / "killed"), str(kill_at)]

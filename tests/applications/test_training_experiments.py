@@ -9,15 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from cases import slow
 from flax import nnx
@@ -35,7 +32,7 @@ class Training(configs.Training):
     learning_rate: float = 0.5
     cooldown: float = 0.0
 
-    def rate(self) -> optax.Schedule:
+    def rate(self):
         return self.scheduled(cooldown=self.cooldown)
 
 
@@ -64,7 +61,7 @@ class Options(configs.Intervals):
 
 
 class Weights(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs):
         self.w = nnx.Param(jax.random.normal(rngs.params(), (2,)))
 
 
@@ -76,38 +73,38 @@ class Descent(experiments.Experiment):
     curves = ("training loss", "size")
     ends_early = "--stop-below"
 
-    def __init__(self, record: Record):
+    def __init__(self, record):
         self.record = record
         structure = models.Structure(lambda rngs: Weights(rngs))
         self.run = models.ModelRun(structure, lambda params: (jnp.int32(0),), record.training.seed)
         rate = record.training.rate()
 
-        def step(state: models.State, number: jax.Array, data: None) -> tuple[models.State, jax.Array]:
+        def step(state, number, data):
             params = jax.tree.map(lambda w: w * (1 - 0.1 * rate(number)), state.params)
             return models.State(params, state.others, (state.optimizer[0] + 1,)), jnp.sum(params["w"] ** 2)
 
         self.run.advance = loop.Repeated(step)
 
     @classmethod
-    def new(cls, fields: Mapping[str, Any]) -> "Descent":
+    def new(cls, fields):
         model, training, options = cls.made(fields)
         return cls(Record(model, training, dataclasses.asdict(options), runs.History()))
 
     @classmethod
-    def of(cls, record: Record) -> "Descent":
+    def of(cls, record):
         return cls(record)
 
-    def describe(self) -> str:
+    def describe(self):
         return f"{self.record.training.steps} steps"
 
-    def evaluate(self, state: models.State) -> float:
+    def evaluate(self, state):
         return float(jnp.abs(state.params["w"]).max())
 
-    def solved(self) -> str | None:
+    def solved(self):
         tests = self.record.history.test
         return "small enough" if tests and tests[-1][1] < self.intervals.stop_below else None
 
-    def parts(self) -> list[experiments.Part]:
+    def parts(self):
         picture = experiments.Part("picture.txt", "drawing", self.draw_picture)
         return [
             experiments.Part("test", "testing", lambda state, path: [f"size {self.evaluate(state):.6f}"]),
@@ -115,7 +112,7 @@ class Descent(experiments.Experiment):
             self.curves_part(),
         ]
 
-    def draw_picture(self, state: models.State, path: Path) -> list[str]:
+    def draw_picture(self, state, path):
         path.write_text(str(np.asarray(state.params["w"])))
         return []
 
@@ -123,18 +120,18 @@ class Descent(experiments.Experiment):
 class Shown(experiments.Show):
     """Keeps what is shown, and does something at a training loss."""
 
-    def __init__(self, at: int | None = None, error: BaseException | None = None):
-        self.lines: list[str] = []
+    def __init__(self, at=None, error=None):
+        self.lines = []
         self.at, self.error = at, error
 
-    def line(self, text: str) -> None:
+    def line(self, text):
         self.lines.append(text)
 
-    def watchers(self, experiment: experiments.Experiment, done: int) -> list[experiments.Watcher]:
+    def watchers(self, experiment, done):
         show = self
 
         class At(experiments.Watcher):
-            def training(self, losses: Sequence[tuple[int, float]]) -> None:
+            def training(self, losses):
                 if show.at in [done for done, _ in losses]:
                     assert show.error is not None
                     raise show.error
@@ -142,30 +139,30 @@ class Shown(experiments.Show):
         return [At()]
 
 
-def new(steps: int = 12, cooldown: float = 0.0, **options: Any) -> Descent:
+def new(steps=12, cooldown=0.0, **options):
     return Descent.new({"steps": steps, "cooldown": cooldown, **options})
 
 
-def start(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
+def start(folder, show=None, **options):
     show = show or Shown()
     experiments.start(new(**options), folder, show)
     return show.lines
 
 
-def resume(folder: Path, show: Shown | None = None, **options: Any) -> list[str]:
+def resume(folder, show=None, **options):
     show = show or Shown()
     experiments.resume(folder, Descent, Descent.of, show, **options)
     return show.lines
 
 
-def state_of(folder: Path) -> tuple[int, bytes, runs.History]:
+def state_of(folder):
     step, record = runs.read(folder, Record)
     state = models.restore(folder, step, Descent(record).run)
     return step, np.asarray(state.params["w"]).tobytes(), record.history
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run that was never stopped. Not to be changed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     lines = start(folder)
@@ -176,7 +173,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def curves(folder: Path) -> list[dict[str, str]]:
+def curves(folder):
     with (folder / "curves.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -185,7 +182,7 @@ class PowerError(Exception):
     """Error in place of a power cut."""
 
 
-def test_a_finished_run_is_left_alone(whole: Path) -> None:
+def test_a_finished_run_is_left_alone(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     size = next(iter(runs.finished(whole).parts["test"][1]))
     for look in (True, False):
@@ -209,7 +206,7 @@ def test_a_finished_run_is_left_alone(whole: Path) -> None:
         b"[" * 200_000,
     ],
 )
-def test_a_damaged_record_of_finishing_is_none(content: bytes, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     found = runs.Finished.read(tmp_path / "run")
     assert found is not None
@@ -222,10 +219,10 @@ def test_a_damaged_record_of_finishing_is_none(content: bytes, whole: Path, tmp_
 
 
 @pytest.mark.parametrize("place", ["picture.txt", "finished.json", slow("curves.csv")])
-def test_finishing_goes_on_where_it_was_ended(whole: Path, tmp_path: Path, place: str) -> None:
+def test_finishing_goes_on_where_it_was_ended(whole, tmp_path, place):
     folder, replace, seen = tmp_path / "run", os.replace, []
 
-    def end(source: Any, target: Any) -> None:
+    def end(source, target):
         seen.append(os.path.basename(target))
         if runs.exists(folder) and "12" in os.listdir(folder / "checkpoints") and seen[-1] == place:
             raise PowerError
@@ -247,8 +244,8 @@ def test_finishing_goes_on_where_it_was_ended(whole: Path, tmp_path: Path, place
     assert (folder / "picture.txt").exists()
 
 
-def test_an_interrupted_finish_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> list[str]:
+def test_an_interrupted_finish_says_so(tmp_path, monkeypatch):
+    def interrupt(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -259,7 +256,7 @@ def test_an_interrupted_finish_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert resume(tmp_path)[-1].startswith("finished, as")
 
 
-def test_steps_after_the_last_checkpoint_are_taken_again(whole: Path, tmp_path: Path) -> None:
+def test_steps_after_the_last_checkpoint_are_taken_again(whole, tmp_path):
     with pytest.raises(PowerError):
         start(tmp_path, Shown(at=8, error=PowerError()))
     assert checkpoints.steps(tmp_path / "checkpoints") == [3, 6]
@@ -269,7 +266,7 @@ def test_steps_after_the_last_checkpoint_are_taken_again(whole: Path, tmp_path: 
     assert state_of(tmp_path) == state_of(whole)
 
 
-def test_curves_are_a_table(whole: Path) -> None:
+def test_curves_are_a_table(whole):
     history = state_of(whole)[2]
     rows = curves(whole)
     for kind, points in (("training loss", history.train), ("size", history.test)):
@@ -277,7 +274,7 @@ def test_curves_are_a_table(whole: Path) -> None:
     assert len(rows) == len(history.train) + len(history.test) == 6 + 3
 
 
-def test_other_options_and_another_length(whole: Path, tmp_path: Path) -> None:
+def test_other_options_and_another_length(whole, tmp_path):
     start(tmp_path / "short", steps=6)
     lines = resume(tmp_path / "short", steps=12)
     assert lines[0] == "goes on to 12 steps; what is learned is what a run started with --steps 12 learns."
@@ -292,7 +289,7 @@ def test_other_options_and_another_length(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_schedule_that_depends_on_the_length(tmp_path: Path) -> None:
+def test_a_schedule_that_depends_on_the_length(tmp_path):
     for steps in (6, 12, 24):
         start(tmp_path / str(steps), steps=steps, cooldown=0.5)
     lines = resume(tmp_path / "6", steps=12)
@@ -310,7 +307,7 @@ def test_a_schedule_that_depends_on_the_length(tmp_path: Path) -> None:
     assert state_of(tmp_path / "early")[:2] == state_of(tmp_path / "24")[:2]
 
 
-def test_a_run_that_is_solved_ends(whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_solved_ends(whole, tmp_path):
     limit = state_of(whole)[2].test[0][1] + 1e-6
     lines = start(tmp_path / "run", stop_below=limit)
     assert "finished, as small enough after 4 of 12 steps" in lines[-1]
@@ -330,7 +327,7 @@ def test_a_run_that_is_solved_ends(whole: Path, tmp_path: Path) -> None:
     assert state_of(tmp_path / "run")[:2] == state_of(whole)[:2]
 
 
-def test_parts_that_are_asked_for_later(tmp_path: Path) -> None:
+def test_parts_that_are_asked_for_later(tmp_path):
     start(tmp_path, picture=False)
     assert not (tmp_path / "picture.txt").exists()
     resume(tmp_path, options={"picture": True}, look=False)
@@ -347,7 +344,7 @@ with runs.lock(pathlib.Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_two_processes_are_kept_apart(whole: Path, tmp_path: Path) -> None:
+def test_two_processes_are_kept_apart(whole, tmp_path):
     with pytest.raises(PowerError):
         start(tmp_path, Shown(at=8, error=PowerError()))
     process = subprocess.Popen(
@@ -368,9 +365,7 @@ def test_two_processes_are_kept_apart(whole: Path, tmp_path: Path) -> None:
     assert state_of(tmp_path) == state_of(whole)
 
 
-def test_a_disk_without_room_is_noticed_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_noticed_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3))
     with pytest.raises(OSError, match=r"a checkpoint needs 0\.0 MB, 0\.0 MB are free") as refused:
         start(tmp_path)
@@ -379,7 +374,7 @@ def test_a_disk_without_room_is_noticed_before_the_first_step(
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def tiny_disk(tmp_path):
     """A file system of 256 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -394,9 +389,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_leaves_whole_checkpoints(
-    tiny_disk: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_whole_checkpoints(tiny_disk, caplog, capfd):
     small, large = ({"model": {"w": jax.random.normal(jax.random.key(0), (n,))}} for n in (100, 10**6))
     checkpoints.save(tiny_disk, 1, small, {})
     with pytest.raises(OSError, match="No space left on device") as refused:
@@ -408,11 +401,11 @@ def test_a_full_disk_leaves_whole_checkpoints(
     assert checkpoints.read_meta(tiny_disk)[0] == 2
 
 
-def test_an_output_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_output_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "output.txt"
     path.write_text("old")
 
-    def write() -> None:
+    def write():
         with runs.atomically(path) as unfinished:
             unfinished.write_text("half")
             assert path.read_text() == "old"
@@ -424,7 +417,7 @@ def test_an_output_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_measures_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     show = Shown()
     experiments.dry_run(new(steps=1000), show)
@@ -436,8 +429,8 @@ def test_a_dry_run_measures_and_writes_nothing(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> None:
-    def refused(folder: Path) -> str:
+def test_folders_are_named_for_what_they_are(whole, tmp_path):
+    def refused(folder):
         with pytest.raises(CheckpointError) as error:
             resume(folder)
         return str(error.value)
@@ -472,7 +465,7 @@ def test_folders_are_named_for_what_they_are(whole: Path, tmp_path: Path) -> Non
         runs.check_kind(whole, "lm")
 
 
-def test_records_of_older_versions_are_read(whole: Path, tmp_path: Path) -> None:
+def test_records_of_older_versions_are_read(whole, tmp_path):
     """Records without the step, the kind and the lengths that were asked for."""
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

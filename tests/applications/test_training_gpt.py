@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,6 @@ from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
 from lutjax.training.configs import Intervals
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.lm_config import MODELS
-from lutjax.training.models import State
 from lutjax.training.text import bigram_loss
 
 CONFIG = GPTConfig(
@@ -42,11 +39,11 @@ TRAINING = TrainingConfig(
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     return Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
 
 
-def record_of(run: Run) -> lm_runs.Record:
+def record_of(run):
     text = runs.Source(None, TEXT.size, TEXT.digest)
     return lm_runs.Record(
         run.config, run.training, text, bigram_loss(TEXT.train, TEXT.test), {}, runs.History()
@@ -54,7 +51,7 @@ def record_of(run: Run) -> lm_runs.Record:
 
 
 @pytest.mark.slow
-def test_the_lowest_validation_loss_chooses(run: Run) -> None:
+def test_the_lowest_validation_loss_chooses(run):
     state, done, found = run.init(), 0, []
     for until in (3, 6, 9, 12):
         state, _ = run.advance(state, done, until - done)
@@ -72,7 +69,7 @@ def test_the_lowest_validation_loss_chooses(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_and_the_model_of_a_checkpoint(run, tmp_path):
     whole, _ = loop.run(run.advance, run.init(), first=0, steps=12)
     part, _ = run.advance(run.init(), 0, 7)
     models.save(tmp_path, 7, part, record_of(run))
@@ -88,7 +85,7 @@ def test_a_resumed_run_and_the_model_of_a_checkpoint(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("model", presets.PRESETS)
-def test_presets_are_complete(model: str) -> None:
+def test_presets_are_complete(model):
     """Every value of a preset is a field, and the presets of the GPT fit every feed-forward layer."""
     configs = (MODELS[model], TrainingConfig, Intervals)
     for name in presets.PRESETS[model]:
@@ -101,12 +98,12 @@ def test_presets_are_complete(model: str) -> None:
                 presets.make(GPTConfig, {**values, "feed_forward": layer})
 
 
-def test_selection_needs_a_part_to_select_on() -> None:
+def test_selection_needs_a_part_to_select_on():
     with pytest.raises(ValueError, match="select_every is 3; give the validation part"):
         Run(CONFIG, TRAINING, TEXT.train)
 
 
-def test_the_validation_part_may_be_trained_on() -> None:
+def test_the_validation_part_may_be_trained_on():
     fields = dataclasses.asdict(CONFIG) | {"steps": 1, "select_every": 0}
     parts = []
     for validate in (True, False):
@@ -116,7 +113,7 @@ def test_the_validation_part_may_be_trained_on() -> None:
     np.testing.assert_array_equal(parts[1][: parts[0].size], parts[0])
 
 
-def test_only_matrices_decay() -> None:
+def test_only_matrices_decay():
     params = {
         "table": jnp.ones((2, 4, 3)),
         "matrix": jnp.ones((2, 3)),
@@ -131,16 +128,16 @@ def test_only_matrices_decay() -> None:
         np.testing.assert_allclose(update, -0.05 if name == "matrix" else 0.0)
 
 
-def test_cosine_falls_to_a_tenth() -> None:
+def test_cosine_falls_to_a_tenth():
     rate = np.asarray(dataclasses.replace(TRAINING, steps=100, learning_rate=1.0).rate()(np.arange(101)))
     np.testing.assert_allclose(rate[[0, 4, 9, 10, 55, 100]], [0.1, 0.5, 1.0, 1.0, 0.55, 0.1], rtol=1e-5)
     assert (np.diff(rate[10:]) < 0).all()
 
 
 @pytest.mark.slow
-def test_clipping_bounds_the_norm_of_all_gradients() -> None:
-    moved: dict[float | None, Any] = {}
-    start: State | None = None
+def test_clipping_bounds_the_norm_of_all_gradients():
+    moved = {}
+    start = None
     for clip in (None, 0.01):
         training = TrainingConfig(
             steps=1, batch_size=2, learning_rate=1.0, optimizer="sgd", cooldown=0.0, clip=clip,
@@ -149,7 +146,7 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
         run = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train)
         start = start or run.init()  # of the same seed; sgd has no state of its own
         before = jax.tree.map(np.asarray, start.params)
-        after: State = run.advance(jax.tree.map(jnp.copy, start), 0, 1)[0]
+        after = run.advance(jax.tree.map(jnp.copy, start), 0, 1)[0]
         moved[clip] = jax.tree.map(lambda a, b: np.asarray(a) - b, after.params, before)
     whole = np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(moved[None])))
     assert whole > 0.1
@@ -161,7 +158,7 @@ def test_clipping_bounds_the_norm_of_all_gradients() -> None:
 
 
 @pytest.mark.slow
-def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
+def test_factored_and_dense_gradients_of_tables_give_the_same_losses():
     """Rows move by one rule either way; all else moves by AdamW."""
     config = dataclasses.replace(CONFIG, feed_forward="projection_lut", dropout=0.0, table_dropout=0.2)
     losses = {}
@@ -178,12 +175,12 @@ def test_factored_and_dense_gradients_of_tables_give_the_same_losses() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table_optimizer", ["same", "row_adagrad"])
-def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
+def test_tables_move_at_a_rate_of_their_own(table_optimizer):
     """Tables of detectors do, also where an optimizer moves all parameters alike; a memory has its own, and all else the learning rate."""
     config = dataclasses.replace(
         CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
     )
-    changes: dict = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+    changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
     changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
     moved = {}
     for rate in (1.0, 3.0):
@@ -202,13 +199,13 @@ def test_tables_move_at_a_rate_of_their_own(table_optimizer: str) -> None:
 
 
 @pytest.mark.slow
-def test_total_variation_is_the_mean_of_the_layers() -> None:
+def test_total_variation_is_the_mean_of_the_layers():
     """New tables have no other gradient, because the projection after them is zero."""
     config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
-    changes: dict = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+    changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
     run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)
 
-    def tables(state: State) -> dict:
+    def tables(state):
         return {
             i: np.asarray(layer["feed_forward"]["weights"]) for i, layer in state.params["layers"].items()
         }
@@ -238,7 +235,7 @@ def test_total_variation_is_the_mean_of_the_layers() -> None:
         ({"table_weight_decay": 0.1}, "^table_weight_decay is 0.1; rules for rows have it"),
     ],
 )  # fmt: skip
-def test_impossible_training(changes: dict, message: str) -> None:
+def test_impossible_training(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TRAINING, **changes)
 
@@ -262,7 +259,7 @@ WORDS = [
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache_directory")
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path):
     text, out = tmp_path / "fox.txt", tmp_path / "run"
     text.write_bytes(FOX)
     result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--validate", "--select-every", 4)
@@ -299,7 +296,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--model", "gpt", "--n-heads", "3"], "must be a multiple of 6"),
     ],
 )
-def test_bad_input_is_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_message(words, message, tmp_path):
     result = command("train", "lm", "--out", tmp_path / "run", *words)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())

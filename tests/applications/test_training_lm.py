@@ -1,7 +1,6 @@
 """Language-model runs: steps, evaluation, checkpoints."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +33,11 @@ TRAINING = TrainingConfig(steps=12, batch_size=4)
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run():
     return Run(CONFIG, TRAINING, TEXT.train)
 
 
-def record_of(run: Run) -> lm_runs.Record:
+def record_of(run):
     return lm_runs.Record(
         model=run.config,
         training=run.training,
@@ -49,7 +48,7 @@ def record_of(run: Run) -> lm_runs.Record:
     )
 
 
-def test_training_lowers_the_loss_and_keeps_frozen_variables(run: Run) -> None:
+def test_training_lowers_the_loss_and_keeps_frozen_variables(run):
     before = run.init()
     others = jax.tree.map(np.asarray, before.others)
     loss = run.evaluate(before, TEXT.test)
@@ -60,7 +59,7 @@ def test_training_lowers_the_loss_and_keeps_frozen_variables(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_chunks_change_nothing(run: Run) -> None:
+def test_chunks_change_nothing(run):
     one, _ = run.advance(run.init(), 0, 12)
     other = run.init()
     for first, count in ((0, 5), (5, 1), (6, 6)):
@@ -70,14 +69,14 @@ def test_chunks_change_nothing(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_the_seed_decides(run: Run) -> None:
+def test_the_seed_decides(run):
     other = Run(CONFIG, dataclasses.replace(TRAINING, seed=1), TEXT.train)
     first, again, different = (float(r.advance(r.init(), 0, 3)[1]) for r in (run, run, other))
     assert first == again != different
 
 
 @pytest.mark.slow
-def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate() -> None:
+def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate():
     states = []
     for loss, rate in (("mean", 0.5), ("sum", 0.5 / (4 * 8))):
         training = TrainingConfig(
@@ -90,7 +89,7 @@ def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
 
 
-def losses_of(state: State, **options: object) -> list[float]:
+def losses_of(state, **options):
     """Return the losses of a few steps, one at a time. Without dropout, whose draws depend on the microbatches."""
     training = dataclasses.replace(TRAINING, cooldown=0.0, **options)
     run, losses = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train), []
@@ -112,7 +111,7 @@ def losses_of(state: State, **options: object) -> list[float]:
         for n in optimizers.TABLE_OPTIMIZERS
     ],
 )
-def test_factored_and_dense_gradients_give_the_same_losses(run: Run, table_optimizer: str) -> None:
+def test_factored_and_dense_gradients_give_the_same_losses(run, table_optimizer):
     rate = 1.0 if table_optimizer == "sgd" else 0.05
     options = {"table_optimizer": table_optimizer, "table_weight_decay": 0.01, "learning_rate": rate}
     factored = losses_of(run.init(), **options, microbatches=2)
@@ -122,7 +121,7 @@ def test_factored_and_dense_gradients_give_the_same_losses(run: Run, table_optim
 
 
 @pytest.mark.parametrize("size", [slow(10), slow(17), 23])
-def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
+def test_evaluation_predicts_every_byte_once(run, size):
     state, _ = run.advance(run.init(), 0, 12)
     part = TEXT.test[:size]
     model = run.structure.model(state.params, state.others)
@@ -138,7 +137,7 @@ def test_evaluation_predicts_every_byte_once(run: Run, size: int) -> None:
     assert run.evaluate(state, part) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_evaluation_of_some_windows(run: Run) -> None:
+def test_evaluation_of_some_windows(run):
     state, _ = run.advance(run.init(), 0, 12)
     assert run.evaluate(state, TEXT.test, max_windows=10**6) == run.evaluate(state, TEXT.test)
     assert run.evaluate(state, TEXT.test, max_windows=5) == pytest.approx(
@@ -147,7 +146,7 @@ def test_evaluation_of_some_windows(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
+def test_batch_statistics_are_trained_and_saved(tmp_path):
     run = Run(dataclasses.replace(CONFIG, batch_norm=True), TRAINING, TEXT.train)
     before = jax.tree.map(np.asarray, run.init().others)
     state, _ = run.advance(run.init(), 0, 4)
@@ -158,9 +157,7 @@ def test_batch_statistics_are_trained_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table_optimizer", ["row_adagrad", "row_adam"])
-def test_resumed_run_ends_like_one_that_was_never_stopped(
-    run: Run, tmp_path: Path, table_optimizer: str
-) -> None:
+def test_resumed_run_ends_like_one_that_was_never_stopped(run, tmp_path, table_optimizer):
     if table_optimizer != run.training.table_optimizer:
         run = Run(CONFIG, dataclasses.replace(TRAINING, table_optimizer=table_optimizer), TEXT.train)
     whole, _ = run.advance(run.init(), 0, 12)
@@ -173,7 +170,7 @@ def test_resumed_run_ends_like_one_that_was_never_stopped(
     assert equal(whole, resumed)
 
 
-def test_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_model_of_a_checkpoint(run, tmp_path):
     state, _ = run.advance(run.init(), 0, 4)
     models.save(tmp_path, 4, state, record_of(run))
     model, record = lm_runs.load_model(tmp_path)
@@ -183,8 +180,8 @@ def test_model_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
     assert (model(tokens, deterministic=True) == expected).all()
 
 
-def test_ids_out_of_range_are_refused(run: Run, tmp_path: Path) -> None:
-    def broken(path: tuple, leaf: jax.Array) -> jax.Array:
+def test_ids_out_of_range_are_refused(run, tmp_path):
+    def broken(path, leaf):
         return leaf + 100 if "anchors" in jax.tree_util.keystr(path) else leaf
 
     state = run.init()
@@ -195,14 +192,14 @@ def test_ids_out_of_range_are_refused(run: Run, tmp_path: Path) -> None:
             read()
 
 
-def test_arrays_of_another_configuration_are_refused(run: Run, tmp_path: Path) -> None:
+def test_arrays_of_another_configuration_are_refused(run, tmp_path):
     models.save(tmp_path, 4, run.init(), record_of(run))
     other = Run(dataclasses.replace(CONFIG, n_detectors=5), TRAINING, TEXT.train)
     with pytest.raises(checkpoints.CheckpointError, match="does not fit this model"):
         models.restore(tmp_path, 4, other)
 
 
-def test_vocabulary_must_be_bytes() -> None:
+def test_vocabulary_must_be_bytes():
     with pytest.raises(ValueError, match="vocab_size is 300"):
         Run(dataclasses.replace(CONFIG, vocab_size=300), TRAINING, TEXT.train)
 
@@ -229,12 +226,12 @@ def test_vocabulary_must_be_bytes() -> None:
         ("microbatches", 3),
     ],
 )
-def test_training_values_out_of_range(field: str, value: object) -> None:
+def test_training_values_out_of_range(field, value):
     with pytest.raises(ValueError, match=f"^{field} is "):
         TrainingConfig(**{field: value})
 
 
-def test_state_is_all_that_training_needs(run: Run) -> None:
+def test_state_is_all_that_training_needs(run):
     # also what the checkpoint is read with
     abstract, state = run.abstract(), run.init()
     assert isinstance(abstract, State)

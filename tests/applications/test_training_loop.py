@@ -13,18 +13,18 @@ import pytest
 from lutjax.training import loop, optimizers
 
 
-def counting_step(state: dict, number: jax.Array, data: jax.Array) -> tuple[dict, jax.Array]:
+def counting_step(state, number, data):
     return {"sum": state["sum"] + data[number]}, number.astype(jnp.float32)
 
 
-def new_state() -> dict:
+def new_state():
     return {"sum": jnp.float32(0)}
 
 
 DATA = np.arange(100, dtype=np.float32)
 
 
-def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
+def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end():
     calls = []
     hooks = [
         loop.Hook(4, lambda n, loss, s: calls.append(("log", n, loss))),
@@ -37,7 +37,7 @@ def test_hooks_are_called_in_order_at_their_intervals_and_at_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again() -> None:
+def test_kernels_that_are_imported_by_the_first_call_let_nothing_be_compiled_again():
     pytest.importorskip("triton")
     program = """
 import jax, jax.numpy as jnp
@@ -57,7 +57,7 @@ print(advance.programs)
     assert found.stdout.split() == ["1"]
 
 
-def test_stop_and_go_on() -> None:
+def test_stop_and_go_on():
     advance, calls = loop.Repeated(counting_step, DATA), []
     hooks = [loop.Hook(4, lambda n, loss, s: calls.append((n, loss)))]
     state, done = loop.run(advance, new_state(), first=0, steps=9, hooks=hooks, stopped=lambda: bool(calls))
@@ -68,7 +68,7 @@ def test_stop_and_go_on() -> None:
 
 
 @pytest.mark.parametrize("call", [0.0, 1e-9, 60.0])
-def test_losses_of_several_intervals_come_from_one_call(monkeypatch: pytest.MonkeyPatch, call: float) -> None:
+def test_losses_of_several_intervals_come_from_one_call(monkeypatch, call):
     """However long a call should take, losses are those of their intervals, and hooks see the state when they are due."""
     monkeypatch.setattr(loop, "CALL", call)
     advance, told, seen = loop.Repeated(counting_step, DATA), [], []
@@ -95,8 +95,8 @@ def test_losses_of_several_intervals_come_from_one_call(monkeypatch: pytest.Monk
     assert all(points for points in told)
 
 
-def test_a_call_is_as_long_as_the_slowest_process_lets_it() -> None:
-    told: list[list[tuple[int, float]]] = []
+def test_a_call_is_as_long_as_the_slowest_process_lets_it():
+    told = []
     loop.run(
         loop.Repeated(counting_step, DATA),
         new_state(),
@@ -108,8 +108,8 @@ def test_a_call_is_as_long_as_the_slowest_process_lets_it() -> None:
     assert [len(points) for points in told][:4] == [1, 1, 5, 25 - 7]
 
 
-def test_loss_that_is_not_finite_reaches_no_hook() -> None:
-    def step(state: dict, number: jax.Array, data: None) -> tuple[dict, jax.Array]:
+def test_loss_that_is_not_finite_reaches_no_hook():
+    def step(state, number, data):
         return state, jnp.where(number == 5, jnp.nan, 1.0)
 
     calls = []
@@ -122,7 +122,7 @@ def test_loss_that_is_not_finite_reaches_no_hook() -> None:
             hooks=[loop.Hook(2, lambda n, loss, s: calls.append(n))],
         )
     assert calls == [2, 4]
-    told: list[tuple[int, float]] = []
+    told = []
     with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
         loop.run(
             loop.Repeated(step),
@@ -135,7 +135,7 @@ def test_loss_that_is_not_finite_reaches_no_hook() -> None:
     assert told == [(2, 1), (4, 1)]
 
 
-def test_first_signal_asks_to_stop_and_the_second_interrupts() -> None:
+def test_first_signal_asks_to_stop_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGINT)
     with loop.stop_on_signal() as stopped:
         assert not stopped()
@@ -146,8 +146,8 @@ def test_first_signal_asks_to_stop_and_the_second_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_schedules() -> None:
-    def rates(schedule: str, **options: float) -> np.ndarray:
+def test_schedules():
+    def rates(schedule, **options):
         rate = optimizers.learning_rate(schedule, **{"rate": 2.0, "steps": 100, "batch_size": 10, **options})
         return np.asarray([rate(jnp.int32(t)) for t in range(100)])
 
@@ -161,7 +161,7 @@ def test_schedules() -> None:
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_every_optimizer_descends_and_leaves_rows_without_gradient(name: str) -> None:
+def test_every_optimizer_descends_and_leaves_rows_without_gradient(name):
     optimizer = optimizers.optimizer(name, 0.05)
     target = {"rows": jnp.asarray([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]), "scalar": jnp.asarray(2.0)}
     params = jax.tree.map(jnp.zeros_like, target)
@@ -176,7 +176,7 @@ def test_every_optimizer_descends_and_leaves_rows_without_gradient(name: str) ->
     assert (params["rows"][2] == 0).all()
 
 
-def test_row_adagrad_scales_rows() -> None:
+def test_row_adagrad_scales_rows():
     scale = optimizers.scale_by_row_rss()
     gradient = jnp.asarray([[3.0, 4.0], [0.0, 0.0]])
     updates, state = scale.update(gradient, scale.init(gradient))
@@ -184,6 +184,6 @@ def test_row_adagrad_scales_rows() -> None:
     assert state.sum_of_squares.shape == (2, 1)
 
 
-def test_unknown_optimizer() -> None:
+def test_unknown_optimizer():
     with pytest.raises(ValueError, match="known ones are sgd, momentum"):
         optimizers.optimizer("lion", 0.1)

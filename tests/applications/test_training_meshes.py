@@ -3,8 +3,6 @@
 import csv
 import dataclasses
 import re
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,7 @@ from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, lm_runs, meshes, models, runs
 
 
-def of_tables(*detectors: int) -> dict[str, Any]:
+def of_tables(*detectors):
     return {
         str(i): {"weights": jax.ShapeDtypeStruct((n, 16, 4), jnp.float32)} for i, n in enumerate(detectors)
     }
@@ -37,15 +35,15 @@ class Device:
     device_kind: str = "H100"
 
 
-def devices(n: int, platform: str = "gpu", hosts: int = 1) -> list[Any]:
+def devices(n, platform="gpu", hosts=1):
     return [Device(i, i % hosts, platform) for i in reversed(range(n))]
 
 
-def names(params: Any) -> list[str]:
+def names(params):
     return [f"{i}/weights" for i in params if i != "layers"]
 
 
-def chosen(params: Any, *args: Any, **options: Any) -> dict[str, int] | None:
+def chosen(params, *args, **options):
     mesh = meshes.choose(params, *args, **options, tables=names(params))
     return None if mesh is None else dict(mesh.shape)
 
@@ -68,13 +66,13 @@ GATES = {"layers": {"0": {"logits": jax.ShapeDtypeStruct((64, 16), jnp.float32)}
         (of_tables(5), 4, 1, None),
     ],
 )
-def test_default_on_one_host(params: Any, n: int, batch: int, expected: tuple[int, int] | None) -> None:
+def test_default_on_one_host(params, n, batch, expected):
     found = chosen(params, devices(n), batch)
     assert found == (None if expected is None else dict(zip(("data", "detectors"), expected, strict=True)))
 
 
 @pytest.mark.usefixtures("without_typechecking")
-def test_default_among_devices() -> None:
+def test_default_among_devices():
     params = of_tables(64)
     assert chosen(params, devices(8, "cpu"), 32) is None
     assert chosen(params, devices(8, "tpu"), 32) is None
@@ -91,7 +89,7 @@ def test_default_among_devices() -> None:
 
 
 @pytest.mark.usefixtures("without_typechecking")
-def test_a_mesh_that_is_asked_for() -> None:
+def test_a_mesh_that_is_asked_for():
     params, cpus = of_tables(8), jax.devices()
     assert chosen(params, devices(8, "cpu"), 32, asked={"data": 2, "detectors": 4}) == {
         "data": 2,
@@ -116,12 +114,12 @@ def test_a_mesh_that_is_asked_for() -> None:
     "text",
     ["", "data", "data=0", "data=-1", "data=2,data=2", "rows=2", "data=2,", "data=2;detectors=2", "data=x"],
 )
-def test_words_that_are_no_mesh(text: str) -> None:
+def test_words_that_are_no_mesh(text):
     with pytest.raises(ValueError, match=f"^mesh is {re.escape(repr(text))}: .* Write data=2,detectors=4"):
         meshes.parse(text)
 
 
-def test_specs_of_the_state_of_an_optimizer() -> None:
+def test_specs_of_the_state_of_an_optimizer():
     """The state of an optimizer lies as the parameters do, whatever their names are there."""
     mesh = AbstractMesh((4,), ("detectors",))
     params = {
@@ -183,7 +181,7 @@ LAYOUTS = {"data=8": {"data": 8}, "detectors=8": {"detectors": 8}, "2x4": {"data
 DENSE = {"table_optimizer": "same", "table_gradient": "dense", "clip": 1.0}
 
 
-def run_of(model: str, options: dict[str, Any], axes: dict[str, int] | None = None) -> lm.Run:
+def run_of(model, options, axes=None):
     training = lm.TrainingConfig(steps=7, batch_size=16, **{"optimizer": "adamw", "cooldown": 0.0, **options})
     run = lm.Run(MODELS[model], training, TEXT.train, TEXT.validation)
     if axes is not None:
@@ -191,7 +189,7 @@ def run_of(model: str, options: dict[str, Any], axes: dict[str, int] | None = No
     return run
 
 
-def exchanged(compiled: jax.stages.Compiled) -> list[tuple[int, ...]]:
+def exchanged(compiled):
     """Return the shapes of the results of all collectives in a compiled program."""
     found = re.findall(
         r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(",
@@ -215,7 +213,7 @@ CASES = [
 
 @needs_devices(8)
 @pytest.mark.slow
-def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
+def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path):
     text, out = tmp_path / "fox.txt", tmp_path / "run"
     text.write_bytes(FOX)
     sizes = [
@@ -259,8 +257,8 @@ def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> None:
-    def curves(out: Path) -> list[float]:
+def test_gates_on_a_mesh(words, mesh, tmp_path):
+    def curves(out):
         with (out / "curves.csv").open() as file:
             return [float(row["value"]) for row in csv.DictReader(file)]
 
@@ -274,7 +272,7 @@ def test_gates_on_a_mesh(words: tuple[str, ...], mesh: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @needs_devices(8)
-def test_no_table_is_exchanged() -> None:
+def test_no_table_is_exchanged():
     run = run_of("lut", {}, LAYOUTS["2x4"])
     program, _ = run.advance.compiled(run.abstract())
     shapes = exchanged(program)
@@ -285,9 +283,7 @@ def test_no_table_is_exchanged() -> None:
 @needs_devices(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "model", "options"), CASES)
-def test_a_run_on_a_mesh_ends_as_on_one_device(
-    model: str, layout: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_mesh_ends_as_on_one_device(model, layout, options, tmp_path, monkeypatch):
     """Saved by one mesh and gone on with by one device, within rounding; and no table is exchanged."""
     monkeypatch.setattr(lm, "EVALUATION_BATCH", 32)  # 64 have as many positions as tables have rows
     one, run = run_of(model, options), run_of(model, options, LAYOUTS[layout])

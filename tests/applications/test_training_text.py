@@ -9,7 +9,7 @@ import pytest
 from lutjax.training.text import STANDARD_LIBRARY_BYTES, TextError, bigram_loss, load_text, split_text
 
 
-def test_parts_are_contiguous_and_complete() -> None:
+def test_parts_are_contiguous_and_complete():
     data = bytes(i % 251 for i in range(1234))
     text = split_text(data, name="t")
     assert (text.train.size, text.validation.size, text.test.size) == (1050, 61, 123)
@@ -17,7 +17,7 @@ def test_parts_are_contiguous_and_complete() -> None:
     assert text.size == 1234
 
 
-def test_standard_library_is_the_default_and_always_the_same() -> None:
+def test_standard_library_is_the_default_and_always_the_same():
     text = load_text()
     assert text.size == STANDARD_LIBRARY_BYTES
     assert text.digest == load_text().digest
@@ -25,7 +25,7 @@ def test_standard_library_is_the_default_and_always_the_same() -> None:
     assert b"def " in text.test.tobytes()
 
 
-def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path: Path) -> None:
+def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path):
     for name, data in {
         "b.txt": b"b" * 40,
         "a.txt": b"a" * 40,
@@ -49,14 +49,14 @@ def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path: Path)
         (b"x" * 600, "at least 680 in all"),
     ],
 )
-def test_unusable_text(tmp_path: Path, data: bytes, message: str) -> None:
+def test_unusable_text(tmp_path, data, message):
     path = tmp_path / "t.txt"
     path.write_bytes(data)
     with pytest.raises(TextError, match=message):
         load_text(path, context=32)
 
 
-def test_a_text_longer_than_int32_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_longer_than_int32_reaches(tmp_path, monkeypatch):
     path = tmp_path / "t.txt"
     path.write_bytes(b"x" * 1001)
     monkeypatch.setattr("lutjax.training.text.MOST_BYTES", 1000)
@@ -66,14 +66,14 @@ def test_a_text_longer_than_int32_reaches(tmp_path: Path, monkeypatch: pytest.Mo
         load_text(path)
 
 
-def test_missing_file_and_folder_without_text(tmp_path: Path) -> None:
+def test_missing_file_and_folder_without_text(tmp_path):
     with pytest.raises(TextError, match="No such file"):
         load_text(tmp_path / "missing")
     with pytest.raises(TextError, match="holds no UTF-8 text"):
         load_text(tmp_path)
 
 
-def test_a_large_file_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_mapped(tmp_path, monkeypatch):
     path = tmp_path / "t.txt"
     path.write_bytes(bytes(range(256)) * 4)
     whole = load_text(path)
@@ -86,7 +86,7 @@ def test_a_large_file_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert bigram_loss(mapped.train, mapped.test) == bigram_loss(whole.train, whole.test)
 
 
-def test_bigram_loss() -> None:
+def test_bigram_loss():
     train = np.frombuffer(b"ababab", np.uint8)
     test = np.frombuffer(b"aba", np.uint8)
     # a is followed by b 3 times of 3, b by a 2 times of 2

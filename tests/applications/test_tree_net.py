@@ -13,6 +13,7 @@ from lutjax import circuits
 from lutjax.models import LogicTreeNet, LogicTreeNetConfig
 from lutjax.models._logic_configs import EDGES
 from lutjax.models.tree_net import with_edges
+from lutjax.training.recipes import RECIPES
 
 SIZES = {"kernels": (3, 4), "layers": (24, 12), "kernel": (3, 2), "padding": (1, 0), "pool": (2, 1)}
 
@@ -31,13 +32,13 @@ def test_published_sizes():
     assert small.n_gates == 83_552
     at_places = sum(sum(spec.levels) * spec.places[0] * spec.places[1] for spec in small.tree_specs())
     assert at_places + sum(small.layers) == 874_496
-    assert [spec.out_shape for spec in small.tree_specs()] == [
-        (16, 16, 32),
-        (8, 8, 128),
-        (4, 4, 512),
-        (2, 2, 1024),
-    ]
+    shapes = [(16, 16, 32), (8, 8, 128), (4, 4, 512), (2, 2, 1024)]
+    assert [spec.out_shape for spec in small.tree_specs()] == shapes
     assert LogicTreeNetConfig.cifar10("M").n_gates == 8 * 83_552
+    assert LogicTreeNetConfig.cifar10("G").n_gates == 80 * 83_552
+    outputs = {"S": 1024, "M": 8192, "B": 32_768, "L": 65_536, "G": 81_920}  # for a class, as published
+    assert {size: LogicTreeNetConfig.cifar10(size).layers[-1] // 10 for size in outputs} == outputs
+    assert [LogicTreeNetConfig.mnist(size).layers[-1] // 10 for size in "SM"] == [1024, 4096]
     mnist = LogicTreeNetConfig.mnist("S")
     assert [spec.out_shape for spec in mnist.tree_specs()] == [(12, 12, 16), (6, 6, 48), (3, 3, 144)]
     assert LogicTreeNetConfig.from_dict(json.loads(json.dumps(mnist.to_dict()))) == mnist
@@ -50,12 +51,8 @@ def test_edges_by_loops():
     for c, i, j, b in np.ndindex(x.shape):
         middle, (left, right) = x[c, i, j, b], x[c, i, [max(j - 1, 0), min(j + 1, 3)], b]
         above, below = x[c, [max(i - 1, 0), min(i + 1, 2)], j, b]
-        want[1:, c, i, j, b] = (
-            right - left,
-            below - above,
-            right - 2 * middle + left,
-            below - 2 * middle + above,
-        )
+        second = right - 2 * middle + left, below - 2 * middle + above
+        want[1:, c, i, j, b] = (right - left, below - above, *second)
     np.testing.assert_array_equal(with_edges(jnp.asarray(x)), want.reshape(10, 3, 4, 5))
     assert len(EDGES) == 4
     large = LogicTreeNetConfig.cifar10("B")
@@ -65,9 +62,7 @@ def test_edges_by_loops():
 
 def test_circuits_of_edges_begin_with_bits():
     model = nnx.eval_shape(lambda: model_of(n_thresholds=1, edges=True))
-    with pytest.raises(
-        ValueError, match=r"compares differences of pixels with thresholds, .* use inputs='bits'"
-    ):
+    with pytest.raises(ValueError, match=r"compares differences of pixels with .* use inputs='bits'"):
         circuits.from_model(model, inputs="uint8")
 
 
@@ -97,11 +92,9 @@ def test_layers_of_gates_learn_their_wires(tables):
 
 
 @pytest.mark.slow
-def test_training():
-    """Classes are images with few bits and with many."""
-    config = LogicTreeNetConfig(
-        (6, 4, 2), 2, **{**SIZES, "kernels": (8, 16), "layers": (64, 32)}, n_thresholds=0, tau=2.0
-    )
+def test_training_learns_images_with_few_bits_and_with_many():
+    sizes = {**SIZES, "kernels": (8, 16), "layers": (64, 32)}
+    config = LogicTreeNetConfig((6, 4, 2), 2, **sizes, n_thresholds=0, tau=2.0)
     model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
     share = np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
     x = np.random.default_rng(1).uniform(size=(256, 6, 4, 2)) > share
@@ -127,10 +120,7 @@ def test_training():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"layers": (24, 13)},
-            "LogicTreeNetConfig: the last of layers is 13; it must be a multiple of the 3 classes",
-        ),
+        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
         ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one for each of the 2 layers"),
         ({"kernels": ()}, "kernels is empty"),
         ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
@@ -145,13 +135,22 @@ def test_impossible(options, message):
 
 
 def test_unknown_sizes_and_images():
-    with pytest.raises(
-        ValueError, match=r"LogicTreeNetConfig.mnist: size is 'XL'; expected one of \('S', 'M', 'L'\)"
-    ):
+    with pytest.raises(ValueError, match=r"mnist: size is 'XL'; expected one of \('S', 'M', 'L'\)"):
         LogicTreeNetConfig.mnist("XL")
     model = model_of()
-    with pytest.raises(
-        ValueError, match=r"LogicTreeNet: x has shape \[1, 4, 6, 2\]; expected \[..., 6, 4, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"x has shape \[1, 4, 6, 2\]; expected \[..., 6, 4, 2\]"):
         model(jnp.zeros((1, 4, 6, 2)))
     assert jax.eval_shape(model, jnp.zeros((2, 5, 6, 4, 2))).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("logictreenet-cifar10-s", LogicTreeNetConfig.cifar10("S")),
+        ("logictreenet-cifar10-g", LogicTreeNetConfig.cifar10("G")),
+        ("logictreenet-mnist-m", LogicTreeNetConfig.mnist("M")),
+    ],
+)
+def test_recipes_of_trees(name, config):
+    assert LogicTreeNetConfig(config.in_shape, 10, **RECIPES[name].sizes()) == config
+    assert f"{config.n_gates:,} gates that are trained" in str(RECIPES[name])

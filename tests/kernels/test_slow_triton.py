@@ -10,13 +10,12 @@ from cases import fast_size, split
 from flax import nnx
 
 import lutjax
-from lutjax import reads, testing, tuning, wiring
+from lutjax import optim as tables, reads, testing, tuning, wiring
 from lutjax.dispatch import _transforms
 from lutjax.layers import nnx as layers
 from lutjax.models import LogicCA, LogicCAConfig
 from lutjax.ops.gate_network import gate_network
 from lutjax.tables import _registered
-from lutjax.training import tables
 
 triton_compiler = pytest.importorskip("triton_compiler", reason="triton or jax-triton is not installed")
 import triton_interpreter  # noqa: E402

@@ -22,3 +22,11 @@ def output(*words):
     result = command(*words)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def refusal(*words: object) -> str:
+    """Return on one line what `lutjax` prints with these words, after checking that it fails."""
+    result = command(*words)
+    assert result.exit_code in (1, 2), result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.output.replace("│", "").split())
