@@ -83,7 +83,6 @@ def test_models_of_runs(kind, tmp_path):
 
 
 def test_models_without_a_run(tmp_path):
-    """Noise of gates, whose streams of random numbers are not kept."""
     config = LogicClassifierConfig(
         in_features=6, n_classes=3, n_thresholds=2, layers=(12,), estimator="gumbel", reduce=(2,)
     )
@@ -132,7 +131,7 @@ def test_tables_that_cannot_be_stored_so(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("table_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("table_dtype", ["bfloat16", "int8"])
 def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
     """The table of an edge list is one-dimensional, and has one scale."""
     edges = wiring.from_edges([0, 0, 1], [0, 3, 2], [1, 0, 1], n_detectors=2, n_rows=4, n_outputs=2)
@@ -155,7 +154,6 @@ def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
     assert lutjax.bundles.read(tmp_path).config.tensors["params.weights"].stored == table_dtype
 
 
-# ------------------------------------------------------------------------------------------------ layers
 def same(loaded, saved):
     """Check that a loaded layer has the graph and the arrays of the saved one, except random states."""
     assert nnx.split(loaded)[0] == nnx.split(saved)[0]
@@ -169,8 +167,13 @@ def same(loaded, saved):
     "name",
     slow_except(
         CASES,
-        *("LUT", "SparseLUT, targets of rows", "LUTPairAttention, window", "ProjectionLUT, hard", "ConvLUT"),
-        *("ProductKeyExperts", "LogicRNN, balanced", "LogicConv", "GroupSum", "Thermometer"),
+        *(
+            "SparseLUT, targets of rows",
+            "LUTPairAttention, window",
+            "ProductKeyExperts",
+            "LogicConv",
+            "Thermometer",
+        ),
     ),
 )
 def test_every_layer_comes_back(name, tmp_path):
@@ -198,7 +201,6 @@ def test_field_names_of_earlier_versions(tmp_path):
 
 
 def test_a_changed_layer_comes_back(tmp_path):
-    """A pruned layer has fewer detectors than its constructor made, and other arguments are kept as they are."""
     layer = layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0), epsilon=0.25, accumulate=lutjax.FixedPoint(2.0**12))
     layer.weights, layer.anchors = layer.weights[:3], layer.anchors[:3]
     lutjax.save(layer, tmp_path)
@@ -238,7 +240,6 @@ def test_hostile_layers(change, message, tmp_path):
     assert "\n" not in str(found.value)
 
 
-# ------------------------------------------------------------------------------------- models of users
 class Net(nnx.Module):
     def __init__(self, *, seed, width=6):
         rngs = nnx.Rngs(seed)
@@ -307,12 +308,10 @@ def test_variables_of_haiku(tmp_path):
 
 
 def test_trees_come_back(tmp_path):
-    """Arrays of every dtype, with no axis and with no elements, under keys that are texts and numbers."""
     rng = np.random.default_rng(0)
     names = [name for name in CODES if "64" not in name]
     tree = {"ö/x": {k: rng.integers(0, 2, (2, 3)).astype(jnp.dtype(name)) for k, name in enumerate(names)}}
-    tree |= {"a b": np.float32(3.5)[()] * np.ones(()), "none": {"0x": np.zeros((2, 0, 3), np.int8)}}
-    tree["a b"] = tree["a b"].astype(np.float32)
+    tree |= {"a b": np.array(3.5, np.float32), "none": {"0x": np.zeros((2, 0, 3), np.int8)}}
     lutjax.save(tree, tmp_path)
     for loaded in (lutjax.load(tmp_path), lutjax.load(tmp_path, into=tree)):
         assert jax.tree.structure(loaded) == jax.tree.structure(tree)
@@ -350,7 +349,6 @@ def test_what_is_no_model(model, error, message, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-# ------------------------------------------------------------------------------------- who has no lutjax
 ALONE = """
 import json, sys
 for name in ("lutjax", "jax", "flax", "ml_dtypes"):
@@ -418,20 +416,13 @@ def test_commands_refuse_bundles(tmp_path):
     for words, message in (
         (("quantize", tmp_path / "saved"), "is a bundle, which holds a model and neither its optimizer nor"),
         (("save", tmp_path / "no", tmp_path / "saved"), "does not exist"),
-        (
-            ("save", tmp_path / "run", tmp_path / "other"),
-            "holds config.json, which is of no bundle that this",
-        ),
-        (
-            ("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"),
-            "but the model has no tables of",
-        ),
-    ):
+        (("save", tmp_path / "run", tmp_path / "other"), "holds config.json, which is of no bundle that this"),
+        (("save", tmp_path / "run", tmp_path / "x", "--table-dtype", "int8"), "but the model has no tables of"),
+    ):  # fmt: skip
         assert message in refusal(*words)
     assert (tmp_path / "other" / CONFIG).read_text() == "{}"
 
 
-# ------------------------------------------------------------------------------------- hostile bundles
 @pytest.fixture
 def bundle(tmp_path):
     lutjax.save(Net(seed=0), tmp_path / "saved")

@@ -65,15 +65,15 @@ def test_words_are_the_hard_automaton(width, options):
     model, key = automaton_of(**options), jax.random.key(3)
     bits = jax.random.bernoulli(jax.random.key(2), shape=(3, 4, width, 2)).astype(jnp.float32)
     hard = lutjax.gate_coefficients(model.logits[...], hard=True, axis=0)
-    one = automaton.run_soft(model.config, hard, model.wiring, jnp.moveaxis(bits, -1, 0), 3, key)
+    run = jax.jit(lambda bits: automaton.run_soft(model.config, hard, model.wiring, bits, 3, key))
+    one = run(jnp.moveaxis(bits, -1, 0))
     found = model(bits, 3, key=key, deterministic=True)
     assert found.dtype == bits.dtype
     np.testing.assert_array_equal(found, jnp.moveaxis(one, 0, -1))
 
 
-@pytest.mark.parametrize("periodic", slow_except([False, True], "True"))
-def test_steps_are_those_of_a_simulation(periodic):
-    model = automaton_of(periodic=periodic)
+def test_steps_are_those_of_a_simulation():
+    model = automaton_of(periodic=True)
     state = np.random.default_rng(0).random((2, 4, 2)).astype(np.float32)
     soft = np.asarray(reference.gate_coefficients(model.logits[...], axis=0))
     expected = simulated(model, simulated(model, state, soft), soft)
@@ -199,7 +199,6 @@ def test_patterns():
 
 
 def test_live_gates_are_those_that_change_the_output():
-    """Against truth: an inversion of a gate that is not live changes no target bit, in any of many states."""
     model = automaton_of(periodic=True)
     used = circuits.live(model, 1)
     assert 0 < used.sum() < len(used)
@@ -235,10 +234,7 @@ def test_solved_is_without_a_wrong_bit_three_times():
     [
         (["--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
         (["--target=gray.png"], "the pixel at row 2, column 1 is [128, 128, 128, 255]"),
-        (
-            ["--target=red.png"],
-            "the target has shape [3, 6, 6]; the grid has 6 rows and columns and 2 channels",
-        ),
+        (["--target=red.png"], "the target has shape [3, 6, 6]; the grid has 6 rows and columns and 2 channels"),
         (["--experiment=picture"], "the experiment picture draws an image of yours; give one"),
         (["--experiment=picture", "--target=wide.png"], "wide.png has 7 x 6 pixels; the grid is 6 x 6"),
         (["--loss-channels=1"], "--loss-channels is (1,); the target has channels 0 to 0"),
@@ -259,7 +255,7 @@ def test_solved_is_without_a_wrong_bit_three_times():
         (["--experiment=fish"], "'fish' is not one of 'life'"),
         (["--resume"], "run does not exist"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
 def test_bad_input_is_one_message(words, message, tmp_path, monkeypatch):
     from PIL import Image

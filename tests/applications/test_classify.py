@@ -44,9 +44,6 @@ from lutjax.training.samples import SamplesError, read_arrays, samples, split_id
 RNG = np.random.default_rng(0)
 
 
-# --- folders of images
-
-
 def idx_bytes(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
@@ -61,12 +58,9 @@ def write_idx(folder, *, compressed=False, dot=False):
     folder.mkdir(parents=True, exist_ok=True)
     for part, arrays in IMAGES.items():
         for array, name in zip(arrays, ("images-idx3-ubyte", "labels-idx1-ubyte"), strict=True):
-            data = idx_bytes(array)
             name = f"{part}-{name.replace('-idx', '.idx') if dot else name}"
-            if compressed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
-            else:
-                (folder / name).write_bytes(data)
+            path = folder / (f"{name}.gz" if compressed else name)
+            path.write_bytes(gzip.compress(idx_bytes(array)) if compressed else idx_bytes(array))
     return folder
 
 
@@ -78,15 +72,13 @@ def cifar_batches():
 
 def write_cifar(folder, *, binary):
     folder.mkdir(parents=True, exist_ok=True)
-    for protocol, name, (images, labels) in zip(
-        (2, 3, 4, 2, 3, 4), cifar.FILES, cifar_batches(), strict=True
-    ):
+    for k, (name, (images, labels)) in enumerate(zip(cifar.FILES, cifar_batches(), strict=True)):
         rows = images.reshape(len(images), -1)
         if binary:
             (folder / f"{name}.bin").write_bytes(np.column_stack([labels.astype(np.uint8), rows]).tobytes())
         else:
             batch = {b"data": rows, b"labels": labels.tolist(), b"filenames": [b"a.png"] * len(rows)}
-            (folder / name).write_bytes(pickle.dumps(batch, protocol))
+            (folder / name).write_bytes(pickle.dumps(batch, 2 + k % 3))
     return folder
 
 
@@ -113,17 +105,17 @@ def test_checksums_name_the_data(tmp_path, monkeypatch):
     assert data.parts().test.classes[9] == "Ankle boot"
     path = folder / idx.FILES[2]
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(
-        SamplesError, match=r"are those of Fashion-MNIST .* but t10k-images-idx3-ubyte has MD5"
-    ):
+    with pytest.raises(SamplesError, match=r"are those of Fashion-MNIST .* but t10k-images-idx3-ubyte has"):
         datasets.load(folder)
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_cifar(binary, tmp_path):
-    write_cifar(tmp_path / "cifar-10-batches", binary=binary)
+@pytest.mark.parametrize("kind", ["binary", "python", "python 2"])
+def test_cifar(kind, tmp_path):
+    folder, batches = write_cifar(tmp_path / "cifar-10-batches", binary=kind == "binary"), cifar_batches()
+    if kind == "python 2":
+        images, labels = batches[-1]
+        (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
     parts = datasets.load(tmp_path).parts()
-    batches = cifar_batches()
     for part, some in ((parts.train, batches[:-1]), (parts.test, batches[-1:])):
         images = np.concatenate([x for x, _ in some])
         assert part.shape == (32, 32, 3)
@@ -175,15 +167,6 @@ def of_python_2(rows, labels):
     )
 
 
-def test_batches_of_python_2(tmp_path):
-    folder = write_cifar(tmp_path, binary=False)
-    images, labels = cifar_batches()[-1]
-    (folder / "test_batch").write_bytes(of_python_2(images.reshape(len(images), -1), labels.tolist()))
-    test = datasets.load(folder).parts().test
-    np.testing.assert_array_equal(test.x.reshape(-1, 32, 32, 3), images.transpose(0, 2, 3, 1))
-    np.testing.assert_array_equal(test.y, labels)
-
-
 class Malicious:
     def __reduce__(self):
         return os.system, ("touch stolen",)
@@ -214,9 +197,6 @@ def test_bad_cifar(binary, name, content, message, tmp_path):
     with pytest.raises(SamplesError, match=message):
         datasets.load(folder)
     assert not Path("stolen").exists()
-
-
-# --- tables
 
 
 CSV = """age; job ;pay;note;class
@@ -256,13 +236,11 @@ def test_a_table_is_encoded(tmp_path):
     assert again == encoding
     others = {"job": np.array(["?", "queen"]), "pay": np.array(["9", "NA"]), "age": np.array(["1e3", "-1"])}
     other = Table(others, np.array(["no", "no"]), "b")
-    np.testing.assert_array_equal(
-        again.encode(other), [[1, 1, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 0, 1]]
-    )
+    expected = [[1, 1, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1, 0, 1]]
+    np.testing.assert_array_equal(again.encode(other), expected)
 
 
 def test_thresholds_separate_numbers():
-    """Compare with a loop: as many thresholds as asked for where there are numbers to separate, each of them of use."""
     rng = np.random.default_rng(2)
     for bits, numbers in (
         (3, rng.normal(size=50)),
@@ -280,15 +258,14 @@ def test_thresholds_separate_numbers():
 
 def test_many_categories():
     cells = np.array([f"city {n}" for n in range(80) for _ in range(1 + (n < 60))])
-    [column] = Encoding.fit(
-        Table({"a": cells}, np.arange(len(cells)).astype(str) > "5", "t"), 3, ("n", "y")
-    ).columns
+    table = Table({"a": cells}, np.arange(len(cells)).astype(str) > "5", "t")
+    [column] = Encoding.fit(table, 3, ("n", "y")).columns
     assert isinstance(column, columns.Categories)
     assert len(column.values) == columns.MOST_CATEGORIES
     assert {f"city {n}" for n in range(60)} < set(column.values)
 
 
-def test_parquet_is_the_same_table(tmp_path):
+def test_endings_say_how_a_table_is_read(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -300,24 +277,84 @@ def test_parquet_is_the_same_table(tmp_path):
         "class": ["no", "yes", "no", "yes"],
     }
     parquet.write_table(pyarrow.table(made), tmp_path / "a.parquet")
-    one, two = (
-        columns.read(path, "class") for path in (tmp_path / "a.parquet", write(tmp_path / "a.csv", CSV))
-    )
+    one = columns.read(tmp_path / "a.parquet", "class")
+    two = columns.read(write(tmp_path / "a.csv", CSV), "class")
     encoding = Encoding.fit(one, 2)
     assert encoding == Encoding.fit(two, 2)
     np.testing.assert_array_equal(encoding.encode(one), encoding.encode(two))
     parquet.write_table(pyarrow.table({"class": ["no"], "a": [[1]]}), tmp_path / "b.parquet")
     with pytest.raises(SamplesError, match=r"column a has the type list"):
         columns.read(tmp_path / "b.parquet", "class")
+    table = columns.read(write(tmp_path / "T.TSV", "a, b, c, d\tclass\n1\tx\n2\ty\n"), "class")
+    assert list(table.columns) == ["a, b, c, d"]
     with pytest.raises(SamplesError, match="is not a Parquet file"):
-        columns.read(write(tmp_path / "c.parquet", "text"), "class")
-
-
-def test_parquet_without_its_package(tmp_path, monkeypatch):
+        columns.read(write(tmp_path / "T.PARQUET", "text"), "class")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     remedy = re.escape(f"pyarrow, which reads it, is not installed: {_extras.command('pyarrow')}")
     with pytest.raises(SamplesError, match=remedy):
         columns.read(tmp_path / "a.parquet", "class")
+
+
+def table_of(n, labels=None):
+    rng = np.random.default_rng(n)
+    made = {"a": rng.integers(0, 50, n).astype(str), "b": rng.choice(["x", "y", "?"], n)}
+    return Table(made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made")
+
+
+def test_the_encoding_is_of_the_training_part():
+    data = datasets.Data(table_of(200))
+    parts = data.parts(split=3, stratified=True, bits=4)
+    train, test = split_ids(data.train.labels, 3, stratified=True)
+    encoding = Encoding.fit(data.train.rows(train), 4)
+    assert parts.encoding == encoding
+    np.testing.assert_array_equal(parts.test.x, encoding.encode(data.train.rows(test)))
+    assert parts.test.classes == ("no", "yes")
+    assert data.digest != datasets.Data(data.train.rows(np.arange(199))).digest
+
+
+def npz(folder, **arrays):
+    np.savez(folder / "a.npz", **arrays)
+    return datasets.load(folder / "a.npz")
+
+
+X20, Y20 = np.random.default_rng(0).uniform(size=(20, 4, 4, 3)), np.arange(20) % 2
+PARTS = {"x_train": X20[:14], "y_train": Y20[:14], "x_test": X20[14:], "y_test": Y20[14:]}
+TABLE = table_of(30)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: datasets.Data(TABLE, dataclasses.replace(TABLE, columns={"a": TABLE.columns["a"]})).parts(), "has no column b"),
+        (lambda f: datasets.Data(TABLE, dataclasses.replace(TABLE, columns={**TABLE.columns, "a": TABLE.columns["b"]})).parts(), "made: column a has '[xy]' in row"),
+        (lambda f: datasets.Data(TABLE, table_of(9, np.array(["so"] * 9))).parts(), "has the label 'so', which the training"),
+        (lambda f: datasets.Data(table_of(30, np.arange(30).astype(str))).parts(), "has 30 different values in 30 rows"),
+        (lambda f: datasets.Data(table_of(30, np.array(["no"] * 30))).parts(), "every label is 'no'"),
+        (lambda f: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True), "class so has 1 of 30 samples"),
+        (lambda f: datasets.Data(Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")).parts(), r"made: column a has numbers, and \['1,5'\] in 1 of"),
+        (lambda f: datasets.Data(Table({"a": np.array(["1"] * 30)}, TABLE.labels, "made")).parts(), "every column has the same cell"),
+        (lambda f: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"), r"x has shape \[2\]"),
+        (lambda f: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"), "a different one for each of 2 columns"),
+        (lambda f: split_ids(np.append(np.repeat(np.arange(3), 30), 3), 0, stratified=True), "class 3 has 1 of 91 samples.*--no-stratified"),
+        (lambda f: npz(f, **PARTS), "there are 6 samples; at least 10"),
+        (lambda f: npz(f, x_train=X20, y_train=Y20), r"has no array x_test and no array y_test; it has \['x_train', 'y_train'\]"),
+        (lambda f: npz(f, x=X20, y=np.where(np.arange(20) == 4, "?", Y20.astype(str))), "a label is missing"),
+        (lambda f: datasets.load(target="y"), "--target is y, but it is for tables"),
+        (lambda f: datasets.load(write(f / "a.npz", ""), test=Path("b.csv")), "--test-data is b.csv, but it is for tables"),
+        (lambda f: npz(f, x=X20, y=Y20) and datasets.load(f / "a.npz", exclude=("job",)), "--exclude is job, but it is for tables"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV)), "is a table: name its column of labels by --target"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV), target="y", test=Path("b.npz")), "--test-data is b.npz; expected a table"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", exclude=("jobs",)), "has no column 'jobs', which --exclude names"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", exclude=("class",)), "--exclude names 'class', the column of labels"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", encoding="klingon"), "which Python does not know"),
+        (lambda f: datasets.load(write(f / "a.png", "")), "ends in .png; expected a .npz file, a table"),
+        (lambda f: datasets.load(f / "none.csv", target="y"), "none.csv cannot be read: No such file"),
+        (lambda f: datasets.load(f / "none"), "none cannot be read"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_used(call, message, tmp_path):
+    with pytest.raises(SamplesError, match=message):
+        call(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -338,68 +375,14 @@ def test_bad_tables(text, target, message, tmp_path):
         columns.read(write(tmp_path / "a.csv", text), target)
 
 
-def table_of(n, labels=None):
-    rng = np.random.default_rng(n)
-    made = {"a": rng.integers(0, 50, n).astype(str), "b": rng.choice(["x", "y", "?"], n)}
-    return Table(made, np.where(rng.random(n) < 0.3, "no", "yes") if labels is None else labels, "made")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda t: datasets.Data(t, dataclasses.replace(t, columns={"a": t.columns["a"]})).parts(), "has no column b"),
-        (lambda t: datasets.Data(t, dataclasses.replace(t, columns={**t.columns, "a": t.columns["b"]})).parts(), "made: column a has '[xy]' in row"),
-        (lambda t: datasets.Data(t, table_of(9, np.array(["so"] * 9))).parts(), "has the label 'so', which the training"),
-        (lambda t: datasets.Data(table_of(30, np.arange(30).astype(str))).parts(), "has 30 different values in 30 rows"),
-        (lambda t: datasets.Data(table_of(30, np.array(["no"] * 30))).parts(), "every label is 'no'"),
-        (lambda t: datasets.Data(table_of(30, np.array(["so", *"yn" * 14, "n"]))).parts(stratified=True), "class so has 1 of 30 samples"),
-        (lambda t: datasets.Data(Table({"a": np.array([*map(str, range(99)), "1,5"])}, np.array([*"yn" * 50]), "made")).parts(), r"made: column a has numbers, and \['1,5'\] in 1 of"),
-        (lambda t: datasets.Data(Table({"a": np.array(["1"] * 30)}, t.labels, "made")).parts(), "every column has the same cell"),
-        (lambda t: columns.of_arrays(np.array(["a", "b"]), np.array([1, 2]), None, name="t"), r"x has shape \[2\]"),
-        (lambda t: columns.of_arrays(np.array([["a", "b"]]), np.array([1]), ["c"], name="t"), "a different one for each of 2 columns"),
-    ],
-)  # fmt: skip
-def test_tables_that_do_not_fit(call, message):
-    with pytest.raises(SamplesError, match=message):
-        call(table_of(30))
-
-
-def test_the_encoding_is_of_the_training_part():
-    data = datasets.Data(table_of(200))
-    parts = data.parts(split=3, stratified=True, bits=4)
-    train, test = split_ids(data.train.labels, 3, stratified=True)
-    encoding = Encoding.fit(data.train.rows(train), 4)
-    assert parts.encoding == encoding
-    np.testing.assert_array_equal(parts.test.x, encoding.encode(data.train.rows(test)))
-    assert parts.test.classes == ("no", "yes")
-    assert data.digest != datasets.Data(data.train.rows(np.arange(199))).digest
-
-
-# --- arrays and splits
-
-
 def test_arrays_of_a_file(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.uniform(size=(20, 4, 4, 3)), np.arange(20) % 2
-    path = tmp_path / "a.npz"
-    np.savez(path, x_train=x[:14], y_train=y[:14], x_test=x[14:], y_test=y[14:])
-    with pytest.raises(SamplesError, match="there are 6 samples; at least 10"):
-        datasets.load(path)
-    np.savez(path, x_train=x[:10], y_train=y[:10], x_test=x[10:], y_test=y[10:])
-    data = datasets.load(path)
+    data = npz(tmp_path, x_train=X20[:10], y_train=Y20[:10], x_test=X20[10:], y_test=Y20[10:])
     parts = data.parts(split=5)
     assert len(data) == 20
-    np.testing.assert_array_equal(parts.train.x, x[:10].reshape(10, -1).astype(np.float32))
-    np.testing.assert_array_equal(parts.test.y, y[10:])
-    np.savez(path, x_train=x, y_train=y)
-    with pytest.raises(
-        SamplesError, match=r"has no array x_test and no array y_test; it has \['x_train', 'y_train'\]"
-    ):
-        datasets.load(path)
+    np.testing.assert_array_equal(parts.train.x, X20[:10].reshape(10, -1).astype(np.float32))
+    np.testing.assert_array_equal(parts.test.y, Y20[10:])
     text = np.array([["1", "a"], ["2", "b"], ["3", "?"]] * 4)
-    np.savez(path, x=text, y=np.arange(12) % 2, names=["n", "c"])
-    encoding = datasets.load(path).parts(bits=3).encoding
-    assert encoding is not None
+    encoding = npz(tmp_path, x=text, y=np.arange(12) % 2, names=["n", "c"]).parts(bits=3).encoding
     assert encoding.features == ["n > 1", "n > 2", "c = a", "c = b", "c missing"]
 
 
@@ -410,36 +393,16 @@ def test_a_stratified_split_keeps_the_shares_of_classes():
     np.testing.assert_array_equal(np.bincount(y[test]), [10, 6, 4])
     np.testing.assert_array_equal(test, split_ids(y, 0, stratified=True)[1])
     assert not np.array_equal(test, split_ids(y, 1, stratified=True)[1])
-    with pytest.raises(SamplesError, match=r"class 3 has 1 of 101 samples.*--no-stratified"):
-        split_ids(np.append(y, 3), 0, stratified=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"target": "y"}, "--target is y, but it is for tables"),
-        ({"path": "a.npz", "test": Path("b.csv")}, "--test-data is b.csv, but it is for tables"),
-        ({"path": "a.csv"}, "is a table: name its column of labels by --target"),
-        ({"path": "a.csv", "target": "y", "test": Path("b.npz")}, "--test-data is b.npz; expected a table"),
-        ({"path": "a.png"}, "ends in .png; expected a .npz file, a table"),
-        ({"path": "none.csv", "target": "y"}, "none.csv cannot be read: No such file"),
-        ({"path": "none"}, "none cannot be read"),
-    ],
-)
-def test_data_that_are_not_there(arguments, message, tmp_path):
-    for name in ("a.npz", "a.csv", "a.png"):
-        (tmp_path / name).write_text("x,y\n")
-    if "path" in arguments:
-        arguments = {**arguments, "path": tmp_path / arguments["path"]}
-    with pytest.raises(SamplesError, match=message):
-        datasets.load(**arguments)
 
 
 def test_a_step_changes_images_as_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        classifier, "warp", lambda key, x, strength, **how: asked.append({"augment": strength, **how}) or x
-    )
+
+    def warp(key, x, strength, **how):
+        asked.append({"augment": strength, **how})
+        return x
+
+    monkeypatch.setattr(classifier, "warp", warp)
     train = samples(RNG.uniform(size=(20, 3, 3)), np.arange(20) % 2, name="squares")
     for changes in ({"shift": 2.0}, {"bend": 1.0}, {"augment": 0.5}, {}):
         training = classifier.TrainingConfig(**{"augment": 0.0, **changes})
@@ -451,57 +414,44 @@ def test_a_step_changes_images_as_asked(monkeypatch):
         classifier.TrainingConfig(shift=-1)
 
 
-# --- recipes
-
-
-def test_recipes():
+def test_recipes(tmp_path):
     for name, one in RECIPES.items():
         assert one.name == name
-        of_model, of_training = (
-            fields_of(config, one.fields()) for config in (MODELS[one.model], classifier.TrainingConfig)
-        )
-        assert len(of_model) + len(of_training) == len(one.fields())
+        configs = (MODELS[one.model], classifier.TrainingConfig)
+        assert sum(len(fields_of(config, one.fields())) for config in configs) == len(one.fields())
         layers = one.sizes()["layers"]
         assert not layers[-1] % (2 if one.data == "Adult" else 10)
         assert str(one).startswith(f"{name}: ")
         assert one.model == "tree" or f" {sum(layers):,} " in str(one)
     with pytest.raises(ValueError, match="recipe is 'none'; the known ones are difflogic-mnist-small"):
         recipe("none")
-
-
-def test_a_recipe_gives_sizes_and_rates(tmp_path):
     table = write_table(tmp_path)
-    run = Classifier.new({"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult")
-    assert run.record.model.layers == (256,) * 5
-    assert (run.record.model.tau, run.record.training.steps) == (7.0, 100_000)
-    assert run.record.recipe == "difflogic-adult"
+    record = Classifier.new(
+        {"tau": 7.0, "wiring": "balanced"}, table, "class", None, "difflogic-adult"
+    ).record
+    assert (record.model.layers, record.model.tau, record.training.steps) == ((256,) * 5, 7.0, 100_000)
+    assert record.recipe == "difflogic-adult"
     with pytest.raises(ValueError, match="n_thresholds is 2, but columns are made bits already"):
         Classifier.new({"n_thresholds": 2}, table, "class")
 
 
-# --- reports
+KINDS = {
+    "constant": (0b0000, 0b1111), "input": (0b1010, 0b1100), "not": (0b0101, 0b0011), "and": (0b1000,), "nand": (0b0111,),
+    "or": (0b1110,), "nor": (0b0001,), "and not": (0b0010, 0b0100), "or not": (0b1011, 0b1101), "xor": (0b0110,), "xnor": (0b1001,),
+}  # fmt: skip
+"""Truth tables by kind: the answer for inputs a and b is the bit a + 2 b."""
 
 
 def test_gates_by_kind():
-    functions = {
-        "constant": [lambda a, b: False, lambda a, b: True],
-        "input": [lambda a, b: a, lambda a, b: b],
-        "not": [lambda a, b: not a, lambda a, b: not b],
-        "and": [lambda a, b: a and b],
-        "nand": [lambda a, b: not (a and b)],
-        "or": [lambda a, b: a or b],
-        "nor": [lambda a, b: not (a or b)],
-        "and not": [lambda a, b: a and not b, lambda a, b: b and not a],
-        "or not": [lambda a, b: a or not b, lambda a, b: b or not a],
-        "xor": [lambda a, b: a != b],
-        "xnor": [lambda a, b: a == b],
-    }
-    for kind, gates in functions.items():
-        truth = np.array([[gate(bool(k & 1), bool(k & 2)) for k in range(4)] for gate in gates])
-        assert reports.kinds(truth) == {name: len(gates) * (name == kind) for name in functions}
+    for kind, gates in KINDS.items():
+        truth = (np.array(gates)[:, None] >> np.arange(4) & 1).astype(bool)
+        assert reports.kinds(truth) == {name: len(gates) * (name == kind) for name in KINDS}
     of_three = np.array([[0] * 8, [0, 1] * 4, [0, 1, 1, 0] * 2, [0, 1, 1, 0, 1, 0, 0, 1]], bool)
     assert reports.kinds(of_three) == {"needs 0": 1, "needs 1": 1, "needs 2": 1, "needs 3": 1}
     np.testing.assert_array_equal(reports.needs(of_three).sum(0), [3, 2, 1])
+    whole = samples(np.zeros((10, 2, 2)), np.arange(10) % 2, name="w")
+    names = reports.bit_names(whole, np.array([[0.5, 1]] * 4), None)
+    assert names[:3] == ["0,0 > 0.5", "0,0 > 1", "0,1 > 0.5"]
 
 
 def test_gates_in_words_mean_what_they_say():
@@ -518,7 +468,6 @@ def test_gates_in_words_mean_what_they_say():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_dead_bits_change_no_vote(seed):
-    """Compare with the network on all inputs: a bit that is said to be dead changes nothing."""
     rng = np.random.default_rng(seed)
     n_bits, sizes = 8, (6, 5, 4)
     truth, wires, before = [], [], n_bits
@@ -565,12 +514,10 @@ def test_members_that_cannot_be_read_are_refused(at, value, message, tmp_path):
 
 
 def test_an_array_is_as_large_as_its_header_says(tmp_path):
-    """No memory is taken for a shape that the file has no numbers for."""
     path = tmp_path / "a.npz"
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
-    )
+    facts = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
+    np.lib.format.write_array_header_1_0(header, facts)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue() + bytes(16))
     with pytest.raises(SamplesError, match=r"x.npy has 16 bytes of numbers, and its header says float64"):
@@ -591,15 +538,6 @@ def test_a_number_is_what_a_table_calls_one(tmp_path):
         assert columns._is_number(cell) == (cell in ("+1.", ".5", "-1e-3"))
 
 
-def test_endings_say_how_a_table_is_read(tmp_path):
-    text = "a, b, c, d\tclass\n1\tx\n2\ty\n"
-    table = columns.read(write(tmp_path / "T.TSV", text), "class")
-    assert list(table.columns) == ["a, b, c, d"]
-    (tmp_path / "T.PARQUET").write_text("a,class\n1,x\n")
-    with pytest.raises(SamplesError, match=r"is not a Parquet file|is a Parquet file; pyarrow"):
-        columns.read(tmp_path / "T.PARQUET", "class")
-
-
 def of_numbers(numbers):
     cells = {"t": np.array([repr(float(number)) for number in numbers])}
     return Table(cells, np.array(["a", "b"])[np.arange(len(numbers)) % 2], "numbers")
@@ -612,7 +550,6 @@ def of_numbers(numbers):
 )
 @pytest.mark.parametrize(("bits", "learned"), [(0, False), (8, True)])
 def test_numbers_that_float32_does_not_tell_apart(numbers, bits, learned):
-    """They keep their order and their differences as features, and what was learned from some rows is used for others."""
     encoding = Encoding.fit(of_numbers(numbers), bits, numbers=learned)
     again = Encoding.from_json(encoding.to_json())
     assert again == encoding
@@ -634,28 +571,16 @@ def test_numbers_that_no_unit_tells_apart():
     uneven = of_numbers(np.array([*range(39), 1e300]))
     for bits, learned in ((0, False), (8, True)):
         with pytest.raises(
-            SamplesError,
-            match=r"column t has 40 different numbers, of which 2 differ in float32: .*--column-bits",
+            SamplesError, match=r"40 different numbers, of which 2 differ in float32: .*--col"
         ):
             Encoding.fit(uneven, bits, numbers=learned)
     assert len(Encoding.fit(uneven, 8).features) == 8
     # Where float32 holds all numbers, they are as they were; those of other rows beyond it are its largest.
     encoding = Encoding.fit(of_numbers(np.arange(40.0)), 0)
-    np.testing.assert_array_equal(
-        encoding.encode(of_numbers(np.array([3.0, -1e300, 1e300])))[:, 0],
-        np.float32([3, np.finfo(np.float32).min, np.finfo(np.float32).max]),
-    )
+    x, limits = encoding.encode(of_numbers(np.array([3.0, -1e300, 1e300])))[:, 0], np.finfo(np.float32)
+    np.testing.assert_array_equal(x, np.float32([3, limits.min, limits.max]))
     drawn = np.random.default_rng(0).normal(size=3000)
     assert len(np.unique(Encoding.fit(of_numbers(drawn), 0).encode(of_numbers(drawn)))) > 2990
-
-
-def test_names_of_bits():
-    whole = samples(np.zeros((10, 2, 2)), np.arange(10) % 2, name="w")
-    thresholds = np.array([[0.5, 1]] * 4)
-    assert reports.bit_names(whole, thresholds, None)[:3] == ["0,0 > 0.5", "0,0 > 1", "0,1 > 0.5"]
-
-
-# --- the command
 
 
 SMALL = ["--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10", "--checkpoint-every=10"]
@@ -701,7 +626,6 @@ def test_the_command_trains_on_a_table(table_run):
 
 @pytest.mark.slow
 def test_an_export_names_classes_and_bits(table_run, tmp_path):
-    """They are in the circuit, the manifest, the header, the module and the page, which shows no pixels; the encoding travels."""
     out = table_run.out
     for words in ((), (out, "--run", out)):
         assert "Error: give the folder of one run or bundle, as RUN." in refusal("export", *words)
@@ -770,19 +694,24 @@ def test_a_run_has_the_kind_of_its_data(table_run, tmp_path):
     assert (of_digits.record.own_kind(), of_digits.record.kind) == ("digits", "classify")
 
 
-def test_errors_name_the_command_that_trains(table_run):
-    out = table_run.out
+def test_the_commands_refuse(table_run, tmp_path):
+    out, table, train = table_run.out, table_run.words[3], ["train", "classify", "--out", tmp_path]
     for words, message in (
         (["train", "lm", "--resume", "--out", out], "is a run of train classify, not of train lm: continue it with lutjax train classify"),
         (["quantize", out], "is a run of train classify; quantize takes"),
         (["generate", out, "--prompt=x"], "is a run of train classify, not of train lm"),
         (["export", out, "--integers=int8"], "holds a model of train classify, whose circuit has gates"),
+        ([*train, "--data", table], "name its column of labels by --target"),
+        ([*train, "--data", table, "--target", "sizes"], "has no column 'sizes'"),
+        ([*train, "--target", "class"], "--target is class, but it is for tables"),
+        ([*train, "--recipe", "best"], "is not one of"),
+        ([*train, "--recipe", "logictreenet-cifar10-g"], "has sizes for CIFAR-10; samples of"),
+        ([*train, "--resume", "--out", out, "--recipe", "difflogic-adult"], "belongs to another configuration"),
     ):  # fmt: skip
         assert message in refusal(*words)
 
 
 def test_defaults_are_those_of_the_kind_of_data(tmp_path):
-    """Rows of a table get one layer that learns its wires and is hard while it trains; recipes, options and arrays have their own."""
     path = write_table(tmp_path)
     run = Classifier.new({}, path, "class")
     model, training = run.record.model, run.record.training
@@ -812,7 +741,6 @@ def test_a_report_has_the_gap_and_the_baselines(tmp_path):
 
 
 def test_digits_is_classify_under_another_name(tmp_path, monkeypatch):
-    """Both commands start the same run: record, which has all seeds, and samples in their order."""
     rng = np.random.default_rng(0)
     y = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
@@ -853,7 +781,6 @@ def test_a_recipe_on_other_data_warns(name, shape, n_classes, warns, tmp_path):
 
 
 def test_numbers_that_are_no_bits_are_refused(tmp_path):
-    """Refuse them in one line before anything runs, in arrays and in columns that are left numbers; bits train, and a run of before is not exported."""
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x=rng.uniform(size=(40, 5)) + y[:, None], y=y)
     table = write_table(tmp_path)
@@ -870,32 +797,12 @@ def test_numbers_that_are_no_bits_are_refused(tmp_path):
     assert "n_thresholds is 0, so samples must be bits" in refusal("export", tmp_path / "old")
 
 
-def test_the_command_refuses(table_run, tmp_path):
-    out, table = table_run.out, table_run.words[3]
-    for words, message in (
-        (["--data", table], "name its column of labels by --target"),
-        (["--data", table, "--target", "sizes"], "has no column 'sizes'"),
-        (["--target", "class"], "--target is class, but it is for tables"),
-        (["--recipe", "best"], "is not one of"),
-        (["--recipe", "logictreenet-cifar10-g"], "has sizes for CIFAR-10; samples of"),
-        (["--resume", "--out", out, "--recipe", "difflogic-adult"], "belongs to another configuration"),
-    ):
-        assert message in refusal("train", "classify", "--out", tmp_path, *words)
-
-
-# --- how data are read
-
-
 def test_decimals_with_a_comma_are_numbers(tmp_path):
-    """They are the numbers that a point makes of them, in new rows, too; a comma in a few cells is a mistake as before."""
     rng = np.random.default_rng(0)
     numbers = np.round(rng.normal(size=60), 2)
-    texts = {".": "a;class\n", ",": "a;class\n"}
-    for point in texts:
-        texts[point] += "".join(f"{n}".replace(".", point) + f";{i % 2}\n" for i, n in enumerate(numbers))
-    one, two = (
-        columns.read(write(tmp_path / f"{i}.csv", text), "class") for i, text in enumerate(texts.values())
-    )
+    text = "a;class\n" + "".join(f"{n};{i % 2}\n" for i, n in enumerate(numbers))
+    one = columns.read(write(tmp_path / "one.csv", text), "class")
+    two = columns.read(write(tmp_path / "two.csv", text.replace(".", ",")), "class")
     for bits in (4, 0):
         encoding = Encoding.fit(two, bits)
         assert encoding.columns[0].decimal == ","
@@ -933,7 +840,6 @@ def test_columns_that_look_like_something_else_are_warned_of(name, cells, words)
 
 
 def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
-    """Marks at the beginning of a table are those of spreadsheets."""
     names = columns.read(write(tmp_path / "a.csv", CSV), "class").columns.keys()
     for written, encodings in (("utf-8-sig", (None, "utf-8", "utf-8-sig")), ("utf-16", ("utf-16",))):
         (tmp_path / "b.csv").write_bytes(CSV.encode(written))
@@ -945,24 +851,13 @@ def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
     plain = columns.read(write(tmp_path / "a.csv", text), "class")
     (tmp_path / "b.CSV.GZ").write_bytes(gzip.compress(text.encode("latin-1")))
     with pytest.raises(
-        SamplesError, match=r"is not a CSV file of UTF-8 text.*Name another encoding by --encoding"
+        SamplesError, match=r"is not a CSV file of UTF-8 text.*Name another encoding by --enc"
     ):
         columns.read(tmp_path / "b.CSV.GZ", "class")
     same = datasets.load(tmp_path / "b.CSV.GZ", target="class", encoding="latin-1").train
     assert same.digest == plain.digest
     few = datasets.load(tmp_path / "a.csv", target="class", exclude=("job", "note")).train
-    assert isinstance(few, Table)
     assert list(few.columns) == ["age", "pay"]
-    for options, message in (
-        ({"exclude": ("jobs",)}, "has no column 'jobs', which --exclude names"),
-        ({"exclude": ("class",)}, "--exclude names 'class', the column of labels"),
-        ({"encoding": "klingon"}, "which Python does not know"),
-    ):
-        with pytest.raises(SamplesError, match=message):
-            datasets.load(tmp_path / "a.csv", target="class", **options)
-    np.savez(tmp_path / "c.npz", x=np.zeros((12, 2)), y=np.arange(12) % 2)
-    with pytest.raises(SamplesError, match="--exclude is job, but it is for tables"):
-        datasets.load(tmp_path / "c.npz", exclude=("job",))
 
 
 @pytest.mark.parametrize(
@@ -972,37 +867,19 @@ def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
         (np.array([1, 2, 3] * 6), ("1", "2", "3")),
         (np.array(["high", "low", "a b"] * 6), ("a b", "high", "low")),
         (np.array([0, 1, 2] * 6), ()),
+        (np.arange(18) % 3 == 0, ("False", "True")),
     ],
 )
 def test_labels_of_arrays_have_gaps_or_are_texts(y, classes, tmp_path):
-    """Each class that there is has a number, and no other; labels of a test part are those of the training part."""
     x = np.random.default_rng(0).normal(size=(18, 2))
-    np.savez(tmp_path / "a.npz", x=x, y=y)
-    data = datasets.load(tmp_path / "a.npz")
-    assert isinstance(data.train, datasets.Samples)
-    assert data.train.n_classes == 3
+    data = npz(tmp_path, x=x, y=y)
+    assert data.train.n_classes == (len(classes) or 3)
     assert data.train.classes == classes
     if classes:
         assert [classes[number] for number in data.train.y] == y.astype(str).tolist()
         assert bool(data.remarks) == (y.dtype.kind == "i")
-    np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:12], y_test=y[:12])
-    test = datasets.load(tmp_path / "b.npz").test
-    assert isinstance(test, datasets.Samples)
+    test = npz(tmp_path, x_train=x, y_train=y, x_test=x[:12], y_test=y[:12]).test
     np.testing.assert_array_equal(test.y, data.train.y[:12])
-    missing = np.where(np.arange(18) == 4, "?", y.astype(str))
-    np.savez(tmp_path / "c.npz", x=x, y=missing)
-    with pytest.raises(SamplesError, match="a label is missing"):
-        datasets.load(tmp_path / "c.npz")
-
-
-def test_labels_may_be_true_and_false(tmp_path):
-    """They name the classes, as those of a column of a table do."""
-    y = np.arange(18) % 3 == 0
-    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(18, 2)), y=y)
-    train = datasets.load(tmp_path / "a.npz").train
-    assert isinstance(train, datasets.Samples)
-    assert train.classes == ("False", "True")
-    np.testing.assert_array_equal(train.y, y)
 
 
 def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path):
@@ -1021,12 +898,9 @@ def test_missing_numbers_are_alike_in_arrays_and_tables(tmp_path):
 
 def test_channels_may_come_first(tmp_path):
     images = np.random.default_rng(0).random((12, 16, 16, 3))
-    np.savez(tmp_path / "a.npz", x=np.moveaxis(images, -1, 1), y=np.arange(12) % 2)
-    data = datasets.load(tmp_path / "a.npz")
-    assert isinstance(data.train, datasets.Samples)
+    data = npz(tmp_path, x=np.moveaxis(images, -1, 1), y=np.arange(12) % 2)
     assert data.train.shape == (16, 16, 3)
     np.testing.assert_array_equal(data.train.x, images.reshape(12, -1).astype(np.float32))
     assert data.remarks == ("x: [12, 3, 16, 16] is read as channels first, 3 of 16 x 16 pixels.",)
-    np.savez(tmp_path / "a.npz", x=images, y=np.arange(12) % 2)
-    assert datasets.load(tmp_path / "a.npz").remarks == ()
+    assert npz(tmp_path, x=images, y=np.arange(12) % 2).remarks == ()
     assert datasets.channels_last(np.zeros((5, 3, 4, 4)))[0].shape == (5, 3, 4, 4)  # too small to tell

@@ -63,7 +63,6 @@ def test_generate(lm_run):
 
 
 def test_generate_writes_bytes_as_they_are(lm_run, tmp_path):
-    """The prompt and the new bytes, whatever they are, and nothing else; of an argument, a file or the standard input."""
     prompt, words = b"\xff\x00the\r\n", ("generate", lm_run.out, "--bytes", 40, "--temperature", 9)
     (tmp_path / "prompt").write_bytes(prompt)
     whole = command(*words, given=prompt).stdout_bytes
@@ -92,7 +91,6 @@ class Terminal(io.BytesIO):
 
 
 def test_generate_on_a_terminal(monkeypatch):
-    """Parts are written as they come, with what a terminal would obey escaped, and characters whose bytes come one by one whole."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="utf-8", write_through=True))
     _generate._write(
@@ -195,16 +193,6 @@ def test_a_folder_in_use_is_refused(lm_run, tmp_path):
         said = refusal(*lm_run.words, "--out", tmp_path)
     assert f"{tmp_path} is in use: process {os.getpid()} trains there" in said
     assert "training on" not in said
-
-
-def test_tensorboard_is_an_extra(text, tmp_path, monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "tensorboardX" else find_spec(name)
-    )
-    result = command("train", "lm", "--text", text, "--out", tmp_path / "run", "--tensorboard")
-    assert result.exit_code == 1
-    assert result.output == f"Error: --tensorboard needs tensorboardX: {_extras.command('tensorboardX')}\n"
 
 
 def test_events_of_tensorboard(tmp_path):
@@ -364,25 +352,31 @@ def test_every_field_is_a_flag():
         assert {field.name for field in dataclasses.fields(config)} <= flags
 
 
-@pytest.mark.parametrize("package", ["starlette", "uvicorn", "safetensors"])
-def test_a_command_without_its_extra_is_one_line(package, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "module", "words"),
+    [
+        ("starlette", "starlette.applications", ("serve",)),
+        ("uvicorn", "uvicorn", ("serve",)),
+        ("safetensors", "safetensors.numpy", ("save",)),
+    ],
+)
+def test_a_command_without_its_extra_is_one_line(package, module, words, text, tmp_path, monkeypatch):
     small_runs.RUNS["ca"](tmp_path / "run")
-    module = {"starlette": "starlette.applications", "safetensors": "safetensors.numpy"}.get(package, package)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "lutjax.serving._app", raising=False)
-    name, *words = (
-        ("save", tmp_path / "run", tmp_path / "bundle")
-        if package == "safetensors"
-        else ("serve", tmp_path / "run")
+    result = command(*words, tmp_path / "run", *([tmp_path / "bundle"] if words == ("save",) else []))
+    message = f"lutjax {words[0]} needs {package}, which is not installed: {_extras.command(package)}"
+    assert (result.exit_code, result.output) == (1, f"Error: {message}\n")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "tensorboardX" else find(name)
     )
-    result = command(name, *words)
-    message = f"lutjax {name} needs {package}, which is not installed: {_extras.command(package)}"
+    result = command("train", "lm", "--text", text, "--out", tmp_path / "new", "--tensorboard")
+    message = f"--tensorboard needs tensorboardX: {_extras.command('tensorboardX')}"
     assert (result.exit_code, result.output) == (1, f"Error: {message}\n")
 
 
 def test_the_module_is_the_command(capsys, monkeypatch):
-    """``python -m lutjax`` prints, and ends, as ``lutjax`` does, and says in one line which package is missing."""
-
     def run_module(*words):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", ["lutjax", *words])

@@ -108,7 +108,6 @@ class Reader:
     room: int = ROOM
 
 
-# ------------------------------------------------------------------------------------- good files
 CIRCUIT = random_circuit(
     0, {"x": (3, Format(2)), "z": (2, Format())}, 12, about={"kind": "network", "by": ["me", 1.5]}
 )
@@ -450,89 +449,71 @@ def read_picture(path):
 
 BYTES, JSON = damage.of_bytes, damage.of_json
 VALUE, DATA = (ValueError,), (SamplesError,)
+SIGNED, ALL_JSON, CHECKPOINT = "checkpoints/3/checkpoint.json", (BYTES, JSON), (CheckpointError, DamagedError)
+ROOMY = {"room": 4 * ROOM}
+MANIFEST = {"weight": 0.5, "only": "manifest.json", "damages": (JSON,), **ROOMY}
+
+
+def data(good, name="", times=200, damages=(BYTES,), **more):
+    """Return a reader of data to train on."""
+    target = {"target": "y"} if name.startswith("t.") else {}
+    return Reader(
+        good, lambda folder: read_data(folder, name, **target), DATA, times, datasets.load, None, damages,
+        **more,
+    )  # fmt: skip
+
+
 READERS = {
-    "blif": Reader(one("c.blif", circuits.blif.write(CIRCUIT)), of("c.blif", circuits.blif.read), VALUE, 100, circuits.blif.read, "blif.read"),
-    "blif of others": Reader(one("c.blif", FOREIGN), of("c.blif", circuits.blif.read), VALUE, 100, circuits.blif.read, "blif.read"),
-    "aiger, binary": Reader(
-        one("c.aig", circuits.aiger.write(CIRCUIT)), of("c.aig", circuits.aiger.read), VALUE, 500, circuits.aiger.read, "aiger.read"
-    ),
-    "aiger, ascii": Reader(
-        one("c.aag", circuits.aiger.write(CIRCUIT, binary=False)), of("c.aag", circuits.aiger.read), VALUE, 500, circuits.aiger.read, "aiger.read"
-    ),
-    "json": Reader(
-        one("c.json", circuits.netlist_json.write(CIRCUIT)), of("c.json", circuits.netlist_json.read), VALUE, 100, circuits.netlist_json.read, "netlist_json.read", (BYTES, JSON)
-    ),
+    **{
+        name: Reader(one(file, content), of(file, read), VALUE, times, read, named, damages)
+        for name, file, content, read, times, named, damages in (
+            ("blif", "c.blif", circuits.blif.write(CIRCUIT), circuits.blif.read, 100, "blif.read", (BYTES,)),
+            ("blif of others", "c.blif", FOREIGN, circuits.blif.read, 100, "blif.read", (BYTES,)),
+            ("aiger, binary", "c.aig", circuits.aiger.write(CIRCUIT), circuits.aiger.read, 500, "aiger.read", (BYTES,)),
+            ("aiger, ascii", "c.aag", circuits.aiger.write(CIRCUIT, binary=False), circuits.aiger.read, 500, "aiger.read", (BYTES,)),
+            ("json", "c.json", circuits.netlist_json.write(CIRCUIT), circuits.netlist_json.read, 100, "netlist_json.read", ALL_JSON),
+            ("texts", "t.json", texts(), language_model.texts_from_json, 100, "", ALL_JSON),
+            ("encoding", "e.json", encoding(), Encoding.from_json, 100, "", ALL_JSON),
+        )
+    },
     "page": Reader(
         one("c.html", circuits.page.write(CIRCUIT)), lambda folder: circuits.page.read((folder / "c.html").read_text("utf-8", "surrogateescape")),
         VALUE, 100, circuits.page.read, "page.read", (in_page, in_page, BYTES),
     ),
-    "vectors": Reader(
-        one("v.json", vectors().to_json()), of("v.json", lambda data: Vectors.from_json(data).check(CIRCUIT)),
-        VALUE, 100, Vectors.from_json, "", (BYTES, JSON),
-    ),
-    "texts": Reader(
-        one("t.json", texts()), of("t.json", language_model.texts_from_json),
-        VALUE, 100, language_model.texts_from_json, "", (BYTES, JSON),
-    ),
-    "export": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", (BYTES,), 0.5, None, 4 * ROOM),
-    "manifest": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, None, (JSON,), 0.5, "manifest.json", 4 * ROOM),
-    "program": Reader(program, check_program, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", (BYTES,), 0.5, None, 4 * ROOM),
-    "program, manifest": Reader(
-        program, check_program, (DeploymentError,), 100, deployment.read_manifest, None, (JSON,), 0.5, "manifest.json", 4 * ROOM
-    ),
-    "launches": Reader(
-        one("l.json", LAUNCHES), lambda folder: tuning.load(folder / "l.json"), VALUE, 100, tuning.load, None, (BYTES, JSON)
-    ),
-    "encoding": Reader(
-        one("e.json", encoding()), of("e.json", Encoding.from_json), VALUE, 100, Encoding.from_json, "", (BYTES, JSON)
-    ),
-    "csv": Reader(one("t.csv", TABLE), lambda folder: read_data(folder, "t.csv", target="y"), DATA, 200, datasets.load),
-    "tsv": Reader(
-        one("t.tsv", TABLE.replace(b",", b"\t")), lambda folder: read_data(folder, "t.tsv", target="y"), DATA, 200, datasets.load
-    ),
-    "csv, gzip": Reader(
-        lambda: {"t.csv.gz": gzip.compress(TABLE, mtime=0)}, lambda folder: read_data(folder, "t.csv.gz", target="y"), DATA, 8000,
-        datasets.load, None, (BYTES, damage.of_gzip),
-    ),
+    "vectors": Reader(one("v.json", vectors().to_json()), of("v.json", lambda data: Vectors.from_json(data).check(CIRCUIT)), VALUE, 100, Vectors.from_json, "", ALL_JSON),
+    "export": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", weight=0.5, **ROOMY),
+    "manifest": Reader(exported, check_export, (DeploymentError,), 100, deployment.read_manifest, **MANIFEST),
+    "program": Reader(program, check_program, (DeploymentError,), 100, deployment.read_manifest, "manifest.json", weight=0.1, **ROOMY),
+    "program, manifest": Reader(program, check_program, (DeploymentError,), 100, deployment.read_manifest, **MANIFEST),
+    "launches": Reader(one("l.json", LAUNCHES), lambda folder: tuning.load(folder / "l.json"), VALUE, 100, tuning.load, None, ALL_JSON),
     **{
-        f"predict, {name}": Reader(make, lambda folder, end=end: read_raw(folder / f"t{end}"), DATA, times, raw.read, damages=damages, room=4 * ROOM)
+        f"predict, {name}": Reader(make, lambda folder, end=end: read_raw(folder / f"t{end}"), DATA, times, raw.read, None, damages, **ROOMY)
         for name, make, end, times, damages in (
             ("csv", one("t.csv", TABLE), ".csv", 200, (BYTES,)),
             ("npz", one("t.npz", arrays(np.savez_compressed)()["a.npz"]), ".npz", 8000, (BYTES, damage.of_members)),
             ("image", one("t.png", image("PNG")()["i.png"]), ".png", 200, (BYTES, damage.of_png)),
         )
     },
-    "parquet": Reader(
-        table_of_parquet, lambda folder: read_data(folder, "t.parquet", target="y"), DATA, 8000, datasets.load
+    "csv": data(one("t.csv", TABLE), "t.csv"),
+    "tsv": data(one("t.tsv", TABLE.replace(b",", b"\t")), "t.tsv"),
+    "csv, gzip": data(one("t.csv.gz", gzip.compress(TABLE, mtime=0)), "t.csv.gz", 8000, (BYTES, damage.of_gzip)),
+    "parquet": data(table_of_parquet, "t.parquet", 8000),
+    "npz, stored": data(arrays(np.savez), "a.npz", 8000, (BYTES, damage.of_members)),
+    "npz, compressed": data(arrays(np.savez_compressed), "a.npz", 8000, (BYTES, damage.of_members)),
+    "npz, text": data(
+        arrays(np.savez, x=np.array([["a", "1"], ["b", "2"]] * 10), y=np.array(["p", "q"] * 10), names=["one", "two"]),
+        "a.npz", 8000, (BYTES, damage.of_members),
     ),
-    **{
-        f"npz, {name}": Reader(make, lambda folder: read_data(folder, "a.npz"), DATA, 8000, datasets.load, None, (BYTES, damage.of_members))
-        for name, make in {
-            "stored": arrays(np.savez),
-            "compressed": arrays(np.savez_compressed),
-            "text": arrays(np.savez, x=np.array([["a", "1"], ["b", "2"]] * 10), y=np.array(["p", "q"] * 10), names=["one", "two"]),
-        }.items()
-    },
-    "idx": Reader(idx_files, read_data, DATA, 200, datasets.load),
-    "idx, gzip": Reader(
-        lambda: idx_files(gzip.compress, ".gz"), read_data, DATA, 8000, datasets.load, None, (BYTES, damage.of_gzip)
-    ),
-    "folder of images": Reader(folders_of_images, read_data, DATA, 200, datasets.load, room=4 * ROOM),
-    "folder of images, chunks": Reader(
-        folders_of_images, read_data, DATA, 200, datasets.load, None, (damage.of_png,), only="dog/3.png", room=4 * ROOM
-    ),
-    "cifar, binary": Reader(
-        lambda: batches(lambda x, y: b"".join(bytes([k]) + row.tobytes() for k, row in zip(y, x, strict=True)), ".bin"),
-        read_data, DATA, 200, datasets.load,
-    ),
-    **{
-        f"cifar, protocol {k}": Reader(lambda k=k: batches(pickled(k)), read_data, DATA, 200, datasets.load, None, (near_the_ends, BYTES))
-        for k in (0, 2, 4)
-    },
+    "idx": data(idx_files),
+    "idx, gzip": data(lambda: idx_files(gzip.compress, ".gz"), "", 8000, (BYTES, damage.of_gzip)),
+    "folder of images": data(folders_of_images, **ROOMY),
+    "folder of images, chunks": data(folders_of_images, damages=(damage.of_png,), only="dog/3.png", **ROOMY),
+    "cifar, binary": data(lambda: batches(lambda x, y: b"".join(bytes([k]) + row.tobytes() for k, row in zip(y, x, strict=True)), ".bin")),
+    **{f"cifar, protocol {k}": data(lambda k=k: batches(pickled(k)), damages=(near_the_ends, BYTES)) for k in (0, 2, 4)},
     **{
         f"image, {format}": Reader(
             image(format, mode), lambda folder, format=format: read_picture(folder / f"i.{format.lower()}"),
-            (patterns.PatternError,), 200, pixels.read, None, (BYTES, damage.of_png) if format == "PNG" else (BYTES,), room=4 * ROOM,
+            (patterns.PatternError,), 200, pixels.read, None, (BYTES, damage.of_png) if format == "PNG" else (BYTES,), **ROOMY,
         )
         for format, mode in (("PNG", "RGB"), ("GIF", "L"), ("BMP", "RGB"), ("PPM", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("TIFF", "RGB"))
     },
@@ -540,21 +521,19 @@ READERS = {
         lambda: {f"t/{name}.txt": TABLE for name in "abc"}, lambda folder: text.load_text(folder / "t"), (text.TextError,), 20,
         text.load_text, "",
     ),
-    "checkpoint": Reader(checkpoint, read_checkpoint, (CheckpointError, DamagedError), 100, checkpoints.read_meta, "", (BYTES,), 0.2),
-    "checkpoint, signed": Reader(
-        checkpoint, read_checkpoint, (CheckpointError, DamagedError), 100, checkpoints.read_meta, "", (resigned,), 0.2, "3/checkpoint.json"
-    ),
+    "checkpoint": Reader(checkpoint, read_checkpoint, CHECKPOINT, 100, checkpoints.read_meta, "", weight=0.2),
+    "checkpoint, signed": Reader(checkpoint, read_checkpoint, CHECKPOINT, 100, checkpoints.read_meta, "", (resigned,), 0.2, "3/checkpoint.json"),
     **{
         f"{what}, {name}": Reader(functools.partial(make, name), read, errors, 100, says, named, (how,), 0.1, only, 16 * ROOM)
         for name in RUNS
         for what, make, read, errors, says, named, how, only in (
-            ("run", run, read_run, (CheckpointError, DamagedError), runs.read, "", BYTES, None),
-            ("run signed", run, read_run, (CheckpointError, DamagedError), runs.read, "", resigned, "checkpoints/3/checkpoint.json"),
+            ("run", run, read_run, CHECKPOINT, runs.read, "", BYTES, None),
+            ("run signed", run, read_run, CHECKPOINT, runs.read, "", resigned, SIGNED),
             ("bundle", bundle, read_bundle, (BundleError,), bundles.read, "bundle", BYTES, None),
             ("config", bundle, read_bundle, (BundleError,), bundles.read, "bundle", JSON, CONFIG),
         )
     },
-    "bundle of arrays": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (BYTES,)),
+    "bundle of arrays": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle"),
     "bundle of arrays, config": Reader(bundle_of_arrays, read_bundle, (BundleError,), 100, bundles.read, "bundle", (JSON,), 1.0, CONFIG),
     "bundle of arrays, signed": Reader(bundle_of_arrays, read_signed, (BundleError,), 100, bundles.read, "bundle", (BYTES, in_header), 1.0, TENSORS),
     "network of others": Reader(network_of_others, read_network, (ConversionError,), 100, convert.read, "", (BYTES, in_header)),
@@ -562,7 +541,6 @@ READERS = {
 """All readers of files that anybody may have written. What is measured (curves.csv) is written and never read."""
 
 
-# ------------------------------------------------------------------------------------- trying
 def tried(reader, seed, n, folder):
     """Read so many damaged files; yield the name of each, while it lies in the folder, and what is wrong with its reading, if something is."""
     draw, good = random.Random(seed), reader.good()

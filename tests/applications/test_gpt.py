@@ -17,16 +17,9 @@ from lutjax.layers.nnx import Anchors
 from lutjax.models import GPT, GPTConfig, _attention
 
 SMALL = GPTConfig(
-    vocab_size=11,
-    features=8,
-    context=6,
-    n_layers=2,
-    n_heads=2,
-    feed_forward="dense",
-    lut_heads=2,
-    lut_tables=3,
-    lut_bits=3,
-)
+    vocab_size=11, features=8, context=6, n_layers=2, n_heads=2, feed_forward="dense", lut_heads=2,
+    lut_tables=3, lut_bits=3,
+)  # fmt: skip
 TABLES = {"feed_forward": "projection_lut", "n_layers": 1}
 SCORED_ALONE = {"feed_forward": "scored_lut", "n_layers": 1}
 TABLES_ALONE = {"feed_forward": "lut", "n_layers": 1}
@@ -91,9 +84,8 @@ def expected(model, tokens):
     return norm(z, params["norm"]["scale"]) @ params["unembed"]["kernel"]
 
 
-@pytest.mark.parametrize("changes", slow_except([{}, TABLES_ALONE], "changes1", ids=["changes0", "changes1"]))
+@pytest.mark.parametrize("changes", [{"n_layers": 1}, TABLES_ALONE])
 def test_definition(changes):
-    """Longer than the context, too, where attention has a window."""
     model, tokens = model_of(**changes), tokens_of(2, 14)
     want = np.stack([expected(model, text) for text in np.asarray(tokens)])
     assert np.abs(want).max() > 1
@@ -132,7 +124,6 @@ def test_generate_equals_full_passes():
 
 
 def test_dtypes():
-    """Parameters and logits stay float32 around bfloat16, and the logits are those of float32 up to its rounding."""
     tokens = tokens_of(2, 6)
     want, half = logits_of(model_of(), tokens), model_of(dtype="bfloat16")
     assert {a.dtype for a in jax.tree.leaves(nnx.state(half, nnx.Param))} == {jnp.dtype("float32")}

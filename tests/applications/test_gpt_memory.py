@@ -57,28 +57,6 @@ def test_decoding_in_chunks_equals_full_pass():
     assert jnp.abs(without - want).max() > 0.1
 
 
-def test_generate_and_slots_draw_the_same():
-    """Texts of several lengths, each as alone: the likeliest tokens of full passes."""
-    model, n = model_of(), 4
-    texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
-    for text in texts:
-        padded = jnp.pad(text, (0, 14 - len(text)))
-        for i in range(len(text), len(text) + n):
-            padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
-        want.append(padded[len(text) : len(text) + n].tolist())
-    assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
-    slots = Slots(model, 3, temperature=0)
-    first, token = slots.join(texts[0], key=jax.random.key(0))
-    found = {first: [token, *slots.step()[first].tolist()]}
-    second, token = slots.join(texts[1], key=jax.random.key(1))
-    found[second] = [token]
-    for _ in range(n - 2):
-        for slot, tokens in slots.step().items():
-            found[slot] += tokens.tolist()
-    assert found[first] == want[0]
-    assert found[second] == want[1][: n - 1]
-
-
 def test_segments_are_texts_of_their_own():
     segments = jnp.asarray([[0] * 5 + [1] * 4 + [2] * 5] * 2)
     model = model_of()
@@ -115,7 +93,6 @@ def test_impossible_configs(changes, message):
     assert GPTConfig.from_dict(json.loads(json.dumps(SMALL.to_dict()))) == SMALL
 
 
-# ------------------------------------------------------------------------------------- training
 SCORED = {"feed_forward": "scored_lut", "lut_heads": 2, "lut_tables": 2, "lut_bits": 3}
 CONFIG = dataclasses.replace(SMALL, vocab_size=256, context=8, **SCORED)
 TRAINING = TrainingConfig(
@@ -135,7 +112,6 @@ def trained(config=CONFIG, **changes):
 
 
 def test_rows_of_a_memory_move_by_a_rule_of_their_own():
-    """Beside tables of detectors that move as all else does, with dense gradients, one loss for both."""
     run, state, losses = trained()
     assert set(state.optimizer.rows) == {"layers/0/memory/weights"}
     counts = np.asarray(state.optimizer.rows["layers/0/memory/weights"]["count"])
@@ -143,19 +119,6 @@ def test_rows_of_a_memory_move_by_a_rule_of_their_own():
     moved = (np.asarray(state.params["layers"][0]["memory"]["weights"]) != first).any(-1)
     np.testing.assert_array_equal(moved, counts[..., 0] > 0)
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{"microbatches": 2}, {"table_gradient": "factored", "table_optimizer": "row_adagrad"}, {"remat": True}],
-    ids=["microbatches", "factored", "remat"],
-)
-def test_other_ways_to_the_same_losses(changes):
-    changes = dict(changes)
-    config = dataclasses.replace(CONFIG, remat=changes.pop("remat", False))
-    tables = {"table_optimizer": "row_adagrad"} if changes.get("table_gradient") else {}
-    np.testing.assert_allclose(trained(config, **changes)[2], trained(**tables)[2], rtol=1e-4)
 
 
 def test_reads_of_a_memory_are_known_from_bytes():
@@ -176,77 +139,85 @@ def test_reads_of_a_memory_are_known_from_bytes():
 
 
 @pytest.mark.slow
-def test_models_are_saved_and_loaded(tmp_path):
-    run, state, _ = trained()
-    text, bigram = runs.Source(None, TEXT.size, TEXT.digest), bigram_loss(TEXT.train, TEXT.test)
-    record = lm_runs.Record(run.config, run.training, text, bigram, {}, runs.History())
-    models.save(tmp_path / "run", 4, state, record)
-    model = lutjax.load(tmp_path / "run")
-    tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
-    want = logits_of(run.structure.model(state.params, state.others), tokens)
-    np.testing.assert_array_equal(logits_of(model, tokens), want)
-    lutjax.save(model, tmp_path / "bundle")
-    np.testing.assert_array_equal(logits_of(lutjax.load(tmp_path / "bundle"), tokens), want)
-    found = run.usage(state, TEXT.test)["layers/0/memory/weights"]
-    assert found.counts.shape == (4, 50)
-    assert len(set(found.reads.tolist())) == 1
+class TestSlow:
+    def test_generate_and_slots_draw_the_same(self):
+        model, n = model_of(), 4
+        texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
+        for text in texts:
+            padded = jnp.pad(text, (0, 14 - len(text)))
+            for i in range(len(text), len(text) + n):
+                padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
+            want.append(padded[len(text) : len(text) + n].tolist())
+        assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
+        slots = Slots(model, 3, temperature=0)
+        first, token = slots.join(texts[0], key=jax.random.key(0))
+        found = {first: [token, *slots.step()[first].tolist()]}
+        second, token = slots.join(texts[1], key=jax.random.key(1))
+        found[second] = [token]
+        for _ in range(n - 2):
+            for slot, tokens in slots.step().items():
+                found[slot] += tokens.tolist()
+        assert found[first] == want[0]
+        assert found[second] == want[1][: n - 1]
 
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"microbatches": 2},
+            {"table_gradient": "factored", "table_optimizer": "row_adagrad"},
+            {"remat": True},
+        ],
+        ids=["microbatches", "factored", "remat"],
+    )
+    def test_other_ways_to_the_same_losses(self, changes):
+        changes = dict(changes)
+        config = dataclasses.replace(CONFIG, remat=changes.pop("remat", False))
+        tables = {"table_optimizer": "row_adagrad"} if changes.get("table_gradient") else {}
+        np.testing.assert_allclose(trained(config, **changes)[2], trained(**tables)[2], rtol=1e-4)
 
-@pytest.mark.slow
-def test_the_command(text, tmp_path):
-    words = [
-        "--features=8",
-        "--context=8",
-        "--n-layers=1",
-        "--n-heads=2",
-        "--lut-heads=2",
-        "--lut-tables=2",
-        "--lut-bits=3",
-        "--memory",
-        "--memory-rows=64",
-        "--batch-size=4",
-        "--steps=8",
-        "--learning-rate=0.02",
-    ]
-    assert "layers/0/memory/weights" in output("train", "lm", "--text", text, "--out", tmp_path, *words)
-    assert output("generate", tmp_path, "--prompt", "the ", "--bytes", 9).startswith("the ")
-    assert "layers/0/memory/weights: never read" in output("info", tmp_path)
-    (counted,) = json.loads((tmp_path / "usage.json").read_text())
-    assert counted["name"] == "layers/0/memory/weights"
+    def test_models_are_saved_and_loaded(self, tmp_path):
+        run, state, _ = trained()
+        text, bigram = runs.Source(None, TEXT.size, TEXT.digest), bigram_loss(TEXT.train, TEXT.test)
+        record = lm_runs.Record(run.config, run.training, text, bigram, {}, runs.History())
+        models.save(tmp_path / "run", 4, state, record)
+        model = lutjax.load(tmp_path / "run")
+        tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
+        want = logits_of(run.structure.model(state.params, state.others), tokens)
+        np.testing.assert_array_equal(logits_of(model, tokens), want)
+        lutjax.save(model, tmp_path / "bundle")
+        np.testing.assert_array_equal(logits_of(lutjax.load(tmp_path / "bundle"), tokens), want)
+        found = run.usage(state, TEXT.test)["layers/0/memory/weights"]
+        assert found.counts.shape == (4, 50)
+        assert len(set(found.reads.tolist())) == 1
 
+    def test_the_command(self, text, tmp_path):
+        words = [
+            "--features=8", "--context=8", "--n-layers=1", "--n-heads=2", "--lut-heads=2", "--lut-tables=2",
+            "--lut-bits=3", "--memory", "--memory-rows=64", "--batch-size=4", "--steps=8",
+            "--learning-rate=0.02",
+        ]  # fmt: skip
+        assert "layers/0/memory/weights" in output("train", "lm", "--text", text, "--out", tmp_path, *words)
+        assert output("generate", tmp_path, "--prompt", "the ", "--bytes", 9).startswith("the ")
+        assert "layers/0/memory/weights: never read" in output("info", tmp_path)
+        (counted,) = json.loads((tmp_path / "usage.json").read_text())
+        assert counted["name"] == "layers/0/memory/weights"
 
-@pytest.mark.slow
-def test_comparison_in_equal_time(tmp_path):
-    """`benchmarks/memory.py`: the validation part alone chooses the rate, and both models read equally many parameters."""
-    (tmp_path / "fox.txt").write_bytes(FOX * 5)
-    sizes = [
-        "features=16",
-        "context=16",
-        "n_layers=1",
-        "n_heads=2",
-        "lut_bits=2",
-        "memory_rows=64",
-        "memory_width=2",
-    ]
-    options = [
-        "--steps",
-        "30",
-        "--seeds",
-        "0,1",
-        "--rates",
-        "1,5",
-        "--text",
-        "fox.txt",
-        "--json",
-        "rows.jsonl",
-    ]
-    words = ["train", *options, *(word for size in sizes for word in ("--set", size))]
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "memory.py", *words], cwd=tmp_path, check=True)
-    found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
-    assert [r["rate"] for r in tried] == [1, 5]
-    best = min(tried, key=lambda r: r["validation"])["rate"]
-    ways = [(name, seed, rate) for seed in (0, 1) for name, rate in (("without", None), ("with", best))]
-    assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == ways
-    assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
-    assert made[0]["loss"] != made[2]["loss"]
+    def test_comparison_in_equal_time(self, tmp_path):
+        (tmp_path / "fox.txt").write_bytes(FOX * 5)
+        sizes = [
+            "features=16", "context=16", "n_layers=1", "n_heads=2", "lut_bits=2", "memory_rows=64",
+            "memory_width=2",
+        ]  # fmt: skip
+        options = [
+            "--steps", "30", "--seeds", "0,1", "--rates", "1,5", "--text", "fox.txt", "--json", "rows.jsonl",
+        ]  # fmt: skip
+        words = ["train", *options, *(word for size in sizes for word in ("--set", size))]
+        subprocess.run([sys.executable, ROOT / "benchmarks" / "memory.py", *words], cwd=tmp_path, check=True)
+        found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
+        assert [r["rate"] for r in tried] == [1, 5]
+        best = min(tried, key=lambda r: r["validation"])["rate"]
+        ways = [(name, seed, rate) for seed in (0, 1) for name, rate in (("without", None), ("with", best))]
+        assert [(r["model"], r["seed"], r.get("memory_rate")) for r in made] == ways
+        assert abs(made[0]["read"] / made[1]["read"] - 1) < 0.05
+        assert made[0]["loss"] != made[2]["loss"]

@@ -1,6 +1,7 @@
-"""Help and errors of all commands: each option is described with its default and choices, and named where its value is wrong."""
+"""Help and errors of all commands, and the folder in which commands keep what they compile."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -8,33 +9,23 @@ import sys
 from pathlib import Path
 
 import click
+import jax
 import pytest
 from commands import command, output
 from small_runs import FOX
 
-from lutjax.cli import _run
+from lutjax.cli import _compiled, _run, main
 from lutjax.cli._flags import Command, FieldsCommand, Finite, by_options
 from lutjax.cli._main import cli
+from lutjax.training import experiments
 from lutjax.training.automaton_runs import Automaton
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.lm_runs import LanguageModel
 
 FREE = [
-    "--prompt",
-    "--target",
-    "--id",
-    "--exclude",
-    "--encoding",
-    "--name",
-    "--format",
-    "--inputs",
-    "--coordinator",
-    "--host",
-    "--model-name",
-    "--wiring",
-    "--op",
-    "--size",
-]
+    "--prompt", "--target", "--id", "--exclude", "--encoding", "--name", "--format", "--inputs",
+    "--coordinator", "--host", "--model-name", "--wiring", "--op", "--size",
+]  # fmt: skip
 """Options of words that are not of a list that click knows."""
 
 KINDS = {"lm": LanguageModel, "classify": Classifier, "ca": Automaton}
@@ -106,12 +97,9 @@ for words in json.loads(sys.argv[1]):
 
 def test_help_and_usage_errors_do_not_import_jax():
     lines = [
-        ["--help"],
-        ["--version"],
-        ["train", "--help"],
-        ["train", "--nonsense"],
+        ["--help"], ["--version"], ["train", "--help"], ["train", "--nonsense"],
         ["train", "lm", "--help-all"],
-    ]
+    ]  # fmt: skip
     lines += [["train", "classify", "--steps", "many"], ["serve"]]
     lines += [[*words.split(), "--help"] for words, _ in commands()]
     ended = subprocess.run([sys.executable, "-c", ALONE, json.dumps(lines)], capture_output=True, text=True)
@@ -174,7 +162,6 @@ def wrong(option):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_name_the_option(kind, tmp_path, monkeypatch, without_typechecking):
-    """A value that a field's config refuses, or the command line before it: one line, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     Path("fox.txt").write_bytes(FOX)
     one = cli.commands["train"].commands[kind]
@@ -224,7 +211,6 @@ def test_errors_name_the_option(kind, tmp_path, monkeypatch, without_typecheckin
 def test_numbers_that_are_too_large_are_refused_at_once(
     words, option, tmp_path, monkeypatch, without_typechecking
 ):
-    """Before anything is allocated or written, in one line, without a word of checkpoints."""
     monkeypatch.chdir(tmp_path)
     Path("fox.txt").write_bytes(FOX)
     monkeypatch.setattr(experiments, "_go_on", None)
@@ -257,3 +243,109 @@ def test_options_in_place_of_fields():
     ):
         assert by_options(text, fields) == expected
     assert by_options("steps is 0, n_heads is 1", []) == "steps is 0, n_heads is 1"
+
+
+def settings(monkeypatch, switch, directory=None):
+    """Return the settings that JAX gets with a value of the switch, where JAX itself uses a cache directory or none."""
+    told = {}
+    monkeypatch.setenv(_compiled.SWITCH, switch)
+    kept = jax.config.jax_compilation_cache_dir  # of the tests
+    jax.config.update("jax_compilation_cache_dir", directory)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(jax.config), "update", lambda self, name, value: told.update({name: value}))
+        _compiled.keep_compiled()
+    jax.config.update("jax_compilation_cache_dir", kept)
+    return told
+
+
+def test_the_switch(tmp_path, monkeypatch):
+    folder = tmp_path / "programs"
+    told = settings(monkeypatch, str(folder))
+    assert Path(told["jax_compilation_cache_dir"]).parent == folder
+    assert told["jax_persistent_cache_min_compile_time_secs"] == 0
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "3")
+    assert set(settings(monkeypatch, str(folder))) == {"jax_compilation_cache_dir"}
+    assert not settings(monkeypatch, "off")
+    (tmp_path / "file").touch()
+    assert not settings(monkeypatch, str(tmp_path / "file"))
+    assert not settings(monkeypatch, "~nobody-of-this-name/programs")
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """Nothing is kept, and commands run, as in a container whose user is a number without a name."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert not settings(monkeypatch, "")
+
+
+def test_matplotlib_does_not_warn_of_its_own_caches(monkeypatch):
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    monkeypatch.setattr(sys, "argv", ["lutjax", "--version"])
+    monkeypatch.setattr(_compiled, "keep_compiled", lambda: None)
+    try:
+        with pytest.raises(SystemExit):
+            main()
+        assert not logger.isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(before)
+
+
+def test_a_directory_of_jax_stays(tmp_path, monkeypatch):
+    assert not settings(monkeypatch, str(tmp_path), directory=str(tmp_path / "own"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_oldest_programs_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(_compiled, "MOST_BYTES", 1000)
+    for age in range(10):
+        path = tmp_path / f"{age}-cache"
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    _compiled._make_room(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 10
+    (tmp_path / "new").write_bytes(bytes(100))
+    _compiled._make_room(tmp_path)
+    kept = [*(f"{age}-cache" for age in range(4)), "new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+COMMAND = """
+import sys, jax, lutjax
+assert jax.config.jax_compilation_cache_dir is None, "import lutjax"
+from lutjax.cli import main
+sys.argv[1:] = ["explain", "margins"]
+try:
+    main()
+except SystemExit:
+    jax.jit(lambda x: x + 1)(1.0)
+    print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+def test_commands_keep_what_they_compile(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != _compiled.SWITCH}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    words = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.splitlines()[-1])
+    assert tmp_path in folder.parents
+    assert folder.parts[-3:-1] == ("lutjax", "compiled")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert any(path.name.startswith("jit") for path in folder.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_help_on_a_full_disk():
+    words = [sys.executable, "-m", "lutjax", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: No space left on device.")
+    assert "Traceback" not in done.stderr

@@ -1,18 +1,15 @@
 """Folders of images with one subfolder for each class: training on them, and predictions for them."""
 
 import contextlib
-import csv
-import io
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import command, output, refusal
 from PIL import Image
 
-from lutjax.training import classifier, datasets, pixels, raw, runs
+from lutjax.training import datasets, models, pixels, raw
 from lutjax.training.classifier_runs import Classifier
 from lutjax.training.datasets import folders
 from lutjax.training.samples import SamplesError
@@ -43,18 +40,13 @@ def load(folder, **options):
     return data.parts(stratified=data.test is None)
 
 
-# --- reading
-
-
 def test_classes_are_the_names_of_folders(tmp_path):
-    """They are sorted as text; files in nested folders belong to them, and hidden files to nobody."""
     images = write_folder(tmp_path)
     hidden = ".DS_Store cat/.DS_Store cat/Thumbs.db cat/._0.png .git/0.png __MACOSX/cat/0.png"
     for name in hidden.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     data = datasets.load(tmp_path)
-    assert isinstance(data.train, datasets.Samples)
     assert data.test is None
     assert data.train.classes == CLASSES
     assert data.train.shape == (4, 6)
@@ -86,7 +78,6 @@ def test_files_that_are_left_out_are_named(tmp_path):
     ],
 )
 def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
-    """An image in RGB with gray pixels is gray, and so is an opaque one with an alpha channel."""
     gray = RNG.integers(0, 2, (12, 3, 4), np.uint8) * 255
     expected = np.repeat(gray[..., None], channels, -1)
     for k, image in enumerate(gray):
@@ -103,14 +94,12 @@ def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
             if channels == 4:
                 expected[k, ..., 3] = 255
     found = datasets.load(tmp_path)
-    assert isinstance(found.train, datasets.Samples)
     order = [*range(0, 12, 2), *range(1, 12, 2)]
     assert found.train.shape == ((3, 4) if channels == 1 else (3, 4, channels))
     np.testing.assert_array_equal(found.train.x, expected[order].reshape(12, -1))
 
 
 def test_folders_of_parts(tmp_path):
-    """Folders train and test are the parts, and other parts are left out; folders around them are looked through."""
     train, test = write_folder(tmp_path / "data/v1/Train"), write_folder(tmp_path / "data/v1/test", 2)
     write_folder(tmp_path / "data/v1/val", 1)
     found = load(tmp_path / "data")
@@ -130,19 +119,16 @@ def test_folders_of_parts(tmp_path):
 
 
 def test_images_are_scaled(tmp_path):
-    """Predictions scale an image as training does."""
     for k in range(12):
         h, w = (9 + k, 17 - k)
         save(tmp_path / f"{k % 2}/{k:02}.png", RNG.integers(0, 256, (h, w, 3), np.uint8))
     with pytest.raises(SamplesError, match=r"02\.png has 11 x 15 pixels, and .*00\.png has 9 x 17; .* 9x17"):
         datasets.load(tmp_path)
     data = datasets.load(tmp_path, image_size=(4, 8))
-    assert isinstance(data.train, datasets.Samples)
     assert data.train.shape == (4, 8, 3)
     form = raw.Form.of(data.train, 2, None, scaled=True)
     given = raw.read(tmp_path, form, target="folder")
     np.testing.assert_array_equal(given.numbers, data.train.x)
-    assert given.labels is not None
     assert given.labels.tolist() == ["0"] * 6 + ["1"] * 6
     assert list(given.ids["file"][:2]) == ["0/00.png", "0/02.png"]
     fixed = raw.Form.of(data.train, 2, None)
@@ -224,9 +210,6 @@ def test_an_image_size_is_for_folders_of_images(tmp_path):
             pixels.parse_size(text)
 
 
-# --- pixels
-
-
 def test_sixteen_bits_keep_the_upper_eight(tmp_path):
     """Pillow clips such numbers at 255: all but the darkest pixels were white."""
     image = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
@@ -274,7 +257,6 @@ def test_photos_are_turned_upright(end, tmp_path):
 
 
 def test_images_of_unknown_size_are_bounded(tmp_path):
-    """A file of some kilobytes has hundreds of megabytes of pixels; it is refused before they are decoded."""
     Image.new("1", (9000, 9000)).save(tmp_path / "i.png")
     for size, scaled in ((None, False), ((8, 8), True)):
         with pytest.raises(ValueError, match=r"i\.png has [0-9,]+ bytes, which unpack to 9000 x 9000 pixels"):
@@ -294,88 +276,11 @@ def test_images_of_a_folder_are_bounded(tmp_path, monkeypatch):
         datasets.load(tmp_path)
 
 
-# --- runs
-
-
-SMALL = [
-    "--batch-size=16",
-    "--log-every=10",
-    "--eval-every=10",
-    "--checkpoint-every=10",
-    "--no-baselines",
-    "--layers=24",
-]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder of images, a run on it that has ended, and what the command printed. Not to be changed."""
+    """A folder of images, a run on it, and what is said of it. Not to be changed."""
     folder = tmp_path_factory.mktemp("folders")
     write_folder(folder / "pets", 10)
-    out = folder / "run"
-    words = ("--data", folder / "pets", "--out", out, "--steps=20", "--n-thresholds=1", *SMALL)
-    return folder / "pets", out, output("train", "classify", *words)
-
-
-def table(text):
-    return list(csv.reader(io.StringIO(text)))
-
-
-def test_the_command_trains_on_a_folder(finished):
-    folder, out, said = finished
-    assert 'images: 30 of 4 x 6 pixels, gray; 3 classes: "cat", "dog 2", "eel".' in said
-    assert "training on 24 samples" in said
-    record = runs.read(out, classifier.Record)[1]
-    assert record.form.classes == CLASSES
-    assert not record.form.scaled
-    assert '"dog 2"' in (out / "report.json").read_text()
-    shown = output("info", out)
-    assert 'classes: 3: "cat", "dog 2", "eel"' in shown
-    assert f"data: {folder}, 30 in all" in shown
-
-
-def test_predictions_name_each_file(finished, tmp_path):
-    """Predict a folder of folders, a flat folder and one image; with --target labels are the names of folders."""
-    folder, out, _ = finished
-    header, *found = table(output("predict", out, folder))
-    assert header == ["file", "class", "votes cat", "votes dog 2", "votes eel"]
-    names = [f"{name}/{k}.png" for name in CLASSES for k in ("0/0", "1/b/1", *range(2, 10))]
-    assert sorted(row[0] for row in found) == sorted(names)
-    experiment = Classifier.of(runs.read(out, classifier.Record)[1])
-    labeled = command("predict", out, folder, "--target=folder")
-    right = sum(row[0].startswith(f"{row[1]}/") for row in found)
-    assert f"{right} of 30 rows" in labeled.stderr
-    assert len(experiment.train.x) + len(experiment.test.x) == 30
-    by_name = {row[0]: row[1:] for row in found}
-    (tmp_path / "flat").mkdir()
-    for k, name in enumerate(("eel/3.png", "cat/0/0.png")):
-        (tmp_path / "flat" / f"new {k}.png").write_bytes((folder / name).read_bytes())
-    (tmp_path / "flat/._x.png").write_bytes(b"x")
-    (tmp_path / "flat/x.txt").write_bytes(b"x")
-    result = command("predict", out, tmp_path / "flat")
-    expected = [["new 0.png", *by_name["eel/3.png"]], ["new 1.png", *by_name["cat/0/0.png"]]]
-    assert table(result.stdout)[1:] == expected
-    warning = 'warning: files whose names do not end as those of images are left out, 1 in all: "x.txt"\n'
-    assert result.stderr == warning
-    assert table(output("predict", out, folder / "eel/3.png"))[1:] == [["3.png", *by_name["eel/3.png"]]]
-    refused = refusal("predict", out, tmp_path / "flat", "--target=folder")
-    assert "new 0.png is in no folder with the name of a class" in refused
-    assert "--id is x, but" in refusal("predict", out, tmp_path / "flat", "--id=x")
-    output("predict", out, tmp_path)
-
-
-def test_predictions_take_the_test_part(finished, tmp_path):
-    for part in ("train", "test"):
-        write_folder(tmp_path / part, 2)
-    _, *found = table(output("predict", finished[1], tmp_path))
-    assert [row[0].split("/")[0] for row in found] == ["test"] * 6
-
-
-def test_an_export_names_classes_and_the_order_of_pixels(finished, tmp_path):
-    output("export", finished[1], "--out", tmp_path / "e", "--format=c,html")
-    header = next((tmp_path / "e").glob("*.h")).read_text()
-    assert '* class 1: "dog 2"' in header
-    assert "* x: 4 x 6 pixels, row after row" in header
-    page = next((tmp_path / "e").glob("*.html")).read_text()
-    assert "Draw, and watch the answer." in page
-    assert "dog 2" in page
+    experiment = Classifier.new({"layers": (24,), "n_thresholds": 1}, folder / "pets", stratified=True)
+    models.save(folder / "run", 1, experiment.run.init(), experiment.record)
+    return folder / "pets", folder / "run", [experiment.describe(), *experiment.remarks]

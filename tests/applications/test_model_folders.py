@@ -1,34 +1,37 @@
-"""Commands that use a trained model take every folder that holds one: a run, a bundle of a run, and a bundle of an imported network."""
+"""Every folder that holds a model: a run, a bundle of a run, and a bundle of an imported network."""
 
 import json
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tools
-from cases import slow, slow_among
-from commands import command, output
+from cases import slow_except
+from commands import output, refusal
 from flax import nnx
 from folders import ROOT
 from safetensors.numpy import save_file
-from small_runs import RUNS
+from small_runs import HISTORY, RUNS, ca_run, call
 
 import lutjax
-from lutjax.circuits import deployment, netlist_json, statistics
-from lutjax.circuits.deployment import MANIFEST, VECTORS, Vectors
+from lutjax.extras import DISTRIBUTIONS, EXTRAS, needed_by
+from lutjax.circuits import deployment, netlist_json
+from lutjax.circuits.deployment import VECTORS, Vectors
 from lutjax.models import (
     LogicCA,
     LogicCAConfig,
     LogicClassifier,
     LogicClassifierConfig,
     LUTTransformer,
-    LUTTransformerConfig,
 )
 from lutjax.training import export as exporting, model_folders, models, predictions
 from lutjax.training.classifier_runs import Classifier
-
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 IMPORTS = {
     "torchlogix": ("torchlogix_raw", ("--classes", 5, "--tau", 3)),
@@ -73,16 +76,7 @@ def write(kind, folder):
     return folder / "saved"
 
 
-def refusal(result):
-    """Return the message of a command that refuses, which is one line after at most one line of usage."""
-    assert result.exit_code in (1, 2), result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    "kind", slow_among(CLASSIFIERS, "torchlogix thresholds", "torchlogix trees", "torch-dwn")
-)
+@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS, "difflogic"))
 def test_classifiers(kind, tmp_path):
     folder = write(kind, tmp_path)
     found = model_folders.read(folder)
@@ -93,9 +87,8 @@ def test_classifiers(kind, tmp_path):
     export = folder / exporting.FOLDER
     vectors = Vectors.from_json((export / VECTORS).read_bytes())
     assert ("the bundle holds no samples" in said) == (not has_data)
-    assert vectors.source == (
-        "the test part of " + str(tmp_path / "data.npz") if has_data else exporting.RANDOM
-    )
+    tested = f"the test part of {tmp_path / 'data.npz'}"
+    assert vectors.source == (tested if has_data else exporting.RANDOM)
     first = vectors.inputs["x"]
     circuit = netlist_json.read(export / f"{exporting.name_of(folder)}.json")
     np.testing.assert_array_equal(circuit(first), vectors.outputs["y"][:, 0])
@@ -117,17 +110,20 @@ def test_classifiers(kind, tmp_path):
     expected = np.asarray(packed(jnp.asarray(rows, jnp.float32)))
     assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in expected]
     output("save", folder, tmp_path / "again")
+    if kind == "difflogic":  # bundles of imports are served, too
+        serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
+        client = pytest.importorskip("starlette.testclient", reason="starlette has no test client")
+        with client.TestClient(serving.application(found.model, "m")) as requests:
+            answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
+        assert answer["classes"] == [str(number) for number in expected]
+        assert answer["names"] == ["0", "1", "2", "3", "4"]
     assert "host" in output("fpga", folder, "--board", "icebreaker", "--out", tmp_path / "board")
 
 
-@pytest.mark.parametrize(
-    "kind", ["bundle", slow("torchlogix thresholds"), "torchlogix trees", slow("torch-dwn")]
-)
+@pytest.mark.parametrize("kind", slow_except(CLASSIFIERS[1:4:2], "bundle"))
 def test_numbers_of_bundles(kind, tmp_path):
-    """The circuit of a bundle reads numbers on request, and its random numbers lie around the thresholds."""
     folder = write(kind, tmp_path)
-    options = ("--inputs", "fixed16.8", "--format", "json")
-    assert "--inputs" not in output("export", folder, *options)
+    assert "--inputs" not in output("export", folder, "--inputs", "fixed16.8", "--format", "json")
     vectors = Vectors.from_json((folder / exporting.FOLDER / VECTORS).read_bytes())
     packed = lutjax.load(folder).packed()
     shape = predictions.form_of(lutjax.load(folder)).shape
@@ -141,9 +137,13 @@ def test_numbers_of_bundles(kind, tmp_path):
     assert " 0 failed" in output("verify", folder)
 
 
+def gates_of(n, **sizes):
+    config = LogicClassifierConfig(in_features=n, n_thresholds=0, **sizes)
+    return LogicClassifier(config, rngs=nnx.Rngs(0))
+
+
 def test_a_bundle_of_few_bits_has_all_inputs(tmp_path):
-    config = LogicClassifierConfig(in_features=5, n_classes=2, layers=(12,), n_thresholds=0)
-    lutjax.save(LogicClassifier(config, rngs=nnx.Rngs(0)), tmp_path)
+    lutjax.save(gates_of(5, n_classes=2, layers=(12,)), tmp_path)
     source = exporting.source_of(tmp_path)
     assert (source.samples_name, len(np.unique(source.samples, axis=0))) == ("all inputs", 32)
 
@@ -153,55 +153,14 @@ def test_the_page_about_imports_has_the_output_of_its_commands(tmp_path):
     weight = np.eye(16, dtype=np.float32)[[1, 6, 7, 14]]
     wires = np.array([[0, 1, 2, 0], [1, 2, 0, 2]])
     save_file({"0.weight": weight, "0.connections.indices": wires}, tmp_path / "model.safetensors")
-    output(
-        "import", "--from", "torchlogix", tmp_path / "model.safetensors", tmp_path / "model", "--classes", 2
-    )
-    said = output("export", tmp_path / "model", "--format", "verilog,c") + output(
-        "verify", tmp_path / "model"
-    )
-    shown = next(
-        block for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if "the bundle holds" in block
-    )
+    model = tmp_path / "model"
+    output("import", "--from", "torchlogix", tmp_path / "model.safetensors", model, "--classes", 2)
+    said = output("export", model, "--format", "verilog,c") + output("verify", model)
+    blocks = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    shown = next(block for block in blocks if "the bundle holds" in block)
     lines = {re.sub(r" +[\d.]+ s$", "", line) for line in said.splitlines()}
     for line in shown.splitlines()[:3]:  # the others need tools
         assert re.sub(r" +[\d.]+ s$", "", line) in lines
-
-
-def test_serving(tmp_path):
-    serving = pytest.importorskip("lutjax.serving", reason="the extra serve is not installed")
-    client = pytest.importorskip("starlette.testclient", reason="starlette's test client is not installed")
-    model = lutjax.load(write("torchlogix", tmp_path))
-    rows = np.random.default_rng(0).normal(size=(4, 6)).round(3)
-    with client.TestClient(serving.application(model, "m")) as requests:
-        answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
-    assert answer["classes"] == [str(number) for number in model.packed()(jnp.asarray(rows, jnp.float32))]
-    assert answer["names"] == ["0", "1", "2", "3", "4"]
-
-
-def test_other_models_without_a_run(tmp_path):
-    sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 2, "n_anchors": 2}
-    config = LUTTransformerConfig(**sizes, ffn_detectors=2, ffn_anchors=3)
-    lutjax.save(LUTTransformer(config, rngs=nnx.Rngs(0)), tmp_path / "lm")
-    assert "a bundle holds no text" in output("export", tmp_path / "lm")
-    assert " 0 failed" in output("verify", tmp_path / "lm")
-    output("generate", tmp_path / "lm", "--prompt", "a", "--bytes", 2)
-    small = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
-    lutjax.save(LogicCA(small, rngs=nnx.Rngs(0)), tmp_path / "ca")
-    output("export", tmp_path / "ca", "--format", "verilog,html")
-    assert re.search("PASS +automaton.json = the model in JAX", output("verify", tmp_path / "ca"))
-    assert "a bundle of a model without a run" in output("info", tmp_path / "ca")
-
-
-def test_bundles_of_other_runs(tmp_path):
-    for kind in ("lm", "ca"):
-        RUNS[kind](tmp_path / kind)
-        output("save", tmp_path / kind, tmp_path / f"{kind}_saved")
-    said = output("export", tmp_path / "ca_saved", "--format", "json")
-    assert "Wrote" in said
-    assert " 0 failed" in output("verify", tmp_path / "ca_saved")
-    output("export", tmp_path / "lm_saved")
-    facts = json.loads(output("info", tmp_path / "lm_saved", "--json"))
-    assert (facts["steps_done"], facts["bundle"]["model"]) == (3, "LUTTransformer")
 
 
 def test_refusals_are_one_line(tmp_path):
@@ -210,14 +169,11 @@ def test_refusals_are_one_line(tmp_path):
     for words, expected in (
         (("export", spiky), "vocab_size is 128; programs read and write bytes"),
         (("generate", spiky, "--prompt", "a"), "has 128 tokens; generate reads and writes bytes"),
-        (
-            ("predict", spiky, tmp_path / "rows.npz"),
-            "is a bundle of a language model; this command takes a classifier",
-        ),
+        (("predict", spiky, tmp_path / "rows.npz"), "is a bundle of a language model; this command takes a"),
         (("fpga", spiky, "--board", "icebreaker"), "holds a language model, which is not a circuit"),
         (("verify", spiky), "holds a model without an export; write one first: lutjax export"),
     ):
-        assert expected in refusal(command(*words))
+        assert expected in refusal(*words)
     lutjax.save({"w": np.ones(3, np.float32)}, tmp_path / "arrays")
     for words in (
         ("export", tmp_path / "arrays"),
@@ -227,7 +183,7 @@ def test_refusals_are_one_line(tmp_path):
         ("fpga", tmp_path / "arrays", "--board", "icebreaker"),
         ("save", tmp_path / "arrays", tmp_path / "other"),
     ):
-        assert "is a bundle of arrays, no model of lutjax.models" in refusal(command(*words))
+        assert "is a bundle of arrays, no model of lutjax.models" in refusal(*words)
 
 
 def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
@@ -235,7 +191,7 @@ def test_a_run_of_another_kind_is_a_damaged_bundle(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["run"]["kind"] = "lm"
     (folder / "config.json").write_text(json.dumps(config))
-    assert "its run has the kind lm, which trains no LogicClassifier" in refusal(command("info", folder))
+    assert "its run has the kind lm, which trains no LogicClassifier" in refusal("info", folder)
 
 
 def test_a_changed_bundle_proves_nothing(tmp_path):
@@ -243,28 +199,128 @@ def test_a_changed_bundle_proves_nothing(tmp_path):
     output("export", folder, "--format", "json", "--out", tmp_path / "out")
     manifest = deployment.read_manifest(tmp_path / "out")
     assert manifest["run"]["digest"] == model_folders.digest_of(folder)
-    config = LogicClassifierConfig(in_features=18, n_classes=5, layers=(20,), n_thresholds=0)
-    lutjax.save(LogicClassifier(config, rngs=nnx.Rngs(0)), folder)
-    said = output("verify", tmp_path / "out")
-    assert "holds another model than the exported one" in said
+    lutjax.save(gates_of(18, n_classes=5, layers=(20,)), folder)
+    assert "holds another model than the exported one" in output("verify", tmp_path / "out")
 
 
-def test_every_text_has_the_same_gates(tmp_path):
-    """The report of an export, its page, its manifest and its Verilog."""
-    y = np.arange(60) % 3
-    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).integers(0, 9, (60, 4, 4), np.uint8), y=y)
-    experiment = Classifier.new(
-        {"layers": (24, 24), "n_thresholds": 2, "steps": 1, "noise": 2.0}, tmp_path / "data.npz"
-    )
-    models.save(tmp_path / "pixels", 1, experiment.run.init(), experiment.record)
-    said = output("export", tmp_path / "pixels", "--format", "verilog,html", "--out", tmp_path / "out")
-    circuit = netlist_json.read(tmp_path / "out" / "pixels.json")
-    words = statistics.gates_in_words(circuit)
-    assert re.fullmatch(r"[\d,]+ gates \(encoder \d+, layers \d+, votes \d+, argmax \d+\)", words)
-    texts = {name: (tmp_path / "out" / name).read_text() for name in ("pixels.html", "pixels.v", MANIFEST)}
-    assert words in said
-    assert f"The exported circuit has {words}; the page computes argmax itself" in texts["pixels.html"]
-    assert f"A circuit of {len(circuit)} gates" in texts["pixels.html"]
-    assert f"pixels: {len(circuit)} gates" in texts["pixels.v"]
-    stated = json.loads(texts[MANIFEST])["statistics"]
-    assert sum(part["gates"] for part in stated["parts"]) == stated["gates"] == len(circuit)
+@pytest.mark.parametrize("kind", slow_except(RUNS, "digits"))
+def test_load(kind, tmp_path):
+    want = RUNS[kind](tmp_path / "run")
+    model = lutjax.load(str(tmp_path / "run"))
+    assert type(model) is type(want)
+    states = (nnx.to_pure_dict(nnx.state(m, nnx.Not(nnx.RngState))) for m in (model, want))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    record = model.record
+    assert (record.kind, record.folder, record.steps) == (kind, tmp_path / "run", 3)
+    assert record.training.steps == 9
+    assert record.model == want.config
+    assert record.history == HISTORY
+    with pytest.raises(AttributeError, match="loss"):
+        _ = record.loss
+    # Ready: in the mode for evaluation, and as an argument of transformed functions.
+    want.eval()
+    np.testing.assert_array_equal(call(model), call(want))
+    np.testing.assert_array_equal(nnx.jit(call)(model), call(want))
+
+
+def test_folders_that_hold_no_run(tmp_path, monkeypatch):
+    ca_run(tmp_path / "run")
+    (tmp_path / "notes.txt").write_text("none")
+    for folder, kind, message in (
+        (tmp_path / "ran", FileNotFoundError, r"load: the folder .*/ran does not exist"),
+        (tmp_path, ValueError, r"is not the folder of a run, but holds 1: give .*/run\."),
+        (tmp_path / "notes.txt", ValueError, r"notes.txt is a file; give the folder of a run"),
+        (tmp_path / "run" / "checkpoints" / "3", ValueError, r"checkpoints/3 is .* give .*/run\."),
+    ):
+        with pytest.raises(kind, match=message):
+            lutjax.load(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"run/checkpoints is a part of a run: give run\."):
+        lutjax.load("run/checkpoints")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "3" / "model")
+    with pytest.raises(ValueError, match="is missing"):
+        lutjax.load("run")
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_a_folder_is_a_path():
+    with pytest.raises(TypeError, match="load: folder is 3; expected a string or a Path"):
+        lutjax.load(3)
+
+
+MISSING = {
+    "flax": "layers.nnx layers.linen models:LUTTransformer models:LogicCA training.nnx training.linen training.models",
+    "haiku": "layers.haiku",
+    "optax": "training.tables training.optimizers training.automaton training.classifier training.lm",
+    "orbax": "training.checkpoints load",
+    "matplotlib": "benchmark.report",
+}
+"""What is asked for, by the package that is then missing."""
+CODE = """
+import importlib, sys
+import lutjax
+from lutjax import extras as _extras
+for package, names in {missing}.items():
+    before = set(sys.modules)
+    sys.modules[package] = None
+    for name in names.split():
+        module, _, attribute = name.partition(":")
+        try:
+            if name == "load":
+                lutjax.load(".")
+            else:
+                getattr(importlib.import_module(f"lutjax.{{module}}"), attribute or "__name__")
+        except ModuleNotFoundError as error:
+            said = str(error)
+            assert said.startswith("lutjax."), (name, said)
+            assert f"needs {{package}}, which is not installed: {{_extras.command(package)}}" in said, (name, said)
+            assert error.name.partition(".")[0] == package and type(error) is ModuleNotFoundError
+        else:
+            raise AssertionError(name)
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "lutjax":
+            del sys.modules[name]
+    del sys.modules[package]
+"""
+
+
+def test_a_package_of_no_extra_is_no_matter_of_ours():
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_package'$"), needed_by("this"):
+        import no_such_package  # noqa: F401
+
+
+def test_extras_are_those_of_the_package():
+    """Compare the extras with those of pyproject.toml: the installed metadata may be older."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        if package == "triton":  # comes with jax-triton's own requirements
+            continue
+        name = DISTRIBUTIONS.get(package, package)
+        assert any(one.startswith(name) for one in project["optional-dependencies"][extra]), package
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_automata_without_a_run(self, tmp_path):
+        small = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+        lutjax.save(LogicCA(small, rngs=nnx.Rngs(0)), tmp_path / "ca")
+        output("export", tmp_path / "ca", "--format", "verilog,html")
+        assert re.search("PASS +automaton.json = the model in JAX", output("verify", tmp_path / "ca"))
+        assert "a bundle of a model without a run" in output("info", tmp_path / "ca")
+
+    def test_language_models_and_bundles_of_other_runs(self, tmp_path):
+        for kind in ("lm", "ca"):
+            RUNS[kind](tmp_path / kind)
+            output("save", tmp_path / kind, tmp_path / f"{kind}_saved")
+        assert "Wrote" in output("export", tmp_path / "ca_saved", "--format", "json")
+        assert " 0 failed" in output("verify", tmp_path / "ca_saved")
+        output("export", tmp_path / "lm_saved")
+        facts = json.loads(output("info", tmp_path / "lm_saved", "--json"))
+        assert (facts["steps_done"], facts["bundle"]["model"]) == (3, "LUTTransformer")
+        lutjax.save(LUTTransformer(lutjax.load(tmp_path / "lm").config, rngs=nnx.Rngs(0)), tmp_path / "alone")
+        assert "a bundle holds no text" in output("export", tmp_path / "alone")
+        assert " 0 failed" in output("verify", tmp_path / "alone")
+        output("generate", tmp_path / "alone", "--prompt", "a", "--bytes", 2)
+
+    def test_missing_packages_name_the_extra(self):
+        subprocess.run([sys.executable, "-c", CODE.format(missing=MISSING)], check=True, timeout=300)

@@ -49,7 +49,6 @@ def logits_of(model, tokens):
     return model(tokens, deterministic=True)
 
 
-# ------------------------------------------------------------------------------------- recorded cases
 class Recorded:
     """A recorded case, its names and configuration made uniform."""
 
@@ -171,9 +170,6 @@ def check_training(case):
     assert_close("final.logits", logits_of(model, last), case.read("final.logits"), 1e-8)
 
 
-# ------------------------------------------------------------------------------------- generation
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -198,10 +194,8 @@ def test_decoding_in_chunks_equals_full_pass():
     np.testing.assert_array_equal(jnp.concatenate(got, 1), want)
 
 
-# ------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("name", slow_except(VARIANTS, "concatenated"))
 def test_trains(name):
-    """A jitted step of SGD moves the tables, lowers the loss, and leaves ids and embeddings alone."""
     model = model_of(dataclasses.replace(SMALL, **VARIANTS[name]))
     optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
     tokens = tokens_of(4, 7)
@@ -238,7 +232,6 @@ def test_dropout_only_in_training():
         model(tokens)
 
 
-# ------------------------------------------------------------------------------------- state
 def test_tables_start_at_zero():
     model = LUTTransformer(SMALL, rngs=nnx.Rngs(0))
     assert not np.any(model(tokens_of(2, 5)))
@@ -248,7 +241,6 @@ def test_tables_start_at_zero():
 
 
 def test_published_size():
-    """812.7 million parameters, counted without making them."""
     model = nnx.eval_shape(lambda: LUTTransformer(LUTTransformerConfig(), rngs=nnx.Rngs(0)))
     count = sum(v.size for v in jax.tree.leaves(nnx.state(model, nnx.Param)))
     assert f"{count / 1e6:.1f}" == "812.7"

@@ -1,13 +1,16 @@
-"""Texts of different lengths in one call: each is continued as alone, padding changes nothing, packed texts do not see each other."""
+"""Texts of different lengths in one call, and slots whose cached tokens are in blocks of a pool."""
 
 import jax
 import numpy as np
 import pytest
 from cases import slow_except
 from flax import nnx
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from small_texts import CONTEXT, TABLES, model_of, prompts_of
 
 from lutjax.models import Slots
+from lutjax.models._pages import Pages, Text
 
 
 @pytest.mark.parametrize("name", slow_except(["tables", "gpt"], "tables"))
@@ -36,16 +39,13 @@ def test_segments_while_decoding(name):
     [
         (lambda slots, key: slots.join([], key=key), r"prompt is float64\[0\]; expected integer ids"),
         (lambda slots, key: slots.join([1], key=key, temperature=-1), "Slots: temperature is -1"),
-        (
-            lambda slots, key: slots.join([1], key=jax.random.split(key)),
-            r"key is key<fry>\[2\]; expected one",
-        ),
+        (lambda slots, key: slots.join([1], key=jax.random.split(key)), r"key is key<fry>\[2\]; expected one"),
         (lambda slots, key: slots.join([1], key=jax.random.key(0, impl="rbg")), r"key is key<rbg>\[\]"),
         (lambda slots, key: slots.step(0), "count is 0; it must be at least 1"),
         (lambda slots, key: slots.read(1), r"slot is 1; prompts are being read in \[\]"),
         (lambda slots, key: slots.leave(0), r"slot is 0; the texts are in \[\]"),
     ],
-)
+)  # fmt: skip
 def test_impossible_slots(call, message):
     slots = Slots(model_of("gpt"), 2)
     with pytest.raises(ValueError, match=message):
@@ -54,7 +54,6 @@ def test_impossible_slots(call, message):
 
 
 def test_caches_of_tables_hold_ids():
-    """A byte for each detector of a layer and token, and four for the segment."""
     model = model_of("tables")
     model.init_cache((3,))
     caches = nnx.to_pure_dict(nnx.state(model, nnx.Cache))
@@ -73,10 +72,7 @@ def test_caches_of_tables_hold_ids():
     ("arguments", "message"),
     [
         ({"prompt_tokens": []}, "prompt_tokens is an empty list"),
-        (
-            {"prompt_tokens": [np.arange(3), np.arange(0)]},
-            r"prompt_tokens\[1\] is int64\[0\]; expected integer",
-        ),
+        ({"prompt_tokens": [np.arange(3), np.arange(0)]}, r"prompt_tokens\[1\] is int64\[0\]; expected integer"),
         ({"prompt_tokens": [np.ones(3)]}, r"prompt_tokens\[0\] is float64\[3\]"),
         ({"prompt_tokens": [np.arange(3)], "lengths": np.asarray([3])}, "lengths goes with one array"),
         ({"lengths": np.asarray([1, 2, 3])}, r"lengths is int64\[3\].*so expected \[2\]"),
@@ -84,7 +80,7 @@ def test_caches_of_tables_hold_ids():
         ({"lengths": np.asarray([0, 1])}, r"lengths\[0\] is 0; it must be from 1"),
         ({"lengths": np.asarray([1.0, 1.0])}, "its dtype must be int32"),
     ],
-)
+)  # fmt: skip
 def test_impossible_lengths(arguments, message):
     arguments = {"prompt_tokens": np.zeros((2, 4), np.int32), "n_tokens": 1, **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
@@ -95,3 +91,115 @@ def test_impossible_lengths(arguments, message):
 def test_impossible_segments():
     with pytest.raises(ValueError, match=r"GPT: segments is int32\[3\]; expected \[4\]"):
         model_of("gpt")(np.zeros(4, np.int32), segments=np.zeros(3, np.int32))
+
+
+class Blocks(RuleBasedStateMachine):
+    """Texts that begin, go on and leave, with a pool in which each place says of which beginning its token is the last."""
+
+    WINDOW, MOST = 5, 6
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.n_blocks = 3, 9
+        width = -(-(self.WINDOW + self.MOST) // self.size) + 1
+        self.pages = Pages(self.n_blocks, self.size, self.WINDOW, width)
+        self.pool = [[None] * self.size for _ in range(self.n_blocks)]
+        self.texts = []
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14))
+    def begin(self, tokens):
+        text = Text(list(tokens))
+        expected = self.pages.n_cached(tokens)
+        copied = self.pages.begin(text)
+        assert text.length // self.size >= expected
+        assert text.length < len(tokens)
+        if copied is not None:
+            self.pool[copied[1]] = list(self.pool[copied[0]])
+        self.texts.append(text)
+
+    @rule(data=st.data(), n=st.integers(1, MOST))
+    def go_on(self, data, n):
+        if not self.texts:
+            return
+        text = data.draw(st.sampled_from(self.texts))
+        text.tokens += data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+        self.pages.slide(text)
+        if self.pages.needed(text, n) > self.pages.n_free:
+            with pytest.raises(ValueError, match=r"Slots: it needs .* let a text leave, or use a larger"):
+                self.pages.require(self.pages.needed(text, n), "it needs")
+            return
+        self.pages.extend(text, n)
+        table = self.pages.table(text)
+        for p in range(text.length, text.length + n):
+            block = table[p // self.size % len(table)]
+            assert self.holders(block) == 1, "a block of several texts is written to"
+            self.pool[block][p % self.size] = tuple(text.tokens[: p + 1])
+        self.pages.cached(text, n)
+
+    @rule(data=st.data())
+    def leave(self, data):
+        if self.texts:
+            text = self.texts.pop(data.draw(st.integers(0, len(self.texts) - 1)))
+            self.pages.leave(text)
+
+    @rule()
+    def forget(self):
+        self.pages.forget()
+
+    def holders(self, block):
+        return sum(block in text.blocks.values() for text in self.texts)
+
+    @invariant()
+    def what_is_seen_is_there(self):
+        for text in self.texts:
+            table = self.pages.table(text)
+            for p in range(max(0, text.length - self.WINDOW), text.length):
+                block = table[p // self.size % len(table)]
+                assert self.pool[block][p % self.size] == tuple(text.tokens[: p + 1])
+
+    @invariant()
+    def blocks_are_free_or_held(self):
+        holders = [self.holders(block) for block in range(self.n_blocks)]
+        assert self.pages.n_free == holders.count(0)
+        assert self.pages.n_shared == sum(n > 1 for n in holders)
+
+
+Blocks.TestCase.settings = settings(stateful_step_count=30)
+TestBlocks = Blocks.TestCase
+
+
+def test_what_was_said_last_is_kept_longest():
+    pages = Pages(4, 2, 8, 8)
+    texts = [Text([k] * 5) for k in range(3)]
+    for text in texts[:2]:
+        pages.extend(text, 4)
+        pages.cached(text, 4)
+        pages.leave(text)
+    pages.extend(texts[2], 4)  # in place of the first
+    assert [pages.n_cached([k] * 5) for k in range(2)] == [0, 2]
+
+
+def test_a_prompt_waits_for_blocks():
+    slots = Slots(model_of(), 2, temperature=0, block_size=4, n_blocks=3)
+    one, two = prompts_of(3, 7)
+    second = slots.begin(two, key=jax.random.key(0))
+    first, _ = slots.join(one, key=jax.random.key(0))
+    slots.step(4)
+    with pytest.raises(ValueError, match="7 more tokens of a prompt need 2 more blocks"):
+        slots.read(second)
+    slots.leave(first)
+    assert slots.read(second) == int(model_of().generate(two, 1, key=jax.random.key(0), temperature=0)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Slots(model_of(), 2, block_size=0), "Slots: block_size is 0; there must be at least 1"),
+        (lambda: Slots(model_of(), 2, n_blocks=3), "n_blocks is 3, but block_size is not given"),
+        (lambda: Slots(model_of("counts"), 2, block_size=4), "this LUTTransformer remembers counts"),
+        (lambda: Slots(model_of("gpt"), 2, block_size=4), "this GPT keeps keys and values; blocks are for a"),
+    ],
+)
+def test_impossible_blocks(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

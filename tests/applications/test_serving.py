@@ -26,17 +26,17 @@ from starlette.testclient import TestClient
 import lutjax
 from lutjax.models import LogicClassifier, LogicClassifierConfig, LUTTransformer, LUTTransformerConfig
 from lutjax.serving import Limits, application
+from lutjax.serving._engine import Job
 from lutjax.serving._requests import RequestError, check_cells
 from lutjax.serving._text import Answer
 from lutjax.training import classifier, models, runs
 from lutjax.training.raw import Form
 
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
-
 LIMITS = Limits(slots=3, queue=64, prompt=64, tokens=64, rows=8, body=4096)
 
 
-def text_model():
+@pytest.fixture(scope="module")
+def model():
     sizes = {"features": 8, "context": 6, "n_layers": 1, "n_heads": 1, "n_detectors": 3, "n_anchors": 2}
     model = LUTTransformer(LUTTransformerConfig(**sizes, ffn_detectors=4, ffn_anchors=3), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
@@ -48,11 +48,6 @@ def text_model():
 
 
 @pytest.fixture(scope="module")
-def model():
-    return text_model()
-
-
-@pytest.fixture(scope="module")
 def client(model):
     with TestClient(application(model, "texts", LIMITS)) as client:
         yield client
@@ -61,13 +56,11 @@ def client(model):
 def complete(client, **fields):
     response = client.post("/v1/completions", json=fields)
     assert response.status_code == 200, response.text
-    found = response.json()
-    return found
+    return response.json()
 
 
 def text_of(found):
-    text = found["choices"][0]["text"]
-    return text
+    return found["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("prompt", ["a", "The quick brown fox", "größe"])
@@ -79,10 +72,8 @@ def test_the_likeliest_text(prompt, client, model):
     assert found["choices"][0]["finish_reason"] == "length"
     n = len(prompt.encode())
     assert found["usage"] == {"prompt_tokens": n, "completion_tokens": 12, "total_tokens": n + 12}
-    assert (
-        complete(client, prompt=list(prompt.encode()), max_tokens=12, temperature=0)["choices"]
-        == found["choices"]
-    )
+    of_bytes = complete(client, prompt=list(prompt.encode()), max_tokens=12, temperature=0)
+    assert of_bytes["choices"] == found["choices"]
 
 
 def events(text):
@@ -126,15 +117,10 @@ def test_answers_in_parts():
 
 
 def test_many_at_once(client):
-    """More texts than slots, of all lengths: none is lost, and each is what it is alone."""
+    prompts = (chr(97 + k % 26) * (1 + 3 * k % 20) for k in range(24))
     asked = [
-        {
-            "prompt": chr(97 + k % 26) * (1 + 3 * k % 20),
-            "max_tokens": 1 + 5 * k % 40,
-            "seed": k,
-            "temperature": k % 3 / 2,
-        }
-        for k in range(24)
+        {"prompt": prompt, "max_tokens": 1 + 5 * k % 40, "seed": k, "temperature": k % 3 / 2}
+        for k, prompt in enumerate(prompts)
     ]
     alone = [text_of(complete(client, **one)) for one in asked]
     with ThreadPoolExecutor(24) as pool:
@@ -194,47 +180,8 @@ def test_how_it_is(client):
         assert path in response.json()["error"]["message"]
 
 
-@pytest.mark.slow
-def test_blocks_change_no_answer(client, model):
-    """Prompts that begin alike share blocks, and are answered as without."""
-    app = application(model, "texts", Limits(slots=2, block_size=4))
-    with TestClient(app) as other:
-        for prompt in ("The quick brown fox", "The quick brown dog", "The quick brown fox"):
-            fields = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
-            assert text_of(complete(other, **fields)) == text_of(complete(client, **fields))
-        assert _engine(app).slots.blocks == {"all": 8, "free": 8, "shared": 0}
-
-
-@pytest.mark.slow
-def test_too_many(model):
-    """Fill the only slot and the queue: the third text is refused, and the two before it are answered."""
-    app = application(model, "texts", Limits(slots=1, queue=1))
-    with TestClient(app) as client:
-        gate, engine = threading.Event(), _engine(app)
-        step = engine.slots.step
-
-        def slow(count):
-            gate.wait()
-            return step(count)
-
-        engine.slots.step = slow
-        with ThreadPoolExecutor(2) as pool:
-            found = []
-            for n in (1, 2):
-                found.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
-                _until(lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1)
-            refused = client.post("/v1/completions", json={"prompt": "x"})
-            gate.set()
-            assert [len(one.result()["choices"]) for one in found] == [1, 1]
-    assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "1"
-    assert "1 requests wait already" in refused.json()["error"]["message"]
-
-
 def test_who_leaves_frees_a_slot(model):
     engine = _engine(application(model, "texts", Limits(slots=1, queue=4, tokens=100_000)))
-    from lutjax.serving._engine import Job
-
     got = []
     job = Job(b"x", 100_000, 1.0, 0, got.append)
     engine.submit(job)
@@ -245,20 +192,6 @@ def test_who_leaves_frees_a_slot(model):
     _until(lambda: other and other[-1] is None)
     engine.stop()
     assert sum(map(len, filter(None, other))) == 3
-
-
-@pytest.mark.slow
-def test_a_failure_is_told(model):
-    app = application(model, "texts", Limits(slots=2))
-    with TestClient(app, raise_server_exceptions=False) as client:
-
-        def broken(*_):
-            raise RuntimeError("no memory")
-
-        _engine(app).slots.step = broken
-        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 500
-        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
-        assert client.get("/health").status_code == 503
 
 
 def _engine(app):
@@ -272,7 +205,6 @@ def _until(true, seconds=60):
         time.sleep(0.01)
 
 
-# ------------------------------------------------------------------------------------- classifiers
 @pytest.fixture
 def classes(tmp_path):
     config = LogicClassifierConfig(in_features=3, n_classes=2, n_thresholds=2, layers=(12, 12))
@@ -292,31 +224,27 @@ def test_classifiers(classes, tmp_path):
     votes = lutjax.load(tmp_path / "run").packed().votes(jnp.asarray(rows, jnp.float32))
     np.testing.assert_array_equal(found["votes"], votes)
     assert found["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
-    for body, status, message in (
-        ({"rows": [[1, 2]]}, 400, "expected [N, 3]"),
-        (
-            {"rows": [[1, 2], [3]]},
-            400,
-            "rows[1] has 1 values, but rows[0] has 2 values; all must have as many.",
-        ),
-        ({"rows": [[1, 2, 3], 4]}, 400, "rows[1] has a single value, but rows[0] has 3 values;"),
-        ({"rows": [[1, [2], 3]]}, 400, "rows[0][1] has 1 values, but rows[0][0] has a single value;"),
-        ({"rows": [["a", "b", "c"]]}, 400, 'rows[0][0] is "a"; it must be a number.'),
-        ({"rows": [[1, 2, None]]}, 400, "rows[0][2] is null; it must be a number."),
-        ({"rows": [[1, 2, {"a": 1}]]}, 400, 'rows[0][2] is {"a": 1}; it must be a number.'),
-        ({"rows": [[1, 2, 10**400]]}, 400, "it must be finite."),
-        ({"rows": [[[[[1]]]]]}, 400, "a sample has at most 3 axes"),
-        ({"rows": [[]]}, 400, "expected [N, 3]"),
-        ({"rows": []}, 400, "rows has 0 samples; the number must be from 1 to 8"),
-        ({"rows": [[0, 0, 0]] * 9}, 400, "rows has 9 samples"),
-        ({"rows": 3}, 400, "rows is 3; it must be a list of samples."),
-        ({"columns": [[1]]}, 400, "columns is [[1]]; it must be an object of lists."),
-        ({"columns": {"a": [1]}}, 400, "columns are columns, but the run was trained on arrays"),
-        ({"x": 1}, 400, 'the body has the fields "x"; it must have rows'),
-        ({"rows": [[1, 2, 3]], "model": "other"}, 404, 'this server hosts "classes"'),
+    for body, message in (
+        ({"rows": [[1, 2]]}, "expected [N, 3]"),
+        ({"rows": [[1, 2], [3]]}, "rows[1] has 1 values, but rows[0] has 2 values; all must have as many."),
+        ({"rows": [[1, 2, 3], 4]}, "rows[1] has a single value, but rows[0] has 3 values;"),
+        ({"rows": [[1, [2], 3]]}, "rows[0][1] has 1 values, but rows[0][0] has a single value;"),
+        ({"rows": [["a", "b", "c"]]}, 'rows[0][0] is "a"; it must be a number.'),
+        ({"rows": [[1, 2, None]]}, "rows[0][2] is null; it must be a number."),
+        ({"rows": [[1, 2, {"a": 1}]]}, 'rows[0][2] is {"a": 1}; it must be a number.'),
+        ({"rows": [[1, 2, 10**400]]}, "it must be finite."),
+        ({"rows": [[[[[1]]]]]}, "a sample has at most 3 axes"),
+        ({"rows": [[]]}, "expected [N, 3]"),
+        ({"rows": []}, "rows has 0 samples; the number must be from 1 to 8"),
+        ({"rows": [[0, 0, 0]] * 9}, "rows has 9 samples"),
+        ({"rows": 3}, "rows is 3; it must be a list of samples."),
+        ({"columns": [[1]]}, "columns is [[1]]; it must be an object of lists."),
+        ({"columns": {"a": [1]}}, "columns are columns, but the run was trained on arrays"),
+        ({"x": 1}, 'the body has the fields "x"; it must have rows'),
+        ({"rows": [[1, 2, 3]], "model": "other"}, 'this server hosts "classes"'),
     ):
         response = classes.post("/v1/classify", json=body)
-        assert response.status_code == status, (body, response.text)
+        assert response.status_code == (404 if "model" in body else 400), (body, response.text)
         found = response.json()["error"]["message"]
         assert message in found
         assert not re.search(r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", found), found
@@ -326,17 +254,14 @@ def test_classifiers(classes, tmp_path):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (
-            {"a": [1, 2], "b": [1]},
-            'columns["b"] has 1 cells, but columns["a"] has 2; all columns must have as many.',
-        ),
+        ({"a": [1, 2], "b": [1]}, 'columns["b"] has 1 cells, but columns["a"] has 2; all columns must have as many.'),
         ({"a": [[1]]}, 'columns["a"][0] is [1]; it must be a number, a text or null.'),
         ({"a": [True]}, None),
         ([["x", None, 3]], None),
         ([["x", {}, 3]], "rows[0][1] is {}; it must be a number, a text or null."),
         ([["x"], ["y", "z"]], "rows[1] has 2 values, but rows[0] has 1 values; all must have as many."),
     ],
-)
+)  # fmt: skip
 def test_cells_of_tables(raw, message):
     name = "rows" if isinstance(raw, list) else "columns"
     if message is None:
@@ -346,7 +271,6 @@ def test_cells_of_tables(raw, message):
             check_cells(raw, name, is_table=True)
 
 
-@pytest.mark.slow
 def test_other_models_are_not_served(tmp_path):
     RUNS["ca"](tmp_path / "run")
     with pytest.raises(ValueError, match="model is a LogicCA; only text models and classifiers are served"):
@@ -355,7 +279,6 @@ def test_other_models_are_not_served(tmp_path):
         Limits(slots=0)
 
 
-# ------------------------------------------------------------------------------------- the command
 @contextlib.contextmanager
 def served(folder, *words):
     """Run `lutjax serve` in a process of its own; yield it and its address."""
@@ -381,71 +304,99 @@ def served(folder, *words):
             process.wait()
 
 
-CLIENTS, SECONDS = 200, 60
-
-
 @pytest.mark.slow
-def test_two_hundred_clients_for_a_minute(tmp_path):
-    lutjax.save(text_model(), tmp_path / "texts")
-    kinds = [{"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)]
-    with served(tmp_path / "texts", "--queue", CLIENTS) as (process, address):
-        with httpx.Client(base_url=address, timeout=60) as one:
-            alone = [text_of(complete(one, **kind)) for kind in kinds]
-        before = memory(process.pid)
+class TestSlow:
+    def test_blocks_change_no_answer(self, client, model):
+        app = application(model, "texts", Limits(slots=2, block_size=4))
+        with TestClient(app) as other:
+            for prompt in ("The quick brown fox", "The quick brown dog", "The quick brown fox"):
+                fields = {"prompt": prompt, "max_tokens": 20, "temperature": 0}
+                assert text_of(complete(other, **fields)) == text_of(complete(client, **fields))
+            assert _engine(app).slots.blocks == {"all": 8, "free": 8, "shared": 0}
 
-        async def client(number, http, end):
-            done = 0
-            while time.monotonic() < end:
-                k = (number + done) % len(kinds)
-                if number % 2:
-                    response = await http.post("/v1/completions", json={**kinds[k], "stream": True})
-                    text = "".join(text_of(part) for part in events(response.text))
-                else:
-                    response = await http.post("/v1/completions", json=kinds[k])
-                    text = text_of(response.json())
-                assert response.status_code == 200, response.text
-                assert text == alone[k]
-                done += 1
-            return done
+    def test_too_many(self, model):
+        app = application(model, "texts", Limits(slots=1, queue=1))
+        with TestClient(app) as client:
+            gate, engine = threading.Event(), _engine(app)
+            step = engine.slots.step
 
-        async def clients():
-            limits = httpx.Limits(max_connections=CLIENTS)
-            async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as http:
-                end = time.monotonic() + SECONDS
-                return await asyncio.gather(*(client(number, http, end) for number in range(CLIENTS)))
+            def slow(count):
+                gate.wait()
+                return step(count)
 
-        done = asyncio.run(clients())
-        assert min(done) >= 1
-        after = memory(process.pid)
-        assert after < before + 200e6, (before, after)
-        text = httpx.get(f"{address}/metrics").text
-        assert (
-            f'lutjax_requests_total{{path="/v1/completions",status="200"}} {sum(done) + len(kinds)}' in text
-        )
-        _until(lambda: "lutjax_active 0" in httpx.get(f"{address}/metrics").text)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (0, -signal.SIGTERM)
-        assert "Application shutdown complete" in (tmp_path / "log").read_text()
-        print(
-            f"{sum(done)} answers, {min(done)} to {max(done)} of a client, memory {before / 1e6:.0f} to {after / 1e6:.0f} MB"
-        )
+            engine.slots.step = slow
+            with ThreadPoolExecutor(2) as pool:
+                found = []
+                for n in (1, 2):
+                    found.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
+                    _until(lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1)
+                refused = client.post("/v1/completions", json={"prompt": "x"})
+                gate.set()
+                assert [len(one.result()["choices"]) for one in found] == [1, 1]
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "1 requests wait already" in refused.json()["error"]["message"]
 
+    def test_a_failure_is_told(self, model):
+        app = application(model, "texts", Limits(slots=2))
+        with TestClient(app, raise_server_exceptions=False) as client:
 
-def memory(pid):
-    """Return the resident memory of a process, in bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            def broken(*_):
+                raise RuntimeError("no memory")
 
+            _engine(app).slots.step = broken
+            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 500
+            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+            assert client.get("/health").status_code == 503
 
-@pytest.mark.slow
-def test_requests_end_before_the_server_does(tmp_path):
-    lutjax.save(text_model(), tmp_path / "texts")
-    with (
-        served(tmp_path / "texts") as (process, address),
-        httpx.Client(base_url=address, timeout=60) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        answer = pool.submit(complete, client, prompt="x", max_tokens=4096)
-        _until(lambda: "lutjax_active 1" in httpx.get(f"{address}/metrics").text)
-        process.send_signal(signal.SIGTERM)
-        assert answer.result()["usage"]["completion_tokens"] == 4096
-        assert process.wait(60) in (0, -signal.SIGTERM)
+    def test_two_hundred_clients_for_a_minute(self, model, tmp_path):
+        """Memory does not grow, and requests end before the server does."""
+        n_clients, seconds = 200, 60
+
+        def memory(pid):
+            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        lutjax.save(model, tmp_path / "texts")
+        kinds = [
+            {"prompt": f"text {k} " * (1 + k % 4), "max_tokens": 8 + k % 40, "seed": k} for k in range(20)
+        ]
+        with served(tmp_path / "texts", "--queue", n_clients) as (process, address):
+            with httpx.Client(base_url=address, timeout=60) as one:
+                alone = [text_of(complete(one, **kind)) for kind in kinds]
+            before = memory(process.pid)
+
+            async def client(number, http, end):
+                done = 0
+                while time.monotonic() < end:
+                    k = (number + done) % len(kinds)
+                    if number % 2:
+                        response = await http.post("/v1/completions", json={**kinds[k], "stream": True})
+                        text = "".join(text_of(part) for part in events(response.text))
+                    else:
+                        response = await http.post("/v1/completions", json=kinds[k])
+                        text = text_of(response.json())
+                    assert response.status_code == 200, response.text
+                    assert text == alone[k]
+                    done += 1
+                return done
+
+            async def clients():
+                limits = httpx.Limits(max_connections=n_clients)
+                async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as http:
+                    end = time.monotonic() + seconds
+                    return await asyncio.gather(*(client(number, http, end) for number in range(n_clients)))
+
+            done = asyncio.run(clients())
+            assert min(done) >= 1
+            after = memory(process.pid)
+            assert after < before + 200e6, (before, after)
+            counted = f'lutjax_requests_total{{path="/v1/completions",status="200"}} {sum(done) + len(kinds)}'
+            assert counted in httpx.get(f"{address}/metrics").text
+            _until(lambda: "lutjax_active 0" in httpx.get(f"{address}/metrics").text)
+            with httpx.Client(base_url=address, timeout=60) as one, ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(complete, one, prompt="x", max_tokens=4096)
+                _until(lambda: "lutjax_active 1" in httpx.get(f"{address}/metrics").text)
+                process.send_signal(signal.SIGTERM)
+                assert answer.result()["usage"]["completion_tokens"] == 4096
+            assert process.wait(60) in (0, -signal.SIGTERM)
+            assert "Application shutdown complete" in (tmp_path / "log").read_text()

@@ -21,6 +21,7 @@ import numpy as np
 import processes
 import pytest
 from commands import command, output
+from folders import TESTS
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from small_runs import FOX
 
@@ -43,14 +44,10 @@ def main():
     lutjax()
 
 
-# ------------------------------------------------------------------------------------- arrays
 SPECS = {
-    "table": P("detectors"),
-    "rows": P(None, "data"),
-    "same": P(),
-    "both": P(("data", "detectors")),
+    "table": P("detectors"), "rows": P(None, "data"), "same": P(), "both": P(("data", "detectors")),
     "step": P(),
-}
+}  # fmt: skip
 
 
 def values():
@@ -141,37 +138,12 @@ def test_two_processes_agree_and_share_checkpoints(tmp_path):
         np.testing.assert_array_equal(np.asarray(array), np.asarray(values()[name]), strict=True)
 
 
-# ------------------------------------------------------------------------------------- runs
 SIZES = [
-    "--model",
-    "lut",
-    "--context",
-    "8",
-    "--features",
-    "8",
-    "--n-layers",
-    "1",
-    "--n-heads",
-    "1",
-    "--n-detectors",
-    "4",
-    "--n-anchors",
-    "2",
-    "--n-position-bits",
-    "2",
-    "--ffn-detectors",
-    "4",
-    "--ffn-anchors",
-    "3",
-    "--batch-size",
-    "4",
-    "--schedule",
-    "constant",
-    "--learning-rate",
-    "0.03",
-    "--loss",
-    "mean",
-]
+    "--model", "lut", "--context", "8", "--features", "8", "--n-layers", "1", "--n-heads", "1",
+    "--n-detectors", "4", "--n-anchors", "2", "--n-position-bits", "2", "--ffn-detectors", "4",
+    "--ffn-anchors", "3", "--batch-size", "4", "--schedule", "constant", "--learning-rate", "0.03",
+    "--loss", "mean",
+]  # fmt: skip
 STEPS = ["--steps", "16", "--log-every", "4", "--eval-every", "8", "--checkpoint-every", "4"]
 LOST = "process 0: another process of this run ended or cannot be reached.*continue with --resume"
 
@@ -317,7 +289,6 @@ def test_runs_of_other_kinds(name, text, tmp_path, compilation_cache_directory):
     check_same(tmp_path / "two", tmp_path / "alone")
 
 
-# ------------------------------------------------------------------------------------- tables in the memory of the host
 def one_of_two_processes(folder):
     """Train 4 steps, with a checkpoint after 2, and test."""
     run = host_memory.run_of(memory_depth=1)
@@ -341,7 +312,6 @@ def one_of_two_processes(folder):
 
 
 def test_two_processes_share_the_rows(tmp_path, compilation_cache_directory):
-    """They learn what one does, which goes on with what they saved, and with the rows in their queue."""
     options = {"devices": 1, "cache": compilation_cache_directory}
     processes.run("test_slow_processes:one_of_two_processes", str(tmp_path), **options)
     found = json.loads((tmp_path / "found.json").read_text())
@@ -360,7 +330,6 @@ def test_two_processes_share_the_rows(tmp_path, compilation_cache_directory):
 def test_a_run_with_tables_on_the_host_that_was_killed_ends_as_if_it_had_not(
     tmp_path, compilation_cache_directory
 ):
-    """In one process and in two, by the command."""
     words, cache = host_memory.words_of(tmp_path), {"cache": compilation_cache_directory}
     whole, out, two = (tmp_path / name for name in ("whole", "killed", "two"))
     output(*words, "--out", whole)
@@ -392,31 +361,11 @@ def test_a_run_with_tables_on_the_host_that_was_killed_ends_as_if_it_had_not(
     assert output("generate", two, *prompt) in text
 
 
-# ------------------------------------------------------------------------------------- signals
 GPT = [
-    "--model",
-    "gpt",
-    "--feed-forward",
-    "dense",
-    "--context",
-    "8",
-    "--features",
-    "8",
-    "--n-layers",
-    "1",
-    "--n-heads",
-    "1",
-    "--batch-size",
-    "2",
-    "--steps",
-    "1000000",
-    "--log-every",
-    "1",
-    "--eval-every",
-    "1000000",
-    "--checkpoint-every",
-    "1000000",
-]
+    "--model", "gpt", "--feed-forward", "dense", "--context", "8", "--features", "8", "--n-layers", "1",
+    "--n-heads", "1", "--batch-size", "2", "--steps", "1000000", "--log-every", "1", "--eval-every",
+    "1000000", "--checkpoint-every", "1000000",
+]  # fmt: skip
 SECONDS = 120
 
 
@@ -429,6 +378,7 @@ def running(program, out, cache):
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
     }
     words = [sys.executable, *program, "train", "lm", *GPT, "--text", str(text), "--out", str(out)]
@@ -466,28 +416,6 @@ def test_a_second_signal_while_saving_is_one_line(tmp_path, compilation_cache_di
         assert process.returncode == 130
     again = f"lutjax train lm --resume --out {tmp_path / 'run'}"
     assert errors == f"Stopped immediately. Checkpoints are intact: if there is one, continue with: {again}\n"
-
-
-LOCKED = """
-import sys, pathlib
-from lutjax.training import runs
-with runs.lock(pathlib.Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_two_processes_are_kept_apart(lm_run, tmp_path):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", LOCKED, tmp_path], **pipes)
-    try:
-        assert process.stdout.readline() == "locked\n"
-        said = command(*lm_run.words, "--out", tmp_path).output
-        assert f"{tmp_path} is in use: process {process.pid} trains there" in said
-    finally:
-        process.kill()
-        process.communicate()
-    output(*lm_run.words, "--steps=1", "--out", tmp_path)
 
 
 if __name__ == "__main__":

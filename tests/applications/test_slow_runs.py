@@ -108,7 +108,6 @@ def test_a_run_is_killed_twenty_times(whole, tmp_path, compilation_cache_directo
 
 @needs_devices(8)
 def test_a_run_resumes_on_another_mesh(lm_run, tmp_path):
-    """It ends as on one device, and its text is generated on both."""
     out = tmp_path / "run"
     stopped = interrupt(10, *lm_run.words, "--out", out, "--mesh", "data=2,detectors=4")
     assert "on 8 x cpu (data=2,detectors=4)" in stopped.output
@@ -137,7 +136,6 @@ def test_a_run_is_made_longer(lm_run, automaton_run, tmp_path):
 
 
 def test_baselines_are_fitted_last(tmp_path, monkeypatch):
-    """A run that is stopped while they are fitted fits them again."""
     words = ("train", "digits", "--layers=20", "--steps=2", "--log-every=1", "--eval-every=2")
     fitting = "fitting logistic regression and a random forest to the same bits ..."
     with monkeypatch.context() as patch:
@@ -152,7 +150,6 @@ def test_baselines_are_fitted_last(tmp_path, monkeypatch):
     assert "on the same bits a coin 12.5 %" in said
 
 
-# ------------------------------------------------------------------------------------- without the command
 LUT = LUTTransformerConfig(
     features=8, context=8, n_layers=1, n_heads=1, n_detectors=4, n_anchors=2, ffn_detectors=4, ffn_anchors=3
 )
@@ -203,7 +200,6 @@ def test_a_restored_state_trains_to_the_same_bits(name, tmp_path):
 
 
 def test_the_best_hard_network_is_kept(tmp_path):
-    """Compare with a loop: of the networks after every second step the last of those that are right most often."""
     config = LogicClassifierConfig(16, 2, layers=(12,), n_thresholds=3)
     options = {"steps": 9, "batch_size": 8, "select_every": 2, "learning_rate": 0.5}
     data = images()
@@ -225,7 +221,6 @@ def test_the_best_hard_network_is_kept(tmp_path):
 
 
 def test_generate_many_texts(lm_run):
-    """Texts are those of their seeds, whatever is drawn beside them."""
     words = ("generate", lm_run.out, "--bytes", 40)
     drawn = [("--prompt", prompt, "--seed", seed) for prompt in ("the ", "quick", "over") for seed in (5, 6)]
     alone = [command(*words, *one).stdout_bytes for one in drawn]
@@ -270,7 +265,6 @@ def test_accuracy_on_the_digits():
 
 
 def test_images_of_bytes_train(tmp_path):
-    """Color images that are uint8, with a test part of their own, are moved and tested."""
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (20, 8, 8, 3), np.uint8)
     y = np.arange(20) % 2
@@ -287,7 +281,6 @@ def test_images_of_bytes_train(tmp_path):
 
 
 def test_a_run_on_scaled_images_goes_on(tmp_path):
-    """The size travels with the run: --resume, predict and export ask for none."""
     for k in range(24):
         path = tmp_path / f"data/{k % 2}/{k:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,13 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
 from flax import nnx
 
 from lutjax.training import checkpoints, configs, experiments, loop, models, runs
 from lutjax.training.errors import CheckpointError, InUseError, RunError
-
-pytestmark = pytest.mark.usefixtures("compilation_cache_directory")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +128,6 @@ class Shown(experiments.Show):
         class At(experiments.Watcher):
             def training(self, losses):
                 if show.at in [done for done, _ in losses]:
-                    assert show.error is not None
                     raise show.error
 
         return [At()]
@@ -173,25 +167,25 @@ def whole(tmp_path_factory):
     return folder
 
 
-def curves(folder):
-    with (folder / "curves.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 class PowerError(Exception):
     """Error in place of a power cut."""
 
 
 def test_a_finished_run_is_left_alone(whole):
+    step, _, history = state_of(whole)
+    with (whole / "curves.csv").open(newline="") as file:
+        rows = [(r["kind"], int(r["step"]), float(r["value"])) for r in csv.DictReader(file)]
+    curves = (("training loss", history.train), ("size", history.test))
+    assert sorted(rows) == sorted((kind, *point) for kind, points in curves for point in points)
+    assert (step, len(history.train), len(history.test)) == (12, 6, 3)
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     size = next(iter(runs.finished(whole).parts["test"][1]))
     for look in (True, False):
         assert resume(whole, look=look)[-1] == f"{whole} is finished: all 12 steps are done. {size}"
     with pytest.raises(InUseError, match="already holds a checkpoint"):
         start(whole)
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == {
-        path: time for path, time in before.items() if path.name != ".lock"
-    }
+    for path, time in before.items():
+        assert path.name == ".lock" or path.stat().st_mtime_ns == time
 
 
 @pytest.mark.parametrize(
@@ -209,7 +203,6 @@ def test_a_finished_run_is_left_alone(whole):
 def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     found = runs.Finished.read(tmp_path / "run")
-    assert found is not None
     content = content.replace(b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % found.digest.encode())
     (tmp_path / "run" / "finished.json").write_bytes(content)
     assert runs.Finished.read(tmp_path / "run") is None
@@ -218,7 +211,11 @@ def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
         checkpoints.peek(tmp_path / "run" / "checkpoints")
 
 
-@pytest.mark.parametrize("place", ["picture.txt", "finished.json", slow("curves.csv")])
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["picture.txt", "finished.json"])
 def test_finishing_goes_on_where_it_was_ended(whole, tmp_path, place):
     folder, replace, seen = tmp_path / "run", os.replace, []
 
@@ -240,38 +237,27 @@ def test_finishing_goes_on_where_it_was_ended(whole, tmp_path, place):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     assert runs.finished(folder).complete(folder)
     (folder / "picture.txt").unlink()
-    assert resume(folder)[-1].startswith("finished, as")
-    assert (folder / "picture.txt").exists()
-
-
-def test_an_interrupted_finish_says_so(tmp_path, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Descent, "draw_picture", interrupt)
         with pytest.raises(experiments.StoppedError) as stopped:
-            start(tmp_path)
+            resume(folder)
     assert stopped.value.done == 12
-    assert resume(tmp_path)[-1].startswith("finished, as")
+    assert resume(folder)[-1].startswith("finished, as")
+    assert (folder / "picture.txt").exists()
+    start(tmp_path / "other", picture=False)
+    assert not (tmp_path / "other" / "picture.txt").exists()
+    resume(tmp_path / "other", options={"picture": True}, look=False)
+    assert (tmp_path / "other" / "picture.txt").exists()
 
 
 def test_steps_after_the_last_checkpoint_are_taken_again(whole, tmp_path):
     with pytest.raises(PowerError):
         start(tmp_path, Shown(at=8, error=PowerError()))
     assert checkpoints.steps(tmp_path / "checkpoints") == [3, 6]
-    rows = curves(tmp_path)
-    assert {int(row["step"]) for row in rows} == {2, 4, 6}
+    lines = (tmp_path / "curves.csv").read_text().splitlines()[1:]
+    assert {int(line.split(",")[0]) for line in lines} == {2, 4, 6}
     assert any("resumed after 6 steps" in line for line in resume(tmp_path))
     assert state_of(tmp_path) == state_of(whole)
-
-
-def test_curves_are_a_table(whole):
-    history = state_of(whole)[2]
-    rows = curves(whole)
-    for kind, points in (("training loss", history.train), ("size", history.test)):
-        assert [(int(r["step"]), float(r["value"])) for r in rows if r["kind"] == kind] == points
-    assert len(rows) == len(history.train) + len(history.test) == 6 + 3
 
 
 def test_other_options_and_another_length(whole, tmp_path):
@@ -313,9 +299,7 @@ def test_a_run_that_is_solved_ends(whole, tmp_path):
     assert "finished, as small enough after 4 of 12 steps" in lines[-1]
     assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [3, 4]
     assert "is finished: small enough after 4 of 12 steps" in resume(tmp_path / "run")[-1]
-    with pytest.raises(
-        RunError, match=r"steps is 20, .* as --stop-below asks \(small enough\): change that option"
-    ):
+    with pytest.raises(RunError, match=r"steps is 20, .* as --stop-below asks \(small enough\): change that"):
         resume(tmp_path / "run", steps=20)
     # The same where it was ended in between.
     with pytest.raises(PowerError):
@@ -327,78 +311,12 @@ def test_a_run_that_is_solved_ends(whole, tmp_path):
     assert state_of(tmp_path / "run")[:2] == state_of(whole)[:2]
 
 
-def test_parts_that_are_asked_for_later(tmp_path):
-    start(tmp_path, picture=False)
-    assert not (tmp_path / "picture.txt").exists()
-    resume(tmp_path, options={"picture": True}, look=False)
-    assert (tmp_path / "picture.txt").exists()
-
-
-LOCKED = """
-import sys, pathlib
-from lutjax.training import runs
-with runs.lock(pathlib.Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_are_kept_apart(whole, tmp_path):
-    with pytest.raises(PowerError):
-        start(tmp_path, Shown(at=8, error=PowerError()))
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOCKED, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        message = rf"{tmp_path} is in use: process {process.pid} trains there"
-        with pytest.raises(InUseError, match=message):
-            resume(tmp_path)
-        with pytest.raises(InUseError, match=message):
-            start(tmp_path)
-    finally:
-        process.kill()
-        process.communicate()
-    resume(tmp_path)
-    assert state_of(tmp_path) == state_of(whole)
-
-
 def test_a_disk_without_room_is_noticed_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3))
     with pytest.raises(OSError, match=r"a checkpoint needs 0\.0 MB, 0\.0 MB are free") as refused:
         start(tmp_path)
     assert refused.value.errno == errno.ENOSPC
     assert not runs.exists(tmp_path)
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of 256 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"mount cannot be run: {error.strerror}")
-    if done.returncode or not folder.is_mount():
-        pytest.skip(f"mount makes no file system here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_leaves_whole_checkpoints(tiny_disk, caplog, capfd):
-    small, large = ({"model": {"w": jax.random.normal(jax.random.key(0), (n,))}} for n in (100, 10**6))
-    checkpoints.save(tiny_disk, 1, small, {})
-    with pytest.raises(OSError, match="No space left on device") as refused:
-        checkpoints.save(tiny_disk, 2, large, {})
-    assert refused.value.errno == errno.ENOSPC
-    assert "Traceback" not in capfd.readouterr().err + caplog.text
-    assert [p.name for p in tiny_disk.iterdir()] == ["1"]
-    checkpoints.save(tiny_disk, 2, small, {})
-    assert checkpoints.read_meta(tiny_disk)[0] == 2
 
 
 def test_an_output_appears_when_it_is_whole(tmp_path):
@@ -422,9 +340,8 @@ def test_a_dry_run_measures_and_writes_nothing(tmp_path, monkeypatch):
     show = Shown()
     experiments.dry_run(new(steps=1000), show)
     words = " ".join(show.lines)
-    assert "dry run of training 1000 steps" in words
-    assert "parameters: 2 (0.0 MB)" in words
-    assert "memory for training: 0.0 MB" in words
+    for text in ("dry run of training 1000 steps", "parameters: 2 (0.0 MB)", "memory for training: 0.0 MB"):
+        assert text in words
     assert re.search(r"time: [0-9.]+ ms/step, measured in \d+ steps; 1000 steps take \d+ s", words)
     assert not list(tmp_path.iterdir())
 
@@ -435,9 +352,8 @@ def test_folders_are_named_for_what_they_are(whole, tmp_path):
             resume(folder)
         return str(error.value)
 
-    parent = tmp_path / "all"
-    shutil.copytree(whole, parent / "lm0")
-    run = parent / "lm0"
+    parent, run = tmp_path / "all", tmp_path / "all" / "lm0"
+    shutil.copytree(whole, run)
     assert refused(tmp_path / "none") == f"{tmp_path / 'none'} does not exist."
     assert refused(parent).endswith(f"holds 1: give {run}.")
     assert refused(run / "checkpoints").endswith(f"is a part of a run: give {run}.")
@@ -459,23 +375,24 @@ def test_folders_are_named_for_what_they_are(whole, tmp_path):
     assert "rename it to the number of its steps" in refused(run)
     (run / "checkpoints" / "best").rename(run / "checkpoints" / "13")
     assert f"is that of step 12: rename it to {run / 'checkpoints' / '12'}." in refused(run)
-    with pytest.raises(
-        CheckpointError, match="is a run of train ca, not of train lm: continue it with lutjax"
-    ):
+    with pytest.raises(CheckpointError, match="is a run of train ca, not of train lm: continue it with"):
         runs.check_kind(whole, "lm")
 
 
+def sign(path, content):
+    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+
+
 def test_records_of_older_versions_are_read(whole, tmp_path):
-    """Records without the step, the kind and the lengths that were asked for."""
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     path = folder / "checkpoints" / "12" / "checkpoint.json"
     content = json.loads(path.read_text())
     del content["step"], content["digest"], content["meta"]["kind"], content["meta"]["history"]["lengths"]
     content["meta"]["target"] = None  # by which a run of train ca is known
-    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    sign(path, content)
     assert runs.kind(folder) == "ca"
     del content["meta"]["target"]
     content["meta"]["kind"] = "ca"
-    path.write_text(json.dumps({**content, "digest": checkpoints._content_digest(content)}))
+    sign(path, content)
     assert runs.read(folder, Record)[1].history == state_of(whole)[2]

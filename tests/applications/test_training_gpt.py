@@ -1,36 +1,26 @@
 """Runs of the GPT: its optimizer, the state that the validation part chooses, and the command."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command
+from commands import output, refusal
 from pytrees import equal
-from small_runs import FOX, TEXT
+from small_runs import TEXT
 
 import lutjax
 from lutjax.models import GPTConfig
 from lutjax.models.gpt import FEED_FORWARD
-from lutjax.training import lm_runs, loop, models, optimizers, presets, runs
+from lutjax.training import lm_runs, models, optimizers, presets, runs
 from lutjax.training.configs import Intervals
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.lm_config import MODELS
-from lutjax.training.text import bigram_loss
 
 CONFIG = GPTConfig(
-    features=8,
-    context=8,
-    n_layers=1,
-    n_heads=2,
-    dropout=0.1,
-    feed_forward="dense",
-    lut_heads=2,
-    lut_tables=2,
-    lut_bits=3,
-)
+    features=8, context=8, n_layers=1, n_heads=2, dropout=0.1, feed_forward="dense", lut_heads=2, lut_tables=2, lut_bits=3,
+)  # fmt: skip
 TRAINING = TrainingConfig(
     **presets.fields_of(TrainingConfig, presets.PRESETS["gpt"]["demo"])
     | {"steps": 12, "batch_size": 4, "learning_rate": 0.1, "select_every": 3, "validate": True}
@@ -38,55 +28,8 @@ TRAINING = TrainingConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def run():
-    return Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
-
-
-def record_of(run):
-    text = runs.Source(None, TEXT.size, TEXT.digest)
-    return lm_runs.Record(
-        run.config, run.training, text, bigram_loss(TEXT.train, TEXT.test), {}, runs.History()
-    )
-
-
-@pytest.mark.slow
-def test_the_lowest_validation_loss_chooses(run):
-    state, done, found = run.init(), 0, []
-    for until in (3, 6, 9, 12):
-        state, _ = run.advance(state, done, until - done)
-        done = until
-        found.append((run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params)))
-        best = min(range(len(found)), key=lambda i: found[i][0])
-        assert float(state.optimizer.loss) == pytest.approx(found[best][0], rel=1e-5)
-        assert int(state.optimizer.step) == 3 * (best + 1)
-        assert equal(run.selected(state).params, found[best][1])
-    assert found[0][0] > found[-1][0]
-    # A state that is worse than the one before it is not kept.
-    spoilt = state._replace(params=jax.tree.map(lambda p: 9 * p, state.params))
-    spoilt, _ = run.advance(spoilt, 11, 1)
-    assert equal(run.selected(spoilt).params, found[best][1])
-
-
-@pytest.mark.slow
-def test_a_resumed_run_and_the_model_of_a_checkpoint(run, tmp_path):
-    whole, _ = loop.run(run.advance, run.init(), first=0, steps=12)
-    part, _ = run.advance(run.init(), 0, 7)
-    models.save(tmp_path, 7, part, record_of(run))
-    step, record = runs.read(tmp_path, lm_runs.Record)
-    assert record == record_of(run)
-    resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 5)
-    assert equal(whole, resumed)
-    model = lutjax.load(tmp_path)
-    tokens = jnp.asarray(TEXT.test[None, :8].astype(np.int32))
-    chosen = run.selected(models.restore(tmp_path, 7, run))
-    want = run.structure.model(chosen.params, chosen.others)(tokens, deterministic=True)
-    np.testing.assert_array_equal(model(tokens, deterministic=True), want)
-
-
 @pytest.mark.parametrize("model", presets.PRESETS)
 def test_presets_are_complete(model):
-    """Every value of a preset is a field, and the presets of the GPT fit every feed-forward layer."""
     configs = (MODELS[model], TrainingConfig, Intervals)
     for name in presets.PRESETS[model]:
         values = presets.preset(model, name)
@@ -114,12 +57,8 @@ def test_the_validation_part_may_be_trained_on():
 
 
 def test_only_matrices_decay():
-    params = {
-        "table": jnp.ones((2, 4, 3)),
-        "matrix": jnp.ones((2, 3)),
-        "bias": jnp.ones(3),
-        "score": jnp.ones(()),
-    }
+    shapes = {"table": (2, 4, 3), "matrix": (2, 3), "bias": (3,), "score": ()}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
     optimizer = optimizers.optimizer("adamw", 0.5, weight_decay=0.1)
     gradients = jax.tree.map(jnp.zeros_like, params)
     with jax.numpy_dtype_promotion("standard"):
@@ -132,90 +71,6 @@ def test_cosine_falls_to_a_tenth():
     rate = np.asarray(dataclasses.replace(TRAINING, steps=100, learning_rate=1.0).rate()(np.arange(101)))
     np.testing.assert_allclose(rate[[0, 4, 9, 10, 55, 100]], [0.1, 0.5, 1.0, 1.0, 0.55, 0.1], rtol=1e-5)
     assert (np.diff(rate[10:]) < 0).all()
-
-
-@pytest.mark.slow
-def test_clipping_bounds_the_norm_of_all_gradients():
-    moved = {}
-    start = None
-    for clip in (None, 0.01):
-        training = TrainingConfig(
-            steps=1, batch_size=2, learning_rate=1.0, optimizer="sgd", cooldown=0.0, clip=clip,
-            table_optimizer="same", table_gradient="dense",
-        )  # fmt: skip
-        run = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train)
-        start = start or run.init()  # of the same seed; sgd has no state of its own
-        before = jax.tree.map(np.asarray, start.params)
-        after = run.advance(jax.tree.map(jnp.copy, start), 0, 1)[0]
-        moved[clip] = jax.tree.map(lambda a, b: np.asarray(a) - b, after.params, before)
-    whole = np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(moved[None])))
-    assert whole > 0.1
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b * 0.01 / whole, rtol=1e-3, atol=1e-6),
-        moved[0.01],
-        moved[None],
-    )
-
-
-@pytest.mark.slow
-def test_factored_and_dense_gradients_of_tables_give_the_same_losses():
-    """Rows move by one rule either way; all else moves by AdamW."""
-    config = dataclasses.replace(CONFIG, feed_forward="projection_lut", dropout=0.0, table_dropout=0.2)
-    losses = {}
-    for gradient in ("factored", "dense"):
-        changes = {"table_gradient": gradient, "table_optimizer": "row_adagrad", "select_every": 0}
-        run = Run(config, dataclasses.replace(TRAINING, **changes), TEXT.train)
-        state, losses[gradient] = run.init(), []
-        for step in range(6):
-            state, loss = run.advance(state, step, 1)
-            losses[gradient].append(float(loss))
-    assert losses["factored"] == pytest.approx(losses["dense"], rel=1e-4)
-    assert losses["factored"][-1] < losses["factored"][0] - 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table_optimizer", ["same", "row_adagrad"])
-def test_tables_move_at_a_rate_of_their_own(table_optimizer):
-    """Tables of detectors do, also where an optimizer moves all parameters alike; a memory has its own, and all else the learning rate."""
-    config = dataclasses.replace(
-        CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
-    )
-    changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
-    changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
-    moved = {}
-    for rate in (1.0, 3.0):
-        run = Run(config, dataclasses.replace(TRAINING, **changes, table_rate=rate), TEXT.train)
-        state = run.init()
-        before = jax.tree.map(np.asarray, state.params)
-        after = jax.tree.leaves(run.advance(state, 0, 1)[0].params)
-        by_name = zip(run.structure.parameters, after, jax.tree.leaves(before), strict=True)
-        moved[rate] = {name: np.asarray(a) - b for name, a, b in by_name}
-    of_tables = [name for name in moved[1.0] if name.endswith("feed_forward/weights")]
-    assert of_tables
-    for name, one in moved[1.0].items():
-        factor = 3.0 if name in of_tables else 1.0
-        np.testing.assert_allclose(moved[3.0][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
-    assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
-
-
-@pytest.mark.slow
-def test_total_variation_is_the_mean_of_the_layers():
-    """New tables have no other gradient, because the projection after them is zero."""
-    config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
-    changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
-    run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)
-
-    def tables(state):
-        return {
-            i: np.asarray(layer["feed_forward"]["weights"]) for i, layer in state.params["layers"].items()
-        }
-
-    before = tables(run.init())
-    gradients = jax.grad(lambda ts: sum(map(lutjax.cell_total_variation, ts.values())) / 2)(before)
-    after, loss = run.advance(run.init(), 0, 1)
-    assert loss == pytest.approx(np.log(256), rel=0.01)  # the mean loss is reported
-    for i, table in tables(after).items():
-        np.testing.assert_allclose(table, before[i] - 0.1 * 10.0 * gradients[i], atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -240,64 +95,117 @@ def test_impossible_training(changes, message):
         dataclasses.replace(TRAINING, **changes)
 
 
-# ------------------------------------------------------------------------------------- the command
-SIZES = {
-    "features": 8,
-    "context": 8,
-    "n-layers": 1,
-    "n-heads": 2,
-    "lut-heads": 2,
-    "lut-tables": 2,
-    "lut-bits": 3,
-}
-WORDS = [
-    "--model=gpt",
-    *(f"--{name}={value}" for name, value in SIZES.items()),
-    *("--batch-size=4", "--steps=8", "--learning-rate=0.02"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compilation_cache_directory")
-def test_the_command(tmp_path):
-    text, out = tmp_path / "fox.txt", tmp_path / "run"
-    text.write_bytes(FOX)
-    result = command("train", "lm", "--text", text, "--out", out, *WORDS, "--validate", "--select-every", 4)
-    assert result.exit_code == 0, result.output
-    assert "test loss " in result.output
-    assert "tested after 8 steps, where the validation loss is lowest: " in result.output
-    assert command("generate", "--checkpoint", out, "--prompt", "the ", "--bytes", 9).output.startswith(
-        "the "
-    )
-    resumed = command("train", "lm", "--resume", "--out", out)
-    assert "is finished: all 8 steps are done. test loss" in resumed.output
-    for words, message in (
-        (["--model", "lut"], "the run trains another model: gpt, not lut."),
-        (["--n-detectors", "3"], "the checkpoint has no --n-detectors"),
-        (["--model", "gpt", "--preset", "small"], "dropout is 0.0 in the checkpoint, not 0.2"),
-    ):
-        refused = command("train", "lm", "--resume", "--out", out, *words)
-        assert refused.exit_code == 1
-        assert message in " ".join(refused.output.split())
-    meta = json.loads((out / "checkpoints" / "8" / "checkpoint.json").read_text())["meta"]
-    assert meta["model"]["features"] == 8
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "gpt", "--n-detectors", "4"], "--n-detectors is 4; the model gpt has no such option."),
         (["--model", "lut", "--remat"], "remat is True; the model lut has no such option."),
-        (
-            ["--model", "gpt", "--preset", "reference"],
-            "preset is 'reference'; the model gpt has demo, small.",
-        ),
+        (["--model", "gpt", "--preset", "reference"], "preset is 'reference'; the model gpt has demo, small."),
         (["--model", "rnn"], "'lut', 'gpt'"),
         (["--model", "gpt", "--n-heads", "3"], "must be a multiple of 6"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_message(words, message, tmp_path):
-    result = command("train", "lm", "--out", tmp_path / "run", *words)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in refusal("train", "lm", "--out", tmp_path / "run", *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_the_lowest_validation_loss_chooses(self, tmp_path):
+        run = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
+        state, done, found = run.init(), 0, []
+        for until in (3, 6, 9, 12):
+            state, _ = run.advance(state, done, until - done)
+            done = until
+            found.append((run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params)))
+            best = min(range(len(found)), key=lambda i: found[i][0])
+            assert float(state.optimizer.loss) == pytest.approx(found[best][0], rel=1e-5)
+            assert int(state.optimizer.step) == 3 * (best + 1)
+            assert equal(run.selected(state).params, found[best][1])
+        assert found[0][0] > found[-1][0]
+        source = runs.Source(None, TEXT.size, TEXT.digest)
+        models.save(tmp_path, 12, state, lm_runs.Record(CONFIG, TRAINING, source, 3.0, {}, runs.History()))
+        tokens, model = jnp.asarray(TEXT.test[None, :8].astype(np.int32)), lutjax.load(tmp_path)
+        want = run.structure.model(found[best][1], state.others)(tokens, deterministic=True)
+        np.testing.assert_array_equal(model(tokens), want)
+        # A state that is worse than the one before it is not kept.
+        spoilt = state._replace(params=jax.tree.map(lambda p: 9 * p, state.params))
+        spoilt, _ = run.advance(spoilt, 11, 1)
+        assert equal(run.selected(spoilt).params, found[best][1])
+
+    def test_clipping_bounds_the_norm_of_all_gradients(self):
+        moved = {}
+        start = None
+        for clip in (None, 0.01):
+            training = TrainingConfig(
+                steps=1, batch_size=2, learning_rate=1.0, optimizer="sgd", cooldown=0.0, clip=clip,
+                table_optimizer="same", table_gradient="dense",
+            )  # fmt: skip
+            run = Run(dataclasses.replace(CONFIG, dropout=0.0), training, TEXT.train)
+            start = start or run.init()  # of the same seed; sgd has no state of its own
+            before = jax.tree.map(np.asarray, start.params)
+            after = run.advance(jax.tree.map(jnp.copy, start), 0, 1)[0]
+            moved[clip] = jax.tree.map(lambda a, b: np.asarray(a) - b, after.params, before)
+        whole = np.sqrt(sum((a**2).sum() for a in jax.tree.leaves(moved[None])))
+        assert whole > 0.1
+        for a, b in zip(*map(jax.tree.leaves, (moved[0.01], moved[None])), strict=True):
+            np.testing.assert_allclose(a, b * 0.01 / whole, rtol=1e-3, atol=1e-6)
+
+    @pytest.mark.parametrize("table_optimizer", ["same", "row_adagrad"])
+    def test_tables_move_at_a_rate_of_their_own(self, table_optimizer):
+        config = dataclasses.replace(
+            CONFIG, feed_forward="projection_lut", dropout=0.0, memory=True, memory_rows=64, memory_width=2
+        )
+        changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+        changes |= {"table_optimizer": table_optimizer, "steps": 1, "total_variation": 10.0}
+        moved = {}
+        for rate in (1.0, 3.0):
+            run = Run(config, dataclasses.replace(TRAINING, **changes, table_rate=rate), TEXT.train)
+            state = run.init()
+            before = jax.tree.map(np.asarray, state.params)
+            after = jax.tree.leaves(run.advance(state, 0, 1)[0].params)
+            by_name = zip(run.structure.parameters, after, jax.tree.leaves(before), strict=True)
+            moved[rate] = {name: np.asarray(a) - b for name, a, b in by_name}
+        of_tables = [name for name in moved[1.0] if name.endswith("feed_forward/weights")]
+        assert of_tables
+        for name, one in moved[1.0].items():
+            factor = 3.0 if name in of_tables else 1.0
+            np.testing.assert_allclose(moved[3.0][name], factor * one, rtol=1e-2, atol=1e-7, err_msg=name)
+        assert all(np.abs(moved[1.0][name]).max() > 1e-4 for name in of_tables)
+
+    def test_total_variation_is_the_mean_of_the_layers(self):
+        """New tables have no other gradient, because the projection after them is zero."""
+        config = dataclasses.replace(CONFIG, feed_forward="projection_lut", n_layers=2, dropout=0.0)
+        changes = {"optimizer": "sgd", "weight_decay": 0.0, "clip": None, "warmup": 0.0, "select_every": 0}
+        run = Run(config, dataclasses.replace(TRAINING, **changes, total_variation=10.0), TEXT.train)
+
+        def tables(state):
+            layers = state.params["layers"].items()
+            return {i: np.asarray(layer["feed_forward"]["weights"]) for i, layer in layers}
+
+        before = tables(run.init())
+        gradients = jax.grad(lambda ts: sum(map(lutjax.cell_total_variation, ts.values())) / 2)(before)
+        after, loss = run.advance(run.init(), 0, 1)
+        assert loss == pytest.approx(np.log(256), rel=0.01)  # the mean loss is reported
+        for i, table in tables(after).items():
+            np.testing.assert_allclose(table, before[i] - 0.1 * 10.0 * gradients[i], atol=1e-7)
+
+    def test_the_command(self, text, tmp_path):
+        words = [
+            "--model=gpt", "--features=8", "--context=8", "--n-layers=1", "--n-heads=2", "--lut-heads=2",
+            "--lut-tables=2", "--lut-bits=3", "--batch-size=4", "--steps=8", "--learning-rate=0.02",
+            "--validate", "--select-every=4",
+        ]  # fmt: skip
+        said = output("train", "lm", "--text", text, "--out", tmp_path, *words)
+        assert "test loss " in said
+        assert "tested after 8 steps, where the validation loss is lowest: " in said
+        assert output("generate", tmp_path, "--prompt", "the ", "--bytes", 9).startswith("the ")
+        resume = ("train", "lm", "--resume", "--out", tmp_path)
+        assert "is finished: all 8 steps are done. test loss" in output(*resume)
+        for more, message in (
+            (["--model", "lut"], "the run trains another model: gpt, not lut."),
+            (["--n-detectors", "3"], "the checkpoint has no --n-detectors"),
+            (["--model", "gpt", "--preset", "small"], "dropout is 0.0 in the checkpoint, not 0.2"),
+        ):
+            assert message in refusal(*resume, *more)

@@ -1,13 +1,15 @@
-"""Language-model runs: steps, evaluation, checkpoints."""
+"""Language-model runs: steps, evaluation, checkpoints, and the texts that they learn."""
 
 import dataclasses
+import math
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow
 from flax import nnx
 from pytrees import equal
 from small_runs import TEXT
@@ -16,19 +18,11 @@ from lutjax.models import LUTTransformerConfig
 from lutjax.training import checkpoints, lm_runs, loop, models, optimizers, runs
 from lutjax.training.lm import Run, TrainingConfig
 from lutjax.training.models import State
-from lutjax.training.text import bigram_loss
+from lutjax.training.text import STANDARD_LIBRARY_BYTES, TextError, bigram_loss, load_text, split_text
 
 CONFIG = LUTTransformerConfig(
-    features=8,
-    context=8,
-    n_layers=1,
-    n_heads=1,
-    n_detectors=4,
-    n_anchors=2,
-    n_position_bits=2,
-    ffn_detectors=4,
-    ffn_anchors=3,
-)
+    features=8, context=8, n_layers=1, n_heads=1, n_detectors=4, n_anchors=2, n_position_bits=2, ffn_detectors=4, ffn_anchors=3,
+)  # fmt: skip
 TRAINING = TrainingConfig(steps=12, batch_size=4)
 
 
@@ -38,14 +32,8 @@ def run():
 
 
 def record_of(run):
-    return lm_runs.Record(
-        model=run.config,
-        training=run.training,
-        text=runs.Source(None, TEXT.size, TEXT.digest),
-        bigram=bigram_loss(TEXT.train, TEXT.test),
-        options={},
-        history=runs.History(train=[(4, 5.25)]),
-    )
+    text = runs.Source(None, TEXT.size, TEXT.digest)
+    return lm_runs.Record(run.config, run.training, text, 3.0, {}, runs.History(train=[(4, 5.25)]))
 
 
 def test_training_lowers_the_loss_and_keeps_frozen_variables(run):
@@ -56,37 +44,6 @@ def test_training_lowers_the_loss_and_keeps_frozen_variables(run):
     after, _ = loop.run(run.advance, before, first=0, steps=12)
     assert run.evaluate(after, TEXT.test) < loss - 0.5
     assert equal(after.others, others)
-
-
-@pytest.mark.slow
-def test_chunks_change_nothing(run):
-    one, _ = run.advance(run.init(), 0, 12)
-    other = run.init()
-    for first, count in ((0, 5), (5, 1), (6, 6)):
-        other, _ = run.advance(other, first, count)
-    assert equal(one, other)
-    assert run.advance.programs == 1  # a state after steps is like the first one, so nothing is compiled anew
-
-
-@pytest.mark.slow
-def test_the_seed_decides(run):
-    other = Run(CONFIG, dataclasses.replace(TRAINING, seed=1), TEXT.train)
-    first, again, different = (float(r.advance(r.init(), 0, 3)[1]) for r in (run, run, other))
-    assert first == again != different
-
-
-@pytest.mark.slow
-def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate():
-    states = []
-    for loss, rate in (("mean", 0.5), ("sum", 0.5 / (4 * 8))):
-        training = TrainingConfig(
-            steps=3, batch_size=4, optimizer="sgd", cooldown=0.0, loss=loss, learning_rate=rate
-        )
-        run = Run(CONFIG, training, TEXT.train)
-        state, value = run.advance(run.init(), 0, 3)
-        assert value == pytest.approx(np.log(256), abs=0.2)  # reported as a mean either way
-        states.append(state.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
 
 
 def losses_of(state, **options):
@@ -104,25 +61,12 @@ def losses_of(state, **options):
     return losses
 
 
-@pytest.mark.parametrize(
-    "table_optimizer",
-    [
-        slow(n)  # test_training_tables has their steps
-        for n in optimizers.TABLE_OPTIMIZERS
-    ],
-)
-def test_factored_and_dense_gradients_give_the_same_losses(run, table_optimizer):
-    rate = 1.0 if table_optimizer == "sgd" else 0.05
-    options = {"table_optimizer": table_optimizer, "table_weight_decay": 0.01, "learning_rate": rate}
-    factored = losses_of(run.init(), **options, microbatches=2)
-    dense = losses_of(run.init(), **options, table_gradient="dense")
-    assert factored == pytest.approx(dense, rel=1e-5)
-    assert abs(factored[-1] - factored[0]) > 0.01
-
-
-@pytest.mark.parametrize("size", [slow(10), slow(17), 23])
+@pytest.mark.parametrize("size", [10, 23])
 def test_evaluation_predicts_every_byte_once(run, size):
     state, _ = run.advance(run.init(), 0, 12)
+    whole = run.evaluate(state, TEXT.test)
+    assert run.evaluate(state, TEXT.test, max_windows=10**6) == whole
+    assert run.evaluate(state, TEXT.test, max_windows=5) == pytest.approx(whole, abs=0.5)
     part = TEXT.test[:size]
     model = run.structure.model(state.params, state.others)
     losses, done = [], 0
@@ -135,39 +79,6 @@ def test_evaluation_predicts_every_byte_once(run, size):
         done = start + 8
     assert len(losses) == size - 1
     assert run.evaluate(state, part) == pytest.approx(np.mean(losses), rel=1e-5)
-
-
-def test_evaluation_of_some_windows(run):
-    state, _ = run.advance(run.init(), 0, 12)
-    assert run.evaluate(state, TEXT.test, max_windows=10**6) == run.evaluate(state, TEXT.test)
-    assert run.evaluate(state, TEXT.test, max_windows=5) == pytest.approx(
-        run.evaluate(state, TEXT.test), abs=0.5
-    )
-
-
-@pytest.mark.slow
-def test_batch_statistics_are_trained_and_saved(tmp_path):
-    run = Run(dataclasses.replace(CONFIG, batch_norm=True), TRAINING, TEXT.train)
-    before = jax.tree.map(np.asarray, run.init().others)
-    state, _ = run.advance(run.init(), 0, 4)
-    assert not equal(state.others, before)
-    models.save(tmp_path, 4, state, record_of(run))
-    assert equal(models.restore(tmp_path, 4, run), state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table_optimizer", ["row_adagrad", "row_adam"])
-def test_resumed_run_ends_like_one_that_was_never_stopped(run, tmp_path, table_optimizer):
-    if table_optimizer != run.training.table_optimizer:
-        run = Run(CONFIG, dataclasses.replace(TRAINING, table_optimizer=table_optimizer), TEXT.train)
-    whole, _ = run.advance(run.init(), 0, 12)
-    part, _ = run.advance(run.init(), 0, 5)
-    models.save(tmp_path, 5, part, record_of(run))
-    step, record = runs.read(tmp_path, lm_runs.Record)
-    assert step == 5
-    assert record == record_of(run)
-    resumed, _ = run.advance(models.restore(tmp_path, step, run), step, 7)
-    assert equal(whole, resumed)
 
 
 def test_model_of_a_checkpoint(run, tmp_path):
@@ -197,9 +108,6 @@ def test_arrays_of_another_configuration_are_refused(run, tmp_path):
     other = Run(dataclasses.replace(CONFIG, n_detectors=5), TRAINING, TEXT.train)
     with pytest.raises(checkpoints.CheckpointError, match="does not fit this model"):
         models.restore(tmp_path, 4, other)
-
-
-def test_vocabulary_must_be_bytes():
     with pytest.raises(ValueError, match="vocab_size is 300"):
         Run(dataclasses.replace(CONFIG, vocab_size=300), TRAINING, TEXT.train)
 
@@ -207,25 +115,12 @@ def test_vocabulary_must_be_bytes():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("steps", 0),
-        ("batch_size", -1),
-        ("learning_rate", 0.0),
-        ("learning_rate", float("nan")),
-        ("warmup", -0.1),
-        ("cooldown", 1.5),
-        ("seed", -1),
-        ("optimizer", "lion"),
-        ("schedule", "linear"),
-        ("loss", "max"),
-        ("table_gradient", "sparse"),
-        ("table_optimizer", "adam"),
-        ("table_weight_decay", -0.1),
-        ("table_rate", -1.0),
-        ("table_rate", float("inf")),
-        ("microbatches", 0),
-        ("microbatches", 3),
+        *[("steps", 0), ("batch_size", -1), ("learning_rate", 0.0), ("learning_rate", float("nan"))],
+        *[("warmup", -0.1), ("cooldown", 1.5), ("seed", -1), ("optimizer", "lion"), ("schedule", "linear")],
+        *[("loss", "max"), ("table_gradient", "sparse"), ("table_optimizer", "adam"), ("microbatches", 0)],
+        *[("table_weight_decay", -0.1), ("table_rate", -1.0), ("table_rate", float("inf")), ("microbatches", 3)],
     ],
-)
+)  # fmt: skip
 def test_training_values_out_of_range(field, value):
     with pytest.raises(ValueError, match=f"^{field} is "):
         TrainingConfig(**{field: value})
@@ -237,6 +132,127 @@ def test_state_is_all_that_training_needs(run):
     assert isinstance(abstract, State)
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), abstract, state))
-    assert run.structure.n_parameters() == sum(
-        p.size for p in jax.tree.leaves(nnx.state(run.structure.model(state.params, state.others), nnx.Param))
-    )
+    params = nnx.state(run.structure.model(state.params, state.others), nnx.Param)
+    assert run.structure.n_parameters() == sum(p.size for p in jax.tree.leaves(params))
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_chunks_change_nothing(self, run):
+        one, _ = run.advance(run.init(), 0, 12)
+        other = run.init()
+        for first, count in ((0, 5), (5, 1), (6, 6)):
+            other, _ = run.advance(other, first, count)
+        assert equal(one, other)
+        assert (
+            run.advance.programs == 1
+        )  # a state after steps is like the first one, so nothing is compiled anew
+        seeds = (Run(CONFIG, dataclasses.replace(TRAINING, seed=seed), TEXT.train) for seed in (0, 1))
+        again, different = (r.advance(r.init(), 0, 12)[0] for r in seeds)
+        assert equal(again.params, one.params)
+        assert not equal(different.params, one.params)
+
+    def test_sum_and_mean_loss_differ_by_a_factor_of_the_rate(self):
+        states = []
+        for loss, rate in (("mean", 0.5), ("sum", 0.5 / (4 * 8))):
+            training = TrainingConfig(
+                steps=3, batch_size=4, optimizer="sgd", cooldown=0.0, loss=loss, learning_rate=rate
+            )
+            run = Run(CONFIG, training, TEXT.train)
+            state, value = run.advance(run.init(), 0, 3)
+            assert value == pytest.approx(np.log(256), abs=0.2)  # reported as a mean either way
+            states.append(state.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
+
+    @pytest.mark.parametrize("table_optimizer", optimizers.TABLE_OPTIMIZERS)
+    def test_factored_and_dense_gradients_give_the_same_losses(self, run, table_optimizer):
+        rate = 1.0 if table_optimizer == "sgd" else 0.05
+        options = {"table_optimizer": table_optimizer, "table_weight_decay": 0.01, "learning_rate": rate}
+        factored = losses_of(run.init(), **options, microbatches=2)
+        dense = losses_of(run.init(), **options, table_gradient="dense")
+        assert factored == pytest.approx(dense, rel=1e-5)
+        assert abs(factored[-1] - factored[0]) > 0.01
+
+
+def test_parts_are_contiguous_and_complete():
+    data = bytes(i % 251 for i in range(1234))
+    text = split_text(data, name="t")
+    assert (text.train.size, text.validation.size, text.test.size) == (1050, 61, 123)
+    assert b"".join(p.tobytes() for p in (text.train, text.validation, text.test)) == data
+    assert text.size == 1234
+
+
+def test_standard_library_is_the_default_and_always_the_same():
+    text = load_text()
+    assert text.size == STANDARD_LIBRARY_BYTES
+    assert text.digest == load_text().digest
+    assert b"import " in text.train.tobytes()
+    assert b"def " in text.test.tobytes()
+
+
+def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path):
+    files = {"b.txt": b"b" * 40, "a.txt": b"a" * 40, "image.png": b"\xff\xfe", ".hidden": b"x"}
+    for name, data in {**files, "test/c.txt": b"c" * 40}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    text = load_text(tmp_path)
+    whole = b"".join(p.tobytes() for p in (text.train, text.validation, text.test))
+    assert whole == b"\n".join([b"a" * 40, b"b" * 40, b"c" * 40])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"abc", "too short: its training part holds 3 of 3 bytes"),
+        (b"x" * 600, "at least 680 in all"),
+    ],
+)
+def test_unusable_text(tmp_path, data, message):
+    path = tmp_path / "t.txt"
+    path.write_bytes(data)
+    with pytest.raises(TextError, match=message):
+        load_text(path, context=32)
+
+
+def test_texts_that_cannot_be_read(tmp_path, monkeypatch):
+    with pytest.raises(TextError, match="No such file"):
+        load_text(tmp_path / "missing")
+    with pytest.raises(TextError, match="holds no UTF-8 text"):
+        load_text(tmp_path)
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"x" * 1001)
+    monkeypatch.setattr("lutjax.training.text.MOST_BYTES", 1000)
+    with pytest.raises(TextError, match=r"has 1,001 bytes; places in a text are int32, so at most 1,000 can"):
+        load_text(path)
+
+
+def test_a_large_file_is_mapped(tmp_path, monkeypatch):
+    path = tmp_path / "t.txt"
+    path.write_bytes(bytes(range(256)) * 4)
+    whole = load_text(path)
+    monkeypatch.setattr("lutjax.training.text.MAPPED_BYTES", 1000)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    mapped = load_text(path)
+    assert mapped.digest == whole.digest
+    for part in ("train", "validation", "test"):
+        np.testing.assert_array_equal(getattr(mapped, part), getattr(whole, part))
+    assert bigram_loss(mapped.train, mapped.test) == bigram_loss(whole.train, whole.test)
+
+
+def test_bigram_loss():
+    train = np.frombuffer(b"ababab", np.uint8)
+    test = np.frombuffer(b"aba", np.uint8)
+    # a is followed by b 3 times of 3, b by a 2 times of 2
+    expected = -(math.log(3.5 / (3 + 128)) + math.log(2.5 / (2 + 128))) / 2
+    assert bigram_loss(train, test, smoothing=0.5) == pytest.approx(expected)
+    uniform = np.random.default_rng(0).integers(0, 256, 100_000).astype(np.uint8)
+    assert bigram_loss(uniform, uniform[:1000], smoothing=1e6) == pytest.approx(math.log(256), abs=0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_pipes_in_a_folder_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 20)
+    os.mkfifo(tmp_path / "b.txt")
+    assert load_text(tmp_path).size == 200

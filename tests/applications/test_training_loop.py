@@ -1,8 +1,10 @@
-"""The loop, its hooks and signals, and the optimizers."""
+"""The loop of training, its hooks and signals, optimizers, and words for the implementations that run."""
 
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from lutjax.training import loop, optimizers
+from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of, kernel_registry
+from lutjax.training import kernels, loop, optimizers
 
 
 def counting_step(state, number, data):
@@ -69,25 +72,16 @@ def test_stop_and_go_on():
 
 @pytest.mark.parametrize("call", [0.0, 1e-9, 60.0])
 def test_losses_of_several_intervals_come_from_one_call(monkeypatch, call):
-    """However long a call should take, losses are those of their intervals, and hooks see the state when they are due."""
     monkeypatch.setattr(loop, "CALL", call)
     advance, told, seen = loop.Repeated(counting_step, DATA), [], []
-    state, done = loop.run(
-        advance,
-        {"sum": jnp.float32(1)},
-        first=2,
-        steps=97,
-        log=loop.Log(4, told.append),
-        hooks=[loop.Hook(30, lambda n, loss, s: seen.append((n, loss, float(s["sum"]))))],
-    )
+    hook = loop.Hook(30, lambda n, loss, s: seen.append((n, loss, float(s["sum"]))))
+    options = {"first": 2, "steps": 97, "log": loop.Log(4, told.append), "hooks": [hook]}
+    state, done = loop.run(advance, {"sum": jnp.float32(1)}, **options)
     ends = [*range(4, 97, 4), 97]
     starts = {end: max(n for n in (2, *ends, 30, 60, 90) if n < end) for end in (*ends, 30, 60, 90)}
-    assert [point for points in told for point in points] == [
-        (end, np.mean(np.arange(starts[end], end))) for end in ends
-    ]
-    assert seen == [
-        (end, np.mean(np.arange(starts[end], end)), 1 + sum(range(2, end))) for end in (30, 60, 90, 97)
-    ]
+    means = {end: np.mean(np.arange(start, end)) for end, start in starts.items()}
+    assert [point for points in told for point in points] == [(end, means[end]) for end in ends]
+    assert seen == [(end, means[end], 1 + sum(range(2, end))) for end in (30, 60, 90, 97)]
     assert done == 97
     assert state["sum"] == 1 + sum(range(2, 97))
     assert advance.programs == 1
@@ -113,25 +107,11 @@ def test_loss_that_is_not_finite_reaches_no_hook():
         return state, jnp.where(number == 5, jnp.nan, 1.0)
 
     calls = []
-    with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
-        loop.run(
-            loop.Repeated(step),
-            new_state(),
-            first=0,
-            steps=9,
-            hooks=[loop.Hook(2, lambda n, loss, s: calls.append(n))],
-        )
+    told, hook = [], loop.Hook(2, lambda n, loss, s: calls.append(n))
+    for options in ({"hooks": [hook]}, {"log": loop.Log(2, told.extend), "slowest": lambda seconds: 1e-9}):
+        with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
+            loop.run(loop.Repeated(step), new_state(), first=0, steps=9, **options)
     assert calls == [2, 4]
-    told = []
-    with pytest.raises(FloatingPointError, match="the training loss is nan after 6 steps"):
-        loop.run(
-            loop.Repeated(step),
-            new_state(),
-            first=0,
-            steps=9,
-            log=loop.Log(2, told.extend),
-            slowest=lambda seconds: 1e-9,
-        )
     assert told == [(2, 1), (4, 1)]
 
 
@@ -174,6 +154,8 @@ def test_every_optimizer_descends_and_leaves_rows_without_gradient(name):
     for name in target:
         assert jnp.sum((params[name] - target[name]) ** 2) < 0.8 * jnp.sum(target[name] ** 2)
     assert (params["rows"][2] == 0).all()
+    with pytest.raises(ValueError, match="known ones are sgd, momentum"):
+        optimizers.optimizer("lion", 0.1)
 
 
 def test_row_adagrad_scales_rows():
@@ -184,6 +166,107 @@ def test_row_adagrad_scales_rows():
     assert state.sum_of_squares.shape == (2, 1)
 
 
-def test_unknown_optimizer():
-    with pytest.raises(ValueError, match="known ones are sgd, momentum"):
-        optimizers.optimizer("lion", 0.1)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_signal_is_lost(number):
+    def swallow():
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+
+    def change():
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise RuntimeError("INTERNAL: callback") from None
+
+    for block in (swallow, change, lambda: signal.raise_signal(number)):
+        before = signal.getsignal(number)
+        with loop.stop_on_signal() as stop:
+            with pytest.raises(KeyboardInterrupt), stop.at_once():
+                block()
+            assert stop()
+            with pytest.raises(KeyboardInterrupt), stop.at_once():
+                pytest.fail("the block begins")
+        assert signal.getsignal(number) is before
+    with loop.stop_on_signal() as stop:
+        with pytest.raises(RuntimeError), stop.at_once():
+            raise RuntimeError("no signal")
+        signal.raise_signal(number)
+        assert stop()
+        if number != signal.SIGINT:
+            signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with loop.stop_on_signal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def spec(platform, backend, **options):
+    options["declared"] = Declaration(directions=("forward", "backward"))
+    return KernelSpec("an op", Platform(platform), Backend(backend), "somewhere", **options)
+
+
+NATIVE = spec("native", "cpu", about=lambda: "for this CPU")
+TRITON = spec("triton", "gpu")
+PLAIN = spec("xla", "any")
+X = jax.ShapeDtypeStruct((2, 3), "float32")
+ANCHORS = jax.ShapeDtypeStruct((1, 2, 2), "int32")
+ARGUMENTS = {"detect_signs": (X,), "detect": (X, ANCHORS), "margins": (X, ANCHORS)}
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Returns the words for calls of ops whose candidates are these."""
+
+    def make(of_op):
+        calls = [made for op in of_op for made in kernel_registry.calls_of(op, *ARGUMENTS[op])]
+        registry = SimpleNamespace(considered=lambda made, device: of_op[made.call.op])
+        monkeypatch.setattr(kernels, "kernel_registry", registry)
+        return kernels.words(calls, devices_of([jnp.ones(1)])[0])
+
+    return make
+
+
+def test_each_op_is_said_once_with_what_runs_it(words):
+    native = {"forward": [(NATIVE, None), (PLAIN, None)], "backward": [(NATIVE, None), (PLAIN, None)]}
+    assert words({"detect": native, "margins": native, "detect_signs": native}) == [
+        "kernels: native code, for this CPU, for detect, margins and detect_signs"
+    ]
+    assert words({}) == []
+
+
+def test_of_plain_jax_it_is_said_why(words):
+    half = [(NATIVE, "has no float16"), (TRITON, "runs on gpu, the call runs on cpu (cpu)"), (PLAIN, None)]
+    missing = [(NATIVE, "is not installed"), (PLAIN, None)]
+    found = words(
+        {
+            "detect": {"forward": half, "backward": half},
+            "margins": {"forward": missing},
+            "detect_signs": {"forward": half},
+        }
+    )
+    assert found == [
+        "kernels: plain JAX for detect, margins and detect_signs",
+        "no native code for detect and detect_signs: has no float16",
+        "no native code for margins: is not installed",
+    ]
+
+
+def test_the_choice_is_that_of_the_registry():
+    x = jnp.ones((2, 3))
+    made = kernel_registry.calls_of("detect_signs", x)
+    device = devices_of([x])[0]
+    with kernel_registry.use_implementation("xla"):
+        first, *_ = kernels.words(made, device)
+    assert first == "kernels: plain JAX for detect_signs"
+    chosen = kernel_registry.resolve("detect_signs", x)
+    assert (chosen.platform == "native") == kernels.words(made, device)[0].startswith(
+        "kernels: native code, "
+    )

@@ -1,32 +1,32 @@
-"""Runs on meshes of devices: which mesh is chosen, and the same results as on one device."""
+"""Runs on meshes of devices, how processes join, and the same results as on one device."""
 
 import csv
-import dataclasses
 import re
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from commands import output
-from jax.sharding import AbstractMesh, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from machine import needs_devices
-from small_runs import FOX, TEXT
+from small_runs import TEXT
 
-from lutjax import optim as tables
+import lutjax
+from lutjax.dispatch._partition import some_element
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax.training import lm, lm_runs, meshes, models, runs
+from lutjax import optim as tables
+from lutjax.training import hosts, lm, lm_runs, meshes, models, runs
 
 
 def of_tables(*detectors):
-    return {
-        str(i): {"weights": jax.ShapeDtypeStruct((n, 16, 4), jnp.float32)} for i, n in enumerate(detectors)
-    }
+    shapes = ((n, 16, 4) for n in detectors)
+    return {str(i): {"weights": jax.ShapeDtypeStruct(s, jnp.float32)} for i, s in enumerate(shapes)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """Attributes of a device by which a mesh is chosen."""
 
     id: int
@@ -35,148 +35,102 @@ class Device:
     device_kind: str = "H100"
 
 
-def devices(n, platform="gpu", hosts=1):
-    return [Device(i, i % hosts, platform) for i in reversed(range(n))]
+def devices(n, platform="gpu", hosts=1, kind="H100"):
+    return [Device(i, i % hosts, platform, kind) for i in reversed(range(n))]
 
 
-def names(params):
-    return [f"{i}/weights" for i in params if i != "layers"]
+def choose(params, *args, **options):
+    tables = [f"{i}/weights" for i in params if i != "layers"]
+    return meshes.choose(params, *args, **options, tables=tables)
 
 
-def chosen(params, *args, **options):
-    mesh = meshes.choose(params, *args, **options, tables=names(params))
-    return None if mesh is None else dict(mesh.shape)
+def chosen(*args, **options):
+    mesh = choose(*args, **options)
+    return None if mesh is None else (mesh.shape["data"], mesh.shape["detectors"])
 
 
 GATES = {"layers": {"0": {"logits": jax.ShapeDtypeStruct((64, 16), jnp.float32)}}}
+T4 = Device(9, device_kind="T4")
 
 
 @pytest.mark.usefixtures("without_typechecking")  # devices are made up
 @pytest.mark.parametrize(
-    ("params", "n", "batch", "expected"),
+    ("params", "found", "batch", "asked", "expected"),
     [
-        (of_tables(64, 16), 4, 32, (1, 4)),
-        (of_tables(64, 6), 4, 32, (2, 2)),  # the largest divisor by detector, the rest by sample
-        (of_tables(66, 6), 6, 32, (1, 6)),
-        (of_tables(5), 4, 32, (4, 1)),
-        (of_tables(5), 4, 3, (3, 1)),  # as many devices as can be used
-        (of_tables(8, 6), 8, 1, (1, 2)),
-        (GATES, 4, 32, (4, 1)),
-        (of_tables(64), 1, 32, None),
-        (of_tables(5), 4, 1, None),
+        (of_tables(64, 16), devices(4), 32, None, (1, 4)),
+        (
+            of_tables(64, 6),
+            devices(4),
+            32,
+            None,
+            (2, 2),
+        ),  # the largest divisor by detector, the rest by sample
+        (of_tables(66, 6), devices(6), 32, None, (1, 6)),
+        (of_tables(5), devices(4), 32, None, (4, 1)),
+        (of_tables(5), devices(4), 3, None, (3, 1)),  # as many devices as can be used
+        (of_tables(8, 6), devices(8), 1, None, (1, 2)),
+        (GATES, devices(4), 32, None, (4, 1)),
+        (of_tables(64), devices(1), 32, None, None),
+        (of_tables(5), devices(4), 1, None, None),
+        (of_tables(64), devices(8, "cpu"), 32, None, None),
+        (of_tables(64), devices(8, "tpu"), 32, None, None),
+        (of_tables(64), [*devices(2), T4], 32, None, (1, 2)),
+        (of_tables(8), devices(8, "cpu"), 32, {"data": 2, "detectors": 4}, (2, 4)),
+        (of_tables(8), devices(8), 32, {"detectors": 1}, None),
+        (of_tables(8), devices(8), 32, meshes.parse("data=4"), (4, 1)),
     ],
 )
-def test_default_on_one_host(params, n, batch, expected):
-    found = chosen(params, devices(n), batch)
-    assert found == (None if expected is None else dict(zip(("data", "detectors"), expected, strict=True)))
+def test_which_mesh_is_chosen(params, found, batch, asked, expected):
+    assert chosen(params, found, batch, *([asked] if asked else [])) == expected
 
 
 @pytest.mark.usefixtures("without_typechecking")
-def test_default_among_devices():
-    params = of_tables(64)
-    assert chosen(params, devices(8, "cpu"), 32) is None
-    assert chosen(params, devices(8, "tpu"), 32) is None
-    others = [*devices(2), Device(9, device_kind="T4")]
-    assert chosen(params, others, 32) == {"data": 1, "detectors": 2}
-    # Detectors within a host, samples over hosts.
-    found = meshes.choose(params, devices(8, hosts=2), 32, tables=names(params))
-    assert found is not None
-    assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
-    with pytest.raises(
-        ValueError, match=r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"
-    ):
-        meshes.choose(params, devices(8, hosts=2), 3, tables=names(params))
-
-
-@pytest.mark.usefixtures("without_typechecking")
-def test_a_mesh_that_is_asked_for():
+def test_meshes_over_hosts_and_those_that_cannot_be():
     params, cpus = of_tables(8), jax.devices()
-    assert chosen(params, devices(8, "cpu"), 32, asked={"data": 2, "detectors": 4}) == {
-        "data": 2,
-        "detectors": 4,
-    }
-    assert chosen(params, devices(8), 32, asked={"detectors": 1}) is None
-    assert chosen(params, devices(8), 32, asked=meshes.parse("data=4")) == {"data": 4, "detectors": 1}
-    for asked, batch, message in (
-        ({"data": 4, "detectors": 16}, 32, r"mesh is data=4,detectors=16, so 64 devices; there are "),
-        ({"data": 2}, 3, r"mesh is data=2, and a batch of 3 .* cannot be divided evenly by 2"),
-        ({"detectors": 3}, 32, r"0/weights has shape \[8, 16, 4\], and its 8 detectors .* by the 3 devices"),
-    ):
+    found = choose(of_tables(64), devices(8, hosts=2), 32)  # detectors within a host, samples over hosts
+    assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
+    many, two = cpus * 4 if len(cpus) < 8 else cpus, devices(8, hosts=2)
+    for given, message in (
+        ((params, many, 32, {"data": 4, "detectors": 16}), r"mesh is data=4,detectors=16, so 64 devices; there are "),
+        ((params, many, 3, {"data": 2}), r"mesh is data=2, and a batch of 3 .* cannot be divided evenly by 2"),
+        ((params, many, 32, {"detectors": 3}), r"0/weights has shape \[8, 16, 4\], and its 8 detectors .* by the 3 devices"),
+        ((params, two, 3), r"batch_size is 3: .* over 8 devices of 2 processes.*a multiple of 2"),
+        ((params, two, 32, {"data": 2}), r"mesh is data=2, so 2 devices; there are 8 \(H100\), all of which take part"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            meshes.choose(params, cpus * 4 if len(cpus) < 8 else cpus, batch, asked, tables=names(params))
-    with pytest.raises(
-        ValueError, match=r"mesh is data=2, so 2 devices; there are 8 \(H100\), all of which take part"
+            choose(*given)
+    for text in (
+        "",
+        "data",
+        "data=0",
+        "data=-1",
+        "data=2,data=2",
+        "rows=2",
+        "data=2,",
+        "data=2;detectors=2",
+        "data=x",
     ):
-        meshes.choose(params, devices(8, hosts=2), 32, {"data": 2})
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "data", "data=0", "data=-1", "data=2,data=2", "rows=2", "data=2,", "data=2;detectors=2", "data=x"],
-)
-def test_words_that_are_no_mesh(text):
-    with pytest.raises(ValueError, match=f"^mesh is {re.escape(repr(text))}: .* Write data=2,detectors=4"):
-        meshes.parse(text)
-
-
-def test_specs_of_the_state_of_an_optimizer():
-    """The state of an optimizer lies as the parameters do, whatever their names are there."""
-    mesh = AbstractMesh((4,), ("detectors",))
-    params = {
-        "positions": jnp.zeros((7, 8, 2)),
-        "scale": jnp.zeros(()),
-        "unembed": {"weights": jnp.zeros((8, 16, 5))},
-    }
-    weights, positions = P("detectors", None, None), P(None, "detectors", None)
-    rule = tables.Optimizer(
-        tables.RowAdagrad(),
-        0.1,
-        rest=optax.chain(optax.clip(1.0), optax.adam(1e-3)),
-        tables={"unembed/weights"},
-    )
-    state = rule.specs(params, mesh)
-    assert state.rows == {"unembed/weights": {"sum_of_squares": weights}}
-    moments = state.rest[1][0]
-    assert moments.mu == moments.nu == [positions, P()]
-    assert moments.count == P()
-    everything = tables.Optimizer(tables.SGD(), 0.1, rest=optax.adamw(1e-3), tables=())
-    assert everything.specs(params, mesh, tables={"unembed/weights"}).rest[0].mu == [positions, P(), weights]
-    assert jax.tree.structure(everything.specs(params, mesh)) == jax.tree.structure(
-        jax.eval_shape(everything.init, params)
-    )
+        with pytest.raises(
+            ValueError, match=f"^mesh is {re.escape(repr(text))}: .* Write data=2,detectors=4"
+        ):
+            meshes.parse(text)
 
 
 ROWS = 512
 """Rows of all tables, and of nothing else."""
 
+GPT = {
+    "features": 16, "context": 8, "n_layers": 1, "n_heads": 2, "lut_heads": 2, "lut_tables": 4,
+    "lut_bits": 9,
+}  # fmt: skip
 MODELS = {
     "lut": LUTTransformerConfig(
-        features=8,
-        context=8,
-        n_layers=1,
-        n_heads=1,
-        n_detectors=8,
-        n_anchors=3,
-        n_position_bits=3,
-        ffn_detectors=8,
-        ffn_anchors=9,
-        dropout=0.1,
+        features=8, context=8, n_layers=1, n_heads=1, n_detectors=8, n_anchors=3, n_position_bits=3, ffn_detectors=8,
+        ffn_anchors=9, dropout=0.1,
     ),
-    **{
-        name: GPTConfig(
-            features=16,
-            context=8,
-            n_layers=1,
-            n_heads=2,
-            feed_forward=name.removeprefix("gpt_"),
-            lut_heads=2,
-            lut_tables=4,
-            lut_bits=9,
-            dropout=0.1,
-        )
-        for name in ("gpt_lut", "scored_lut", "projection_lut", "dense")
-    },
-}
+    **{name: GPTConfig(**GPT, feed_forward=name, dropout=0.1) for name in ("scored_lut", "projection_lut", "dense")},
+    "gpt_lut": GPTConfig(**GPT, feed_forward="lut", dropout=0.1),
+}  # fmt: skip
 LAYOUTS = {"data=8": {"data": 8}, "detectors=8": {"detectors": 8}, "2x4": {"data": 2, "detectors": 4}}
 DENSE = {"table_optimizer": "same", "table_gradient": "dense", "clip": 1.0}
 
@@ -191,15 +145,10 @@ def run_of(model, options, axes=None):
 
 def exchanged(compiled):
     """Return the shapes of the results of all collectives in a compiled program."""
-    found = re.findall(
-        r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(",
-        compiled.as_text(),
-    )
-    return [
-        tuple(int(n) for n in shape.split(",") if n)
-        for shapes in found
-        for shape in re.findall(r"\w+\[([\d,]*)\]", shapes)
-    ]
+    kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
+    found = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", compiled.as_text())
+    shapes = (shape for shapes in found for shape in re.findall(r"\w+\[([\d,]*)\]", shapes))
+    return [tuple(int(n) for n in shape.split(",") if n) for shape in shapes]
 
 
 CASES = [
@@ -211,103 +160,177 @@ CASES = [
 ]  # fmt: skip
 
 
-@needs_devices(8)
-@pytest.mark.slow
-def test_a_run_on_a_mesh_is_deployed_as_any_other(tmp_path):
-    text, out = tmp_path / "fox.txt", tmp_path / "run"
-    text.write_bytes(FOX)
-    sizes = [
-        "--context=8",
-        "--features=12",
-        "--n-layers=1",
-        "--n-heads=2",
-        "--lut-heads=1",
-        "--lut-tables=8",
-        "--lut-bits=3",
-    ]
-    options = [
-        "--batch-size=8",
-        "--microbatches=2",
-        "--steps=8",
-        "--validate",
-        "--select-every=4",
-        "--read=powers_of_two",
-    ]
-    train = ("train", "lm", "--text", text, "--out", out, *sizes, "--feed-forward=scored_lut", *options)
-    assert "on 8 x cpu (data=2,detectors=4)" in output(*train, "--mesh", "data=2,detectors=4")
-    prompt = ("--prompt", "the ", "--bytes", 9)
-    expected = output("generate", "--checkpoint", out, *prompt)
-    assert output("generate", "--checkpoint", out, *prompt, "--mesh", "detectors=8") == expected
-    assert "test loss" in output("quantize", out)
-    quantized = ("generate", "--checkpoint", out / "quantized", *prompt)
-    assert output(*quantized, "--mesh", "detectors=2") == output(*quantized)
+DIGITS = "digits --layers=64,40 --n-thresholds=2 --batch-size=16"
+CA = """ca --experiment=checkerboard --size=8 --channels=2 --kernels=3 --perception=8,4,2 --update=12,6,2 --n-steps=4
+    --batch-size=4 --no-pictures --no-stop-when-solved"""
 
 
 @needs_devices(8)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "mesh"),
-    [
-        (("digits", "--layers=64,40", "--n-thresholds=2", "--batch-size=16"), "data=4"),
-        (("digits", "--layers=64,40", "--n-thresholds=2", "--batch-size=16"), "data=2,detectors=4"),
-        (
-            ("ca", "--experiment=checkerboard", "--size=8", "--channels=2", "--kernels=3", "--perception=8,4,2", "--update=12,6,2",
-             "--n-steps=4", "--batch-size=4", "--no-pictures", "--no-stop-when-solved"),
-            "data=2",
-        ),
-    ],
-)  # fmt: skip
-def test_gates_on_a_mesh(words, mesh, tmp_path):
-    def curves(out):
-        with (out / "curves.csv").open() as file:
-            return [float(row["value"]) for row in csv.DictReader(file)]
+def test_some_element_exchanges_nothing():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "detectors"))
+    a = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, P("data", "detectors")))
+    compiled = jax.jit(some_element).lower(a).compile()
+    assert "all-" not in compiled.as_text()
+    assert compiled(a) == 1
 
-    intervals = ("--steps=12", "--log-every=6", "--eval-every=6", "--checkpoint-every=6")
-    one, several = tmp_path / "one", tmp_path / "several"
-    output("train", *words, *intervals, "--out", one)
-    assert f" x cpu ({mesh})" in output("train", *words, *intervals, "--out", several, "--mesh", mesh)
-    assert curves(several) == pytest.approx(curves(one), rel=1e-5)
-    output("export", "--run", several, "--out", tmp_path / "circuit", "--format", "json")
+    def of_each(weights, x):
+        def loss(params):
+            return jnp.sum(lutjax.lut(x, params["weights"], jnp.array([[[0, 1]], [[1, 0]]])))
+
+        return tables.value_and_grad(loss)({"weights": weights})[1]["weights"]
+
+    gradient = jax.vmap(of_each, (None, 0))(jnp.ones((2, 2, 1)), jnp.ones((3, 4, 2)))
+    assert gradient.after.shape == (3,)
 
 
 @pytest.mark.slow
-@needs_devices(8)
-def test_no_table_is_exchanged():
-    run = run_of("lut", {}, LAYOUTS["2x4"])
-    program, _ = run.advance.compiled(run.abstract())
-    shapes = exchanged(program)
-    assert shapes
-    assert not any(ROWS in shape for shape in shapes)
+class TestSlow:
+    @needs_devices(8)
+    @pytest.mark.parametrize(("layout", "model", "options"), CASES)
+    def test_a_run_on_a_mesh_ends_as_on_one_device(self, model, layout, options, tmp_path, monkeypatch):
+        monkeypatch.setattr(lm, "EVALUATION_BATCH", 32)  # 64 have as many positions as tables have rows
+        one, run = run_of(model, options), run_of(model, options, LAYOUTS[layout])
+        expected, loss = one.advance(one.init(), 0, 7)
+        program, advance = run.advance.compiled(run.abstract())
+        first = run.init()
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, first, run.abstract()))
+        state, _ = advance(first, 0, 4)
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, state, run.abstract()))
+        source = runs.Source(None, 0, "")
+        record = lm_runs.Record(run.config, run.training, source, 0.0, {}, history=runs.History())
+        models.save(tmp_path, 4, state, record)
+        on_mesh, loss_on_mesh = advance(models.restore(tmp_path, 4, run), 4, 3)
+        resumed, _ = one.advance(models.restore(tmp_path, 4, one), 4, 3)
+        assert loss_on_mesh < loss  # the mean of the last steps alone
+        for found in (on_mesh, resumed):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5), found, expected)
+        shapes = exchanged(program)
+        assert shapes
+        if not (options == DENSE and "data" in LAYOUTS[layout]):  # whose gradients are of the shape of tables
+            assert not any(ROWS in shape for shape in shapes)
 
+    @needs_devices(8)
+    def test_a_run_on_a_mesh_is_deployed_as_any_other(self, text, tmp_path):
+        words = """--context=8 --features=12 --n-layers=1 --n-heads=2 --lut-heads=1 --lut-tables=8 --lut-bits=3 --batch-size=8
+        --microbatches=2 --steps=8 --validate --select-every=4 --read=powers_of_two --feed-forward=scored_lut"""
+        train = ("train", "lm", "--text", text, "--out", tmp_path, *words.split())
+        assert "on 8 x cpu (data=2,detectors=4)" in output(*train, "--mesh", "data=2,detectors=4")
+        generate = ("generate", tmp_path, "--prompt", "the ", "--bytes", 9)
+        assert output(*generate, "--mesh", "detectors=8") == output(*generate)
+        assert "test loss" in output("quantize", tmp_path)
+        generate = ("generate", tmp_path / "quantized", *generate[2:])
+        assert output(*generate, "--mesh", "detectors=2") == output(*generate)
 
-@needs_devices(8)
-@pytest.mark.slow
-@pytest.mark.parametrize(("layout", "model", "options"), CASES)
-def test_a_run_on_a_mesh_ends_as_on_one_device(model, layout, options, tmp_path, monkeypatch):
-    """Saved by one mesh and gone on with by one device, within rounding; and no table is exchanged."""
-    monkeypatch.setattr(lm, "EVALUATION_BATCH", 32)  # 64 have as many positions as tables have rows
-    one, run = run_of(model, options), run_of(model, options, LAYOUTS[layout])
-    expected, loss = one.advance(one.init(), 0, 7)
-    program, advance = run.advance.compiled(run.abstract())
-    first = run.init()
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, first, run.abstract()))
-    state, _ = advance(first, 0, 4)
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, state, run.abstract()))
-    record = lm_runs.Record(
-        run.config, run.training, runs.Source(None, 0, ""), 0.0, {}, history=runs.History()
+    @needs_devices(8)
+    @pytest.mark.parametrize(
+        ("words", "mesh"), [(DIGITS, "data=4"), (DIGITS, "data=2,detectors=4"), (CA, "data=2")]
     )
-    models.save(tmp_path, 4, state, record)
-    on_mesh, loss_on_mesh = advance(models.restore(tmp_path, 4, run), 4, 3)
-    resumed, _ = one.advance(models.restore(tmp_path, 4, one), 4, 3)
-    assert loss_on_mesh < loss  # the mean of the last steps alone
-    for (path, a), b, c in zip(
-        jax.tree_util.tree_leaves_with_path(expected),
-        jax.tree.leaves(on_mesh),
-        jax.tree.leaves(resumed),
-        strict=True,
-    ):
-        name = jax.tree_util.keystr(path)
-        np.testing.assert_allclose(b, a, atol=2e-5, rtol=2e-5, err_msg=name)
-        np.testing.assert_allclose(c, a, atol=2e-5, rtol=2e-5, err_msg=name)
-    if not (options == DENSE and "data" in LAYOUTS[layout]):  # whose gradients are of the shape of tables
-        assert not any(ROWS in shape for shape in exchanged(program))
+    def test_gates_on_a_mesh(self, words, mesh, tmp_path):
+        def curves(out):
+            with (out / "curves.csv").open() as file:
+                return [float(row["value"]) for row in csv.DictReader(file)]
+
+        words = (
+            "train",
+            *words.split(),
+            *["--steps=12", "--log-every=6", "--eval-every=6", "--checkpoint-every=6"],
+        )
+        one, several = tmp_path / "one", tmp_path / "several"
+        output(*words, "--out", one)
+        assert f" x cpu ({mesh})" in output(*words, "--out", several, "--mesh", mesh)
+        assert curves(several) == pytest.approx(curves(one), rel=1e-5)
+        output("export", several, "--out", tmp_path / "circuit", "--format", "json")
+
+
+def test_one_process_needs_no_others():
+    with hosts.together():
+        hosts.initialize()
+        hosts.barrier("alone")
+        assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
+        assert hosts.gather(3) == [3]
+        assert hosts.by_first(lambda: 4) == 4
+        assert hosts.agree(True)
+        assert not hosts.agree(False)
+    assert not hosts.lost(RuntimeError("NCCL"))
+
+
+def test_a_part_of_an_array_is_read_with_its_padding():
+    class Noted(np.ndarray):
+        def __getitem__(self, part):
+            read.append(part)
+            return super().__getitem__(part)
+
+    read = []
+    text = np.arange(1, 14, dtype=np.uint8)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    lies = hosts.put(hosts.Padded(text.view(Noted), 16), NamedSharding(mesh, P("data")))
+    np.testing.assert_array_equal(hosts.fetch(lies), np.pad(text, (0, 3)))
+    assert sorted(part.start for part in read) == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("10.0.0.1:1",), "is 10.0.0.1:1, and n_processes and process are missing: .* give all three"),
+        (("10.0.0.1:1", 2), "process is missing"),
+        (("10.0.0.1", 2, 0), r"coordinator is '10\.0\.0\.1'; it must be host:port"),
+        (("10.0.0.1:1", 2, 2), "process is 2; it must be 0 to 1"),
+        (("10.0.0.1:1", 0, 0), "n_processes is 0"),
+    ],
+)
+def test_processes_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hosts.initialize(*arguments)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "joined"),
+    [
+        ({}, (), (None, None, None, [], "slurm")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (), (None, None, None, None, "slurm")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}, (), (None,) * 3 + ([], "slurm")),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, (), (None, None, None, None, "slurm")),
+        ({}, ("h:1",), ("h:1", None, None, [], "slurm")),
+        ({}, ("h:1", 3, 2), ("h:1", 3, 2, [], "deactivate")),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (), None),
+    ],
+)
+def test_slurm(monkeypatch, changes, arguments, joined):
+    for name, value in {**SLURM, **changes}.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+
+    def initialize(*given, local_device_ids, cluster_detection_method, **_):
+        calls.append((*given, local_device_ids, cluster_detection_method))
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    enabled = jax.config.jax_enable_preemption_service
+    try:
+        hosts.initialize(*arguments)
+    finally:
+        jax.config.update("jax_enable_preemption_service", enabled)
+    assert calls == ([] if joined is None else [joined])
+
+
+@pytest.mark.parametrize(
+    ("hosts_of", "wanted"),
+    [
+        ([(0, 0), (0, 0), (1, 0), (1, 0)], {"data": 1, "detectors": 4}),  # two processes of one host
+        ([(0, 0), (1, 0), (2, 1), (3, 1)], {"data": 2, "detectors": 2}),  # a process for each GPU
+        ([(0, None), (0, None), (1, None), (1, None)], {"data": 2, "detectors": 2}),
+    ],
+)
+@pytest.mark.usefixtures("without_typechecking")
+def test_tables_are_divided_within_a_host(hosts_of, wanted):
+    devices = [
+        SimpleNamespace(id=i, process_index=process, slice_index=host, platform="gpu", device_kind="GPU")
+        for i, (process, host) in enumerate(hosts_of)
+    ]
+    params = {"weights": jax.ShapeDtypeStruct((8, 16, 4), jnp.float32)}
+    assert meshes._best(params, devices, 4, n_processes=2, tables={"weights"}) == wanted

@@ -27,7 +27,6 @@ def model_of(**options):
 
 
 def test_published_sizes():
-    """Numbers of gates that are trained, and of gates at all places."""
     small = LogicTreeNetConfig.cifar10("S")
     assert small.n_gates == 83_552
     at_places = sum(sum(spec.levels) * spec.places[0] * spec.places[1] for spec in small.tree_specs())
@@ -66,55 +65,11 @@ def test_circuits_of_edges_begin_with_bits():
         circuits.from_model(model, inputs="uint8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("edges", [False, True])
-def test_packed_network_and_circuit_are_the_hard_network(edges):
-    model = model_of(n_thresholds=2, edges=edges)
-    if edges:  # differences are negative, too
-        model.encoder.thresholds[2:, 0] = -0.2
-    x = jnp.asarray(np.random.default_rng(0).uniform(size=(150, 6, 4, 2)), jnp.float32)
-    sums = np.asarray(nnx.jit(lambda model, x: model(x, deterministic=True))(model, x))
-    want = sums.argmax(-1)
-    assert len(np.unique(want)) == 3 - edges
-    np.testing.assert_array_equal(model.packed()(x), want)  # more than a block
-    circuit = model.circuit()
-    images = jnp.moveaxis(x, (3, 1, 2), (0, 1, 2))
-    bits = np.asarray(model.encoder(with_edges(images) if edges else images)).reshape(-1, 150).T
-    np.testing.assert_array_equal(model.packed().first_bits(x), bits)
-    np.testing.assert_array_equal(circuit(bits.astype(np.uint8)).ravel(), want)
-
-
 @pytest.mark.parametrize("tables", ["gates", "light"])
 def test_layers_of_gates_learn_their_wires(tables):
     config = LogicTreeNetConfig((6, 4, 2), 3, **SIZES, wiring="top-k", candidates=4, tables=tables)
     model = nnx.eval_shape(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))
     assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
-
-
-@pytest.mark.slow
-def test_training_learns_images_with_few_bits_and_with_many():
-    sizes = {**SIZES, "kernels": (8, 16), "layers": (64, 32)}
-    config = LogicTreeNetConfig((6, 4, 2), 2, **sizes, n_thresholds=0, tau=2.0)
-    model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
-    share = np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
-    x = np.random.default_rng(1).uniform(size=(256, 6, 4, 2)) > share
-    y = jnp.asarray(np.arange(256) // 128)
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer, x):
-        def loss(model):
-            return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
-
-        value, grads = nnx.value_and_grad(loss)(model)
-        optimizer.update(model, grads)
-        return value
-
-    x = jnp.asarray(x, jnp.float32)
-    with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
-        losses = [float(step(model, optimizer, x)) for _ in range(40)]
-    assert losses[-1] < 0.2 * losses[0]
-    assert np.mean(model.packed()(x) == y) > 0.9
 
 
 @pytest.mark.parametrize(
@@ -154,3 +109,30 @@ def test_unknown_sizes_and_images():
 def test_recipes_of_trees(name, config):
     assert LogicTreeNetConfig(config.in_shape, 10, **RECIPES[name].sizes()) == config
     assert f"{config.n_gates:,} gates that are trained" in str(RECIPES[name])
+
+
+@pytest.mark.slow
+class TestSlow:
+    def test_training_learns_images_with_few_bits_and_with_many(self):
+        sizes = {**SIZES, "kernels": (8, 16), "layers": (64, 32)}
+        config = LogicTreeNetConfig((6, 4, 2), 2, **sizes, n_thresholds=0, tau=2.0)
+        model = nnx.jit(lambda: LogicTreeNet(config, rngs=nnx.Rngs(0)))()
+        share = np.array([0.3, 0.7]).repeat(128)[:, None, None, None]
+        x = np.random.default_rng(1).uniform(size=(256, 6, 4, 2)) > share
+        y = jnp.asarray(np.arange(256) // 128)
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer, x):
+            def loss(model):
+                return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+            value, grads = nnx.value_and_grad(loss)(model)
+            optimizer.update(model, grads)
+            return value
+
+        x = jnp.asarray(x, jnp.float32)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+            losses = [float(step(model, optimizer, x)) for _ in range(40)]
+        assert losses[-1] < 0.2 * losses[0]
+        assert np.mean(model.packed()(x) == y) > 0.9

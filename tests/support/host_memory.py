@@ -33,34 +33,10 @@ def table_of(run):
 
 
 OPTIONS = [
-    "--memory",
-    "--memory-placement",
-    "host",
-    "--memory-depth",
-    "2",
-    "--memory-rows",
-    "300",
-    "--features",
-    "16",
-    "--context",
-    "16",
-    "--n-layers",
-    "1",
-    "--n-heads",
-    "2",
-    "--feed-forward",
-    "dense",
-    "--batch-size",
-    "4",
-    "--steps",
-    "12",
-    "--checkpoint-every",
-    "4",
-    "--eval-every",
-    "4",
-    "--log-every",
-    "2",
-]
+    "--memory", "--memory-placement", "host", "--memory-depth", "2", "--memory-rows", "300", "--features",
+    "16", "--context", "16", "--n-layers", "1", "--n-heads", "2", "--feed-forward", "dense", "--batch-size",
+    "4", "--steps", "12", "--checkpoint-every", "4", "--eval-every", "4", "--log-every", "2",
+]  # fmt: skip
 
 
 def words_of(folder):

@@ -28,16 +28,9 @@ from lutjax.training.text import split_text
 FOX = b"the quick brown fox jumps over the lazy dog. " * 40
 TEXT = split_text(FOX, name="fox", context=8)
 MEMORY = GPTConfig(
-    features=16,
-    context=16,
-    n_layers=2,
-    n_heads=2,
-    feed_forward="dense",
-    memory=True,
-    memory_orders=(2, 3),
-    memory_rows=100,
-    memory_layers=(0, 1),
-)
+    features=16, context=16, n_layers=2, n_heads=2, feed_forward="dense", memory=True, memory_orders=(2, 3),
+    memory_rows=100, memory_layers=(0, 1),
+)  # fmt: skip
 HISTORY = runs.History(train=[(1, 5.5), (3, 2.5)], test=[(3, 2.0)])
 
 
@@ -129,73 +122,32 @@ def finished(folder: Path, *words: object) -> Finished:
 
 
 LM_SIZES = [
-    "--model=lut",
-    "--context=8",
-    "--features=8",
-    "--n-layers=1",
-    "--n-heads=1",
-    "--n-detectors=4",
-    "--n-anchors=2",
-    "--n-position-bits=2",
-    "--ffn-detectors=4",
-    "--ffn-anchors=3",
-    "--batch-size=4",
-    "--table-optimizer=row_adagrad",
-    "--optimizer=row_adagrad",
-    "--schedule=constant",
-    "--learning-rate=0.03",
-    "--loss=mean",
-]
+    "--model=lut", "--context=8", "--features=8", "--n-layers=1", "--n-heads=1", "--n-detectors=4",
+    "--n-anchors=2", "--n-position-bits=2", "--ffn-detectors=4", "--ffn-anchors=3", "--batch-size=4",
+    "--table-optimizer=row_adagrad", "--optimizer=row_adagrad", "--schedule=constant",
+    "--learning-rate=0.03", "--loss=mean",
+]  # fmt: skip
 """Sizes of a language model, and rates with which 24 steps learn something."""
 
 LM_STEPS = ["--steps=24", "--log-every=1", "--eval-every=12", "--checkpoint-every=8"]
 
 TABLE = [
-    "--target=class",
-    "--exclude=day",
-    "--encoding=latin-1",
-    "--learning-rate=0.1",
-    "--steps=20",
-    "--no-baselines",
-    "--layers=24,24",
-    "--batch-size=16",
-    "--log-every=10",
-    "--eval-every=10",
+    "--target=class", "--exclude=day", "--encoding=latin-1", "--learning-rate=0.1", "--steps=20",
+    "--no-baselines", "--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10",
     "--checkpoint-every=10",
-]
+]  # fmt: skip
 
 DIGITS = [
-    "--layers=30,30",
-    "--n-thresholds=2",
-    "--steps=12",
-    "--batch-size=20",
-    "--estimator=gumbel",
-    "--reduce=3,2",
-    "--log-every=6",
-    "--eval-every=6",
-    "--checkpoint-every=6",
-]
+    "--layers=30,30", "--n-thresholds=2", "--steps=12", "--batch-size=20", "--estimator=gumbel",
+    "--reduce=3,2", "--log-every=6", "--eval-every=6", "--checkpoint-every=6",
+]  # fmt: skip
 
 TREES = [
-    "--model=tree",
-    "--kernels=3,4",
-    "--layers=12",
-    "--depth=2",
-    "--n-thresholds=2",
-    "--tables=light",
-    "--thresholds=learned",
-    "--kernel=3,2",
-    "--padding=1,0",
-    "--pool=2,1",
-    "--temperature=2",
-    "--final-temperature=0.5",
-    "--annealing=linear",
-    "--steps=6",
-    "--batch-size=20",
-    "--log-every=3",
-    "--eval-every=3",
-    "--checkpoint-every=3",
-]
+    "--model=tree", "--kernels=3,4", "--layers=12", "--depth=2", "--n-thresholds=2", "--tables=light",
+    "--thresholds=learned", "--kernel=3,2", "--padding=1,0", "--pool=2,1", "--temperature=2",
+    "--final-temperature=0.5", "--annealing=linear", "--steps=6", "--batch-size=20", "--log-every=3",
+    "--eval-every=3", "--checkpoint-every=3",
+]  # fmt: skip
 
 CA_SIZES = ["--channels=2", "--kernels=2", "--perception=8,2", "--update=8,2", "--size=6", "--n-steps=3"]
 CA = [
