@@ -82,6 +82,12 @@ MUTATIONS = [
     (M + "gpt.py", "(queries == of_keys[:, None, :]) & (queries >= 0)", "(queries == of_keys[:, None, :])", "gpt or ragged"),
     (M + "packed.py", "| (floor < 0)", "| (floor <= 0)", "packed or thermometer or classifier"),
     (M + "transformer.py", "jnp.sum(segments >= 0, -1", "jnp.sum(segments > 0, -1", "transformer or ragged or counts or models"),
+    (M + "automaton.py", "padded[..., y : y + height, x : x + width]", "padded[..., x : x + height, y : y + width]", "automaton or simulation or ca"),
+    (L + "_logic.py", "        spec.temperature = temperature\n", "", "temperature"),
+    (A + "reports.py", "inputs[ids[ids >= 0]] = True", "inputs[ids] = True", "live_nodes"),
+    (A + "augment.py", "shifts = SHIFT * random[:2] +", "shifts = random[:2] +", "warp"),
+    ("lutjax/serving/_text.py", "max((_overlap(text, stop) for stop in self._stops), default=0)", "0", "serving"),
+    (C + "deployment.py", "if difference == \"changed\":", "if difference == \"nothing\":", "overwriting or lost"),
     # Circuits.
     (C + "builder.py", "if not 0 <= literal < end:", "if not 0 <= literal <= end:", "circuit"),
     (C + "aiger.py", "if not 0 <= smaller <= larger < literal:", "if not 0 <= smaller <= larger <= literal:", "circuit or aiger"),

@@ -1,9 +1,9 @@
 """Runs on meshes of devices, how processes join, and the same results as on one device."""
 
 import csv
+import dataclasses
 import re
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ def of_tables(*detectors):
     return {str(i): {"weights": jax.ShapeDtypeStruct(s, jnp.float32)} for i, s in enumerate(shapes)}
 
 
-class Device(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Device:
     """Attributes of a device by which a mesh is chosen."""
 
     id: int
