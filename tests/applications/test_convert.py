@@ -59,15 +59,8 @@ def called(model, x, given=()):
 HARD, SOFT = (("deterministic", True),), (("deterministic", False),)
 
 
-FAST = (
-    "difflogic",
-    "dwn",
-    "torchlogix_conv",
-    "torchlogix_raw",
-    "torchlogix_thermometer",
-    "torchlogix_warp",
-    "spiky",
-)
+FAST = ("difflogic", "dwn", "dwn_learned_wires", "dwn_one_thermometer", "torchlogix_conv", "torchlogix_raw")
+FAST += ("torchlogix_thermometer", "torchlogix_warp", "spiky")
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, *FAST))

@@ -57,6 +57,27 @@ def test_decoding_in_chunks_equals_full_pass():
     assert jnp.abs(without - want).max() > 0.1
 
 
+def test_generate_and_slots_draw_the_same():
+    model, n = model_of(), 4
+    texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
+    for text in texts:
+        padded = jnp.pad(text, (0, 14 - len(text)))
+        for i in range(len(text), len(text) + n):
+            padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
+        want.append(padded[len(text) : len(text) + n].tolist())
+    assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
+    slots = Slots(model, 3, temperature=0)
+    first, token = slots.join(texts[0], key=jax.random.key(0))
+    found = {first: [token, *slots.step()[first].tolist()]}
+    second, token = slots.join(texts[1], key=jax.random.key(1))
+    found[second] = [token]
+    for _ in range(n - 2):
+        for slot, tokens in slots.step().items():
+            found[slot] += tokens.tolist()
+    assert found[first] == want[0]
+    assert found[second] == want[1][: n - 1]
+
+
 def test_segments_are_texts_of_their_own():
     segments = jnp.asarray([[0] * 5 + [1] * 4 + [2] * 5] * 2)
     model = model_of()
@@ -140,26 +161,6 @@ def test_reads_of_a_memory_are_known_from_bytes():
 
 @pytest.mark.slow
 class TestSlow:
-    def test_generate_and_slots_draw_the_same(self):
-        model, n = model_of(), 4
-        texts, want = [TOKENS[0, :9], TOKENS[1, :3]], []
-        for text in texts:
-            padded = jnp.pad(text, (0, 14 - len(text)))
-            for i in range(len(text), len(text) + n):
-                padded = padded.at[i].set(jnp.argmax(logits_of(model, jnp.stack([padded] * 2))[0, i - 1]))
-            want.append(padded[len(text) : len(text) + n].tolist())
-        assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
-        slots = Slots(model, 3, temperature=0)
-        first, token = slots.join(texts[0], key=jax.random.key(0))
-        found = {first: [token, *slots.step()[first].tolist()]}
-        second, token = slots.join(texts[1], key=jax.random.key(1))
-        found[second] = [token]
-        for _ in range(n - 2):
-            for slot, tokens in slots.step().items():
-                found[slot] += tokens.tolist()
-        assert found[first] == want[0]
-        assert found[second] == want[1][: n - 1]
-
     @pytest.mark.parametrize(
         "changes",
         [

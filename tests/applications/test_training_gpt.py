@@ -127,7 +127,9 @@ class TestSlow:
         source = runs.Source(None, TEXT.size, TEXT.digest)
         models.save(tmp_path, 12, state, lm_runs.Record(CONFIG, TRAINING, source, 3.0, {}, runs.History()))
         tokens, model = jnp.asarray(TEXT.test[None, :8].astype(np.int32)), lutjax.load(tmp_path)
-        want = run.structure.model(found[best][1], state.others)(tokens, deterministic=True)
+        want = run.structure.model(jax.tree.map(jnp.asarray, found[best][1]), state.others)(
+            tokens, deterministic=True
+        )
         np.testing.assert_array_equal(model(tokens), want)
         # A state that is worse than the one before it is not kept.
         spoilt = state._replace(params=jax.tree.map(lambda p: 9 * p, state.params))

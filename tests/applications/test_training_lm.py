@@ -141,7 +141,13 @@ class TestSlow:
         states = []
         for loss, rate in (("mean", 0.5), ("sum", 0.5 / (4 * 8))):
             training = TrainingConfig(
-                steps=3, batch_size=4, optimizer="sgd", cooldown=0.0, loss=loss, learning_rate=rate
+                steps=3,
+                batch_size=4,
+                optimizer="sgd",
+                table_optimizer="sgd",
+                cooldown=0.0,
+                loss=loss,
+                learning_rate=rate,
             )
             run = Run(CONFIG, training, TEXT.train)
             state, value = run.advance(run.init(), 0, 3)
