@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 from small_runs import HISTORY, RUNS, ca_run, call
 
 import lutjax
-from lutjax.extras import DISTRIBUTIONS, EXTRAS, needed_by
 from lutjax.circuits import deployment, netlist_json
 from lutjax.circuits.deployment import VECTORS, Vectors
+from lutjax.extras import DISTRIBUTIONS, EXTRAS, needed_by
 from lutjax.models import (
     LogicCA,
     LogicCAConfig,

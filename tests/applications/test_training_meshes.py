@@ -15,9 +15,9 @@ from machine import needs_devices
 from small_runs import TEXT
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch._partition import some_element
 from lutjax.models import GPTConfig, LUTTransformerConfig
-from lutjax import optim as tables
 from lutjax.training import hosts, lm, lm_runs, meshes, models, runs
 
 

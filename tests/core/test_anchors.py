@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from anchor_pairs import assert_without_replacement, pairs_of
-from cases import slow
 from flax import nnx
 
 import lutjax
@@ -23,7 +22,7 @@ PAIRS = {
 
 @pytest.mark.parametrize(
     ("inputs", "detectors", "bits", "groups"),
-    [slow(8, 6, 4, 1), slow(4, 10, 5, 2), (5, 2, 20, 1), (2, 3, 1, 3)],
+    [(4, 10, 5, 2), (2, 3, 1, 3)],
 )
 def test_distinct(inputs, detectors, bits, groups):
     """Permutations that begin inside a detector, that are longer than all detectors, and shorter than one."""
@@ -45,7 +44,6 @@ def test_distinct(inputs, detectors, bits, groups):
 
 
 def test_distinct_of_candidates():
-    """Detectors of the same candidates share a pool, in any order and with slots that are not used."""
     candidates = np.array(
         [[5, 2, 9, 7], [0, 1, 3, -1], [9, 7, 2, 5], [3, -1, 1, 0], [2, 5, 7, 9], [6, 6, 4, -1]]
     )
@@ -61,7 +59,6 @@ def test_distinct_of_candidates():
 
 
 def test_pairs_that_follow_each_other_are_uniform():
-    """Each pair begins a detector as often as any other, also where a permutation begins inside of it."""
     draw = jax.vmap(lambda key: lutjax.sample_anchors(key, 3, 3, 2, distinct=True))
     anchors = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
     codes = (3 * anchors[..., 0] + anchors[..., 1]).reshape(-1, 6)  # two permutations of the pairs 01, 02, 12
@@ -106,10 +103,8 @@ def test_sizes_that_are_impossible():
     assert lutjax.sample_anchors(key, 4, 3, 0, distinct=True).shape == (3, 0, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("distinct", [False, True])
 def test_the_same_inside_of_another_program(distinct):
-    """Alone, a CPU compiles the drawing without optimizations; the pairs are those of before."""
     key = jax.random.key(7)
 
     def draw(key):
@@ -118,7 +113,6 @@ def test_the_same_inside_of_another_program(distinct):
     alone = np.asarray(draw(key))
     np.testing.assert_array_equal(jax.jit(draw)(key), alone)
     np.testing.assert_array_equal(jax.vmap(draw)(jax.numpy.stack([key, key]))[1], alone)
-    assert jax.eval_shape(draw, key).shape == alone.shape
     with jax.disable_jit():
         np.testing.assert_array_equal(draw(key), alone)
     assert alone.tolist() == PAIRS[distinct]
@@ -141,41 +135,28 @@ REPEATS = {
         lambda: lutjax.sample_anchors(jax.random.key(0), n_inputs=3, n_detectors=2, n_anchors=5),
         "sample_anchors: n_anchors is 5, but 3 inputs have 3 pairs, .* Use at most n_anchors=3, or more inputs.",
     ),
-    "distinct pairs": (
-        lambda: lutjax.sample_anchors(jax.random.key(0), 2, 2, 2, distinct=True),
-        "sample_anchors: n_anchors is 2, but 2 inputs have 1 pair, ",
-    ),
+    "distinct pairs": (lambda: lutjax.sample_anchors(jax.random.key(0), 2, 2, 2, distinct=True),
+        "sample_anchors: n_anchors is 2, but 2 inputs have 1 pair, "),
     "candidates": (
         lambda: lutjax.sample_anchors(
             jax.random.key(0), 9, 2, 4, candidates=np.array([[0, 1, 2, 3], [4, 5, 6, -1]])
         ),
         "sample_anchors: n_anchors is 4, but 3 inputs have 3 pairs, ",
     ),
-    "ProjectionLUT": (
-        lambda: layers.ProjectionLUT(8, 8, heads=4, tables=8, bits=9, rngs=nnx.Rngs(0)),
-        "ProjectionLUT: bits is 9, but 2 inputs have 1 pair, .* Use at most bits=1, ",
-    ),
-    "LUT": (
-        lambda: layers.LUT(3, 8, n_detectors=2, n_anchors=4, rngs=nnx.Rngs(0)),
-        "LUT: n_anchors is 4, but 3 inputs have 3 pairs, ",
-    ),
+    "ProjectionLUT": (lambda: layers.ProjectionLUT(8, 8, heads=4, tables=8, bits=9, rngs=nnx.Rngs(0)),
+        "ProjectionLUT: bits is 9, but 2 inputs have 1 pair, .* Use at most bits=1, "),
+    "LUT": (lambda: layers.LUT(3, 8, n_detectors=2, n_anchors=4, rngs=nnx.Rngs(0)),
+        "LUT: n_anchors is 4, but 3 inputs have 3 pairs, "),
     "WindowLUT": (
         lambda: layers.WindowLUT((4, 4), 2, kernel=(1, 2), n_detectors=2, n_anchors=2, rngs=nnx.Rngs(0)),
-        "n_anchors is 2, but 2 inputs have 1 pair, ",
-    ),
-    "balanced": (
-        lambda: wiring.balanced(jax.random.key(0), n_inputs=2, n_gates=3, arity=3),
-        "balanced: arity is 3, but there are 2 inputs to read, ",
-    ),
-    "random": (
-        lambda: wiring.random(jax.random.key(0), n_inputs=1, n_gates=3),
-        "random: arity is 2, but there is 1 input to read, ",
-    ),
-    "trees": (
-        lambda: wiring.trees(jax.random.key(0), n_inputs=2, n_trees=3, depth=2, arity=4),
-        "trees: arity is 4, but there are 2 inputs to read, ",
-    ),
-}
+        "n_anchors is 2, but 2 inputs have 1 pair, "),
+    "balanced": (lambda: wiring.balanced(jax.random.key(0), n_inputs=2, n_gates=3, arity=3),
+        "balanced: arity is 3, but there are 2 inputs to read, "),
+    "random": (lambda: wiring.random(jax.random.key(0), n_inputs=1, n_gates=3),
+        "random: arity is 2, but there is 1 input to read, "),
+    "trees": (lambda: wiring.trees(jax.random.key(0), n_inputs=2, n_trees=3, depth=2, arity=4),
+        "trees: arity is 4, but there are 2 inputs to read, "),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REPEATS)

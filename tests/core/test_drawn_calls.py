@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_where
 from drawn_cases import Spec
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -22,11 +24,13 @@ import lutjax
 from lutjax import optim as tables, testing
 
 Arrays = dict[str, Any]
+pytestmark = pytest.mark.usefixtures(
+    "without_typechecking"
+)  # beartype draws random numbers, which strategies must not
 OPS = tuple(drawn_cases.REPRESENTATIVES)
 
 
 def compare(spec: Spec, implementation: str, context: str = "") -> None:
-    """Compare outputs and cotangents of an implementation with the reference."""
     with spec.context():
         for case in spec.cases():
             reference = drawn_cases.results(spec, case)
@@ -34,21 +38,6 @@ def compare(spec: Spec, implementation: str, context: str = "") -> None:
 
 
 # ------------------------------------------------------------------------------------- values
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("op", "implementation"), [(op, i) for op in OPS for i in drawn_cases.implemented(op)]
-)
-def test_implementations_at_drawn_sizes(op, implementation):
-    @settings(settings.get_profile("quick"), max_examples=40)
-    @given(drawn_cases.specs(op))
-    def check(spec):
-        compare(spec, implementation)
-
-    check()
-    jax.clear_caches()
-
-
-FORMULATIONS = ("accelerator", "tpu")
 FORMULATED = (
     "lookup",
     "weighted_lookup",
@@ -60,32 +49,32 @@ FORMULATED = (
 """Ops that plain JAX computes in another way on accelerators."""
 
 
-FAST_FORMULATIONS = {"lookup_attention": "accelerator", "sparse_lookup": "tpu"}
-
-
-def slow_unless(fast: bool, *values: Any) -> Any:
-    return values if fast else pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    ("op", "formulation"),
-    [slow_unless(FAST_FORMULATIONS.get(op) == f, op, f) for op in FORMULATED for f in FORMULATIONS],
-)
+@pytest.mark.parametrize(("op", "formulation"), [
+    ("lookup", "accelerator"),
+    ("lookup_attention", "accelerator"),
+    ("bilinear_gates", "accelerator"),
+    ("lookup", "tpu"),
+    ("sparse_lookup", "tpu"),
+])  # fmt: skip
 def test_formulations_for_accelerators(op, formulation, request):
     request.getfixturevalue(f"{formulation}_formulation")
     compare(drawn_cases.REPRESENTATIVES[op][0], "xla", formulation)
 
 
+DRAWN = [(op, i, "") for op in OPS for i in drawn_cases.implemented(op)]
+DRAWN += [(op, "xla", formulation) for op in FORMULATED for formulation in ("accelerator", "tpu")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("formulation", ["accelerator", "tpu"])
-@pytest.mark.parametrize("op", FORMULATED)
-def test_formulations_for_accelerators_at_drawn_sizes(op, formulation, request):
-    request.getfixturevalue(f"{formulation}_formulation")
+@pytest.mark.parametrize(("op", "implementation", "formulation"), DRAWN)
+def test_implementations_at_drawn_sizes(op, implementation, formulation, request):
+    if formulation:
+        request.getfixturevalue(f"{formulation}_formulation")
 
     @settings(settings.get_profile("quick"), max_examples=25)
     @given(drawn_cases.specs(op))
     def check(spec):
-        compare(spec, "xla", formulation)
+        compare(spec, implementation, formulation)
 
     check()
     jax.clear_caches()
@@ -111,8 +100,6 @@ RULES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("op", UPDATED)
 def test_updates_of_drawn_tables(op):
-    """Gradients in factors, and tables after a step; test_parity.py has both at fixed sizes."""
-
     @settings(settings.get_profile("quick"), max_examples=20)
     @given(drawn_cases.specs(op), st.sampled_from(RULES))
     def check(spec, rule):
@@ -153,7 +140,6 @@ def sizes(op: str) -> tuple[str, ...]:
 
 
 def check_call(op: str, name: str, dtype: str, arguments: tuple[str, ...], transformation: str) -> None:
-    """Compare a call with the reference; only the size "split" can be divided over devices."""
     if "shard_map" in transformation and name != "split":
         transformation = "jit"
     testing.check(wanted(testing.case(op, name, dtype), arguments), transformation=transformation)
@@ -236,10 +222,9 @@ def test_no_call_depends_on_earlier_ones(op):
     run_state_machine_as_test(sequences(op), settings=quick)
 
 
-@pytest.mark.parametrize("op", ["lookup", pytest.param("lut_pair_attention", marks=pytest.mark.slow)])
-def test_pullbacks_belong_to_the_call_that_made_them(op):
-    """Whatever was called between, however often they are called, and wherever."""
+def test_pullbacks_belong_to_the_call_that_made_them():
     jax.clear_caches()
+    op = "lookup"
     arguments = tuple(testing.case(op, "split").differentiable)
     first = Late(op, "split", "float32", arguments)
     one = Late(op, "split", "float32", arguments[-1:])
@@ -254,16 +239,13 @@ def test_pullbacks_belong_to_the_call_that_made_them(op):
 
 # ------------------------------------------------------------------------------------- meshes
 MESH = {"data": 2, "detectors": 2}
-EVEN = {
-    "split": {"batch": 4, "detectors": 4, "gates": 4, "trees": 4, "queries": 4, "outputs": 4, "inputs": 4}
-}
+EVEN = {"batch", "detectors", "gates", "trees", "queries", "outputs", "inputs"}
 
 
 def even(op: str) -> Spec:
     """Return the spec of an op whose arrays four devices can divide."""
     size = dict(testing.cases_of(op).sizes["split"])
-    names = set(size) & set(EVEN["split"])
-    return drawn_cases.spec(op, kinds=("grid",), **{**size, **{n: EVEN["split"][n] for n in names}})
+    return drawn_cases.spec(op, kinds=("grid",), **{**size, **dict.fromkeys(set(size) & EVEN, 4)})
 
 
 @st.composite
@@ -282,15 +264,14 @@ def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
 
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-FAST_MESHES = {"lookup": "explicit", "weighted_lookup": "auto", "margins": "auto"}
+FAST_MESHES = {("lookup", "explicit"), ("weighted_lookup", "auto")}
 
 
 @needs_devices(4)
 @pytest.mark.parametrize(
-    ("op", "kind"), [slow_unless(FAST_MESHES.get(op) == kind, op, kind) for op in OPS for kind in KINDS]
+    ("op", "kind"), slow_where(itertools.product(OPS, KINDS), lambda *case: case not in FAST_MESHES)
 )
 def test_arguments_on_a_mesh(op, kind):
-    """Any axis of any argument may be divided; results are those of one device."""
     mesh = Mesh(
         np.array(jax.devices()[:4]).reshape(*MESH.values()),
         tuple(MESH),
@@ -344,7 +325,6 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.usefixtures("without_typechecking")  # no output is a detection
 @pytest.mark.parametrize("op", OPS)
 def test_specs_use_every_argument(op):
     """An argument that no spec gives fails here: add it to `drawn_cases.REPRESENTATIVES`."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_where
 from definitions import definition, run
 from hypothesis import given, settings
 
@@ -192,7 +194,6 @@ class _Dense:
 
 # ------------------------------------------------------------------------------------- comparison
 def compare(what: str, actual: Any, expected: Any, tolerance: float) -> None:
-    """Compare arrays up to rounding, relative to the largest magnitude of each."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
     assert structure == jax.tree.structure(actual), what
     for (path, e), a in zip(leaves, jax.tree.leaves(actual), strict=True):
@@ -201,7 +202,6 @@ def compare(what: str, actual: Any, expected: Any, tolerance: float) -> None:
 
 
 def dense(gradients: Any) -> Any:
-    """Return gradients as arrays."""
     is_factored = lambda g: isinstance(g, tables.TableGradient)  # noqa: E731
     return jax.tree.map(lambda g: g.to_dense() if is_factored(g) else g, gradients, is_leaf=is_factored)
 
@@ -255,27 +255,14 @@ def check(training: Training, factored: bool = True) -> None:
 
 
 @pytest.mark.slow
-@settings(settings.get_profile("quick"), max_examples=30)
-@given(trainings())
-def test_steps(training):
-    check(training)
+@settings(settings.get_profile("quick"), max_examples=40)
+@given(trainings(), st.sampled_from((True, True, True, False)))
+def test_steps(training, factored):
+    check(training, factored)
 
 
-@pytest.mark.slow
-@settings(settings.get_profile("quick"), max_examples=10)
-@given(trainings())
-def test_steps_by_dense_gradients(training):
-    """The rows that a dense gradient updates are those in which it is not zero."""
-    check(training, factored=False)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [r if r == RULES[-1] else pytest.param(r, marks=pytest.mark.slow) for r in RULES],
-    ids=str,
-)
-def test_every_rule(rule):
-    check(Training((Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), rule, parts=2))
+def test_a_step_of_microbatches_and_rates():
+    check(Training((Table("lut", rate=0.5), Table("lut", factor=0.5, dense=True)), RULES[-1], parts=2))
 
 
 def test_a_table_of_16_bits():
@@ -351,10 +338,11 @@ USES: dict[str, Any] = {
 FAST = ("once", "swapped", "twice", "twice, stopped once", "stopped penalty", "scaled", "half of its inputs")
 
 
-@pytest.mark.parametrize("jitted", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("use", [u if u in FAST else pytest.param(u, marks=pytest.mark.slow) for u in USES])
+@pytest.mark.parametrize(
+    ("use", "jitted"),
+    slow_where(itertools.product(USES, (True, False)), lambda use, jitted: not jitted or use not in FAST),
+)
 def test_a_table_has_the_right_gradient_or_none(use, jitted):
-    """Whatever a loss does with a table: its factored gradient is that of jax.grad, or there is an error."""
     for op in ("lut",) if jitted else OPS:
         look_up, weights, x = _look_up(op)
         params = {"w": {"weights": weights}, "v": {"weights": weights + 0.25}, "x": x}

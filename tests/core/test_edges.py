@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import implementations, slow
+from cases import implementations
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from machine import needs_devices
 
@@ -56,31 +56,23 @@ def test_ids_come_back():
     np.testing.assert_array_equal(back.counts, (regular >= 0).sum(2))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": [0, 7, 1]}, r"edge 1 has target 7, and there are 7 outputs: 0 to 6"),
-        ({"target": [0, 1, -1]}, r"edge 2 has target -1"),
-        ({"detector": [0, 0, 3]}, r"edge 2 has detector 3, and there are 3 detectors: 0 to 2"),
-        ({"row": [4, 0, 0]}, r"edge 0 has row 4, and there are 4 rows of a detector"),
-        (
-            {"row": [1, 0, 0]},
-            r"edge 1 is of detector 0 and row 0, after one of detector 0 and row 1; edges must be sorted",
-        ),
-        ({"detector": [1, 0, 2]}, r"edge 1 is of detector 0 and row 0, after one of detector 1"),
-        ({"target": np.asarray([0, 2**31, 1])}, r"edge 1 has target 2147483648, which does not fit int32"),
-        ({"row": np.asarray([0, 0, -(2**40)])}, r"edge 2 has row -1099511627776, which does not fit int32"),
-        (
-            {"target": [0, 1]},
-            r"3 of detector, 3 of row, 2 of target; each edge has one of each, so edge 2 lacks one",
-        ),
-        ({"target": [0.0, 1.0, 2.0]}, r"target is float64\[3\]; expected integers"),
-        ({"n_rows": 2**31}, r"n_rows is 2147483648; ids are int32"),
-        ({"n_detectors": 2**16, "n_rows": 2**16}, r"numbered together in int32"),
-        ({"n_outputs": -1}, r"n_outputs is -1; expected a whole number"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"target": [0, 7, 1]}, r"edge 1 has target 7, and there are 7 outputs: 0 to 6"),
+    ({"target": [0, 1, -1]}, r"edge 2 has target -1"),
+    ({"detector": [0, 0, 3]}, r"edge 2 has detector 3, and there are 3 detectors: 0 to 2"),
+    ({"row": [4, 0, 0]}, r"edge 0 has row 4, and there are 4 rows of a detector"),
+    ({"row": [1, 0, 0]},
+     r"edge 1 is of detector 0 and row 0, after one of detector 0 and row 1; edges must be sorted"),
+    ({"detector": [1, 0, 2]}, r"edge 1 is of detector 0 and row 0, after one of detector 1"),
+    ({"target": np.asarray([0, 2**31, 1])}, r"edge 1 has target 2147483648, which does not fit int32"),
+    ({"row": np.asarray([0, 0, -(2**40)])}, r"edge 2 has row -1099511627776, which does not fit int32"),
+    ({"target": [0, 1]},
+     r"3 of detector, 3 of row, 2 of target; each edge has one of each, so edge 2 lacks one"),
+    ({"target": [0.0, 1.0, 2.0]}, r"target is float64\[3\]; expected integers"),
+    ({"n_rows": 2**31}, r"n_rows is 2147483648; ids are int32"),
+    ({"n_detectors": 2**16, "n_rows": 2**16}, r"numbered together in int32"),
+    ({"n_outputs": -1}, r"n_outputs is -1; expected a whole number"),
+], ids=str)  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
 def test_lists_that_are_inconsistent(change, message):
     given = {"detector": [0, 0, 0], "row": [0, 0, 0], "target": [0, 1, 1], **SIZES, **change}
@@ -105,14 +97,12 @@ def test_calls_that_do_not_fit():
 
 # ------------------------------------------------------------------------------------- look-ups
 @pytest.mark.parametrize("implementation", PLATFORMS)
-@pytest.mark.parametrize("width", [slow(1), EDGES.width, slow(64)])
-def test_equal_to_a_table_that_is_zero_elsewhere(implementation, width):
-    edges = Edges(EDGES.first, EDGES.target, T, R, OUTPUTS, width)
+def test_equal_to_a_table_that_is_zero_elsewhere(implementation):
     table = jnp.asarray(whole(WEIGHTS), jnp.float32)
 
     @jax.jit
     def results(weights, x):
-        y, pull = jax.vjp(functools.partial(look_up, edges=edges, implementation=implementation), weights, x)
+        y, pull = jax.vjp(functools.partial(look_up, implementation=implementation), weights, x)
         return y, pull(DY)
 
     y, (d_weights, dx) = results(WEIGHTS, X)
@@ -121,7 +111,7 @@ def test_equal_to_a_table_that_is_zero_elsewhere(implementation, width):
     assert_close("y", y, wanted)
     assert_close("d weights", d_weights, d_table[IDS])
     assert_close("dx", dx, wanted_dx)
-    from_reference, pull = jax.vjp(lambda w, x: reference.sparse_lut(x, w, ANCHORS, edges), WEIGHTS, X)
+    from_reference, pull = jax.vjp(lambda w, x: reference.sparse_lut(x, w, ANCHORS, EDGES), WEIGHTS, X)
     assert_close("y", y, from_reference)
     for name, found, want in zip(("d weights", "dx"), (d_weights, dx), pull(DY), strict=True):
         assert_close(name, found, want)
@@ -165,21 +155,16 @@ def test_wild_arrays_read_no_other_memory():
 
 
 @pytest.mark.slow
-def test_groups_and_leading_axes():
+def test_groups_and_vmap():
     grouped = lutjax.sparse_lut(jnp.stack([X] * 3, 1), WEIGHTS, ANCHORS, EDGES, groups=3)
-    assert grouped.shape == (BATCH, 3, OUTPUTS)
     assert_close("sum", grouped.sum(1), look_up(WEIGHTS, X))
-    assert_close(
-        "leading", look_up(WEIGHTS, X.reshape(3, 3, -1)).reshape(BATCH, OUTPUTS), look_up(WEIGHTS, X)
-    )
     mapped = jax.vmap(look_up, in_axes=(0, None))(np.stack([WEIGHTS, 2 * WEIGHTS]), X)
     assert_close("vmap", mapped[1], 2 * look_up(WEIGHTS, X))
 
 
 @needs_devices(2)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_a_batch_over_devices(kind):
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+def test_a_batch_over_devices():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
     x, dy = (jax.device_put(a[:8], NamedSharding(mesh, P("data"))) for a in (X, DY))
     weights = jax.device_put(jnp.asarray(WEIGHTS), NamedSharding(mesh, P()))
     found, pull = jax.jit(lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x)))(
@@ -193,9 +178,7 @@ def test_a_batch_over_devices(kind):
 
 # ------------------------------------------------------------------------------------- training
 RULES = {
-    "SGD": tables.SGD(),
     "SGD, decay": tables.SGD(weight_decay=0.1),
-    "RowAdagrad": tables.RowAdagrad(),
     "RowAdam": tables.RowAdam(b1=0.5),
 }
 
@@ -205,9 +188,8 @@ def gradient_of(weights, edges=EDGES):
     return tables.value_and_grad(loss)({"weights": jnp.asarray(weights)})[1]["weights"]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["SGD, decay", "RowAdam"])
 def test_updates_move_the_edges_of_rows_that_were_read(name):
-    """Each edge is a row of one number of a regular table."""
     rule, rates = RULES[name], np.where(np.arange(EDGES.size) % 2, 0.5, 2.0).astype(np.float32)
     gradient = gradient_of(WEIGHTS)
     state = jax.tree.map(lambda a: a + 1, rule.init(jnp.asarray(WEIGHTS)))
@@ -242,7 +224,6 @@ def test_usage_counts_the_reads_of_rows():
 
 @pytest.mark.slow
 def test_growth_and_pruning_keep_weights_and_state():
-    """Training goes on after edges came and went: those that stay go on as without the others."""
     optimizer = tables.Optimizer(tables.RowAdam(b1=0.5), rate=0.1, tables={"weights"})
 
     def steps(params, state, edges, n):

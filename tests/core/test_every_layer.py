@@ -75,7 +75,6 @@ FAST = ("LUT", "LUTAttention, window", "ProjectionLUT, confidence", "ConvLUT", "
 
 @pytest.mark.parametrize("name", slow_except(COMPARED, *FAST))
 def test_libraries_agree(name):
-    """Outputs and gradients of the three libraries are those of the spec, bit for bit."""
     case = CASES[name]
     arrays, x = variables_of(case), inputs_of(case)
     y = jax.eval_shape(case.spec, arrays, x, **case.call)

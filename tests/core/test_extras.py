@@ -33,7 +33,6 @@ def installed_from(monkeypatch):
 
 
 def targets(command: str) -> list[str]:
-    """Return what a command gives pip to install."""
     pip, install, *words = shlex.split(command)
     assert (pip, install) == ("pip", "install")
     return [word for word in words if not word.startswith("-")]
@@ -81,7 +80,6 @@ def test_a_wheel_without_a_checkout_names_packages_of_an_index(installed_from, t
 
 
 def test_pages_name_no_package_that_is_on_no_index():
-    """Find `pip install lutjax` and `lutjax-cpu` in pages, messages and comments."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "native" / "README.md"]
     for folder, pattern in (
         ("docs", "*.md"),
@@ -141,45 +139,16 @@ def listed(*missing: str) -> list[list[str]]:
 
 
 def test_help_and_completion_without_any_extra():
-    """Read the documentation of a package of which some names cannot be imported."""
     package, bundles, models = listed(*_extras.EXTRAS)
     assert {"save", "load", "lookup", "models"} <= set(package)
     assert {"Bundle", "read"} <= set(bundles)
     assert "GPT" not in models
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("package", ["flax", "optax", "orbax", "safetensors", "starlette"])
-def test_help_and_completion_without_one_package(package):
-    assert "save" in listed(package)[0]
-
-
-PUBLIC = """
-import importlib, json, pkgutil, sys
-extras = json.loads(sys.argv[1])
-for package in extras:
-    sys.modules[package] = None
-import lutjax
-for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda name: None):
-    if "._" in found.name or found.name.startswith("lutjax.cli"):
-        continue
-    try:
-        importlib.import_module(found.name)
-    except ModuleNotFoundError as error:
-        assert str(error).startswith("lutjax.") and "is not installed: pip install" in str(error), (found.name, error)
-"""
-
-
-@pytest.mark.slow
-def test_every_module_without_its_extra_says_how_to_install_it():
-    subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
-
-
 # ------------------------------------------------------------------------------------- pip itself
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["safetensors", "lutjax_cpu"])
 def test_the_command_installs(package, installed_from, tmp_path, monkeypatch):
-    """Run a message's command in an environment of its own."""
     installed_from(ROOT)
     monkeypatch.chdir(ROOT)
     command = shlex.split(_extras.command(package))

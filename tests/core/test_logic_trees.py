@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
 from collectives import largest_collective
 from flax import nnx
 from machine import needs_devices
@@ -41,9 +40,8 @@ def with_gradients(x, coefficients, leaves, readers):
 
 
 @needs_devices(8)
-@pytest.mark.parametrize("kind", ["Auto", slow("Explicit")])
+@pytest.mark.parametrize("kind", ["Auto"])
 def test_trees_and_samples_over_devices(kind):
-    """Each device has its trees and its samples: what is exchanged are sums of cotangents, of its samples and of its trees."""
     with fused_kernels.on_cpu("logic_trees"):
         check_on_mesh(arguments(), kind)
 
@@ -62,8 +60,8 @@ def check_on_mesh(given, kind):
     assert not re.findall(r" (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, pytest.param("Explicit", marks=[needs_devices(8), pytest.mark.slow])])
+@needs_devices(2)
+@pytest.mark.parametrize("kind", ["Explicit"])
 def test_a_layer_evaluates_whole_trees_or_levels(kind):
     layer = LogicConv((3, 3, 2), 2, kernel=2, depth=2, padding=1, pool=2, feature_axis=0, rngs=nnx.Rngs(0))
     graph, params, others = nnx.split(layer, nnx.Param, ...)
@@ -74,12 +72,11 @@ def test_a_layer_evaluates_whole_trees_or_levels(kind):
 
     gradient = jax.value_and_grad(loss, argnums=(0, 2))
     expected = jax.jit(gradient)(params, others, x)
-    if kind is not None:
-        mesh = jax.make_mesh(
-            (2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2]
-        )
-        x = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, None, None, "data")))
-        params, others = jax.device_put((params, others), jax.NamedSharding(mesh, jax.P()))
+    mesh = jax.make_mesh(
+        (2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2]
+    )
+    x = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, None, None, "data")))
+    params, others = jax.device_put((params, others), jax.NamedSharding(mesh, jax.P()))
     with fused_kernels.on_cpu("logic_trees"):
         found = jax.jit(lambda *a: gradient(*a))(params, others, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)

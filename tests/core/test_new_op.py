@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 import toy_op
-from cases import slow_except
 from commands import command
 from folders import ROOT
 
@@ -40,7 +39,7 @@ def split(op, **sizes):
 
 @pytest.mark.parametrize(
     "transformation",
-    slow_except(testing.TRANSFORMATIONS, "jit", "vmap of grad", "shard_map, sharded table", "export"),
+    ["jit", "vmap of grad", "shard_map, sharded table", "export"],
 )
 def test_parity(op, transformation):
     testing.check(split(op), transformation=transformation)
@@ -48,7 +47,7 @@ def test_parity(op, transformation):
 
 @pytest.mark.parametrize(
     "transformation",
-    slow_except(testing.FACTORED_TRANSFORMATIONS, "none", "vmap of grad", "shard_map, sharded table"),
+    ["none", "vmap of grad", "shard_map, sharded table"],
 )
 def test_factored_gradients(op, transformation):
     testing.check_factored(split(op), transformation=transformation)
@@ -138,7 +137,6 @@ def test_it_is_measured(op, tmp_path, monkeypatch):
     assert all(float(r["p50_s"]) > 0 and int(r["table_bytes"]) == 2 * 4 * 3 * 4 for r in rows)
 
 
-@pytest.mark.slow
 def test_it_has_a_status(op):
     out = command("status", "--op", op, "--json")
     cells = {(c["column"], c["direction"], c["dtype"]): c for c in json.loads(out.stdout)["cells"]}

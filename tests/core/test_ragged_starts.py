@@ -1,10 +1,8 @@
 """Starts of each sequence in attention: the results of a call for each, and who runs them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow
 
 import lutjax
 from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of
@@ -16,7 +14,6 @@ X, KEY = (RNG.normal(size=(B, n, INPUTS)).astype(np.float32) for n in (L, KEYS))
 POSITIONS = RNG.normal(size=(12, T, 1)).astype(np.float32)
 ANCHORS = np.array([[RNG.permutation(INPUTS)[:2] for _ in range(C)] for _ in range(T)], np.int32)
 JOINT = np.array([[RNG.permutation(2 * INPUTS + 1)[:2] for _ in range(3)] for _ in range(T)], np.int32)
-DY = RNG.normal(size=(B, L, OUTPUTS)).astype(np.float32)
 TABLES = {bits: RNG.normal(size=(T, 2**bits, OUTPUTS)).astype(np.float32) for bits in (3, 2 * C + 1)}
 
 
@@ -32,36 +29,6 @@ def pair(x, keys, weights, positions, **options):
 ATTENTIONS = {"concatenated": (concatenated, TABLES[2 * C + 1]), "pair": (pair, TABLES[3])}
 
 
-@pytest.mark.parametrize("name", ["concatenated", slow("pair")])
-@pytest.mark.parametrize("options", [{"key_start": 2}, slow({"window": 3})], ids=str)
-def test_equal_to_a_call_for_each(name, options):
-    attend, weights = ATTENTIONS[name]
-
-    def together(*arrays):
-        y, pull = jax.vjp(lambda *a: attend(*a, query_start=STARTS, **options), *arrays)
-        return y, pull(DY)
-
-    def apart(x, keys, weights, positions):
-        y, x_ct, keys_ct, others = [], [], [], 0
-        for b, start in enumerate(STARTS):
-            one, pull = jax.vjp(
-                lambda *a, start=int(start): attend(*a, query_start=start, **options),
-                x[b],
-                keys[b],
-                weights,
-                positions,
-            )
-            of_x, of_keys, *rest = pull(DY[b])
-            y, x_ct, keys_ct = [*y, one], [*x_ct, of_x], [*keys_ct, of_keys]
-            others = jax.tree.map(jnp.add, others, rest) if b else rest
-        return jnp.stack(y), (jnp.stack(x_ct), jnp.stack(keys_ct), *others)
-
-    arrays = X, KEY, weights, POSITIONS
-    found, wanted = jax.jit(together)(*arrays), jax.jit(apart)(*arrays)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)
-    assert np.any(wanted[0])
-
-
 def test_other_implementations_say_why_not():
     declared = Declaration(directions=("forward",))
     other = KernelSpec("lookup_attention", Platform.PALLAS, Backend.ANY, "somewhere", declared=declared)
@@ -75,15 +42,11 @@ def test_other_implementations_say_why_not():
 
 
 @pytest.mark.usefixtures("without_typechecking")
-@pytest.mark.parametrize(
-    ("starts", "message"),
-    [
-        ({"query_start": STARTS[:2]}, r"query_start is int32\[2\].*expected \[\], .* or \[3\], one for each"),
-        ({"key_start": STARTS[:, None]}, r"key_start is int32\[3, 1\]"),
-        ({"query_start": STARTS.astype(np.float32)}, "its dtype must be int32"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("starts", "message"), [
+    ({"query_start": STARTS[:2]}, r"query_start is int32\[2\].*expected \[\], .* or \[3\], one for each"),
+    ({"key_start": STARTS[:, None]}, r"key_start is int32\[3, 1\]"),
+    ({"query_start": STARTS.astype(np.float32)}, "its dtype must be int32"),
+], ids=str)  # fmt: skip
 def test_impossible_starts(starts, message):
     attend, weights = ATTENTIONS["concatenated"]
     with pytest.raises((ValueError, TypeError), match=message):

@@ -5,6 +5,7 @@ import importlib.util
 
 import pallas_interpreter
 import pytest
+from cases import slow_where
 
 import lutjax
 
@@ -31,13 +32,17 @@ def implements(name, op):
     }.get(name, True)
 
 
-def in_worlds(ops, mark):
-    """Values ``world, op`` of a test. Every op is tried each time in plain JAX, and the first in every other world; `mark` marks the rest."""
-    found = []
-    for world in NAMES:
-        for number, op in enumerate(op for op in ops if implements(world, op)):
-            found.append((world, op) if world == "xla" or number == 0 else mark(world, op))
-    return found
+def in_worlds(ops, fast):
+    """Return the cases ``world, op`` of a test: all are slow but those of some ops, in any world, and of other ops in plain JAX.
+
+    Args:
+      ops: names of ops.
+      fast: ops of which cases are fast; the first one in every world but the resident one.
+    """
+    found = [(world, op) for world in NAMES for op in ops if implements(world, op)]
+    return slow_where(
+        found, lambda world, op: op not in (fast if world == "xla" else fast[:1]) or "resident" in world
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,156 @@
+"""Compiled programs and processes that take long: their memory, their numbers, and what they import."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cases import (
+    implementations,
+)
+
+import lutjax
+from lutjax import _extras
+
+pytestmark = pytest.mark.slow
+
+
+def test_memory_of_attention_grows_with_the_length_not_its_square():
+    """XLA's own figure for temporaries of forward and backward."""
+
+    def temporaries(length):
+        x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)
+        anchors = jax.ShapeDtypeStruct((4, 2, 2), jnp.int32)
+        weights = jax.ShapeDtypeStruct((4, 2**6, 8), jnp.float32)
+        positions = jax.ShapeDtypeStruct((length - 1, 4, 2), jnp.float32)
+
+        def loss(x, weights, positions, anchors):
+            return lutjax.lut_attention(x, weights, anchors, positions).sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, weights, positions, anchors).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(2048) < 3 * temporaries(1024)
+
+
+SUBNORMAL = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, lutjax
+
+anchors = jnp.arange(6).reshape(3, 1, 2)
+x = jnp.tile(jnp.float32([2e-38, 1.9e-38, 3e-38, 1.5e-38, 1e-40, 0]), (int(sys.argv[1]), 1))  # differences 1e-39, 1.5e-38, 1e-40
+weights = jnp.asarray(np.arange(6, dtype=np.float32).reshape(3, 2, 1))
+read = lutjax.reads.Hard()
+for implementation in sys.argv[2:]:
+    how = {"implementation": implementation}
+    d = jax.jit(lambda x: lutjax.detect(x, anchors, **how))(x)
+    found = {
+        "detect": (d.index, d.margin),
+        "scored": jax.jit(lambda x: lutjax.scored_lut(x, weights, anchors, {}, read=read, **how))(x),
+        "lut": jax.jit(lambda x: lutjax.lut(x, weights, anchors, **how))(x),
+    }
+    for a, wanted in zip(jax.tree.leaves(found), ([0, 1, 0], [0, np.float32(1.5e-38), 0], [7], [7]), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.tile(wanted, (len(x), 1)), rtol=1e-6, err_msg=implementation)
+counts = jax.jit(lutjax.usage(lambda w, x: lutjax.scored_lut(x, w, anchors, {}, read=read)))({"w": weights}["w"], x)
+assert next(iter(counts.values())).counts.tolist() == [[len(x), 0], [0, len(x)], [len(x), 0]]
+"""
+
+
+@pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="GPUs keep subnormal numbers")
+def test_a_difference_below_the_normal_numbers_is_0_on_cpus():
+    """Compile as users do: of a comparison of a difference with 0 a compiler makes one of its two sides."""
+    names = [name for name in implementations("detect") if name in ("xla", "native")]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", SUBNORMAL, "5000", *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+SECONDS = 240
+"""Longest time of what must not wait without end."""
+
+
+PROGRAM = """
+import multiprocessing, os, signal, sys, warnings
+
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's own
+
+import jax, jax.numpy as jnp, numpy as np, lutjax
+
+anchors = jnp.asarray(np.random.default_rng(0).permutation(64)[:48].reshape(8, 3, 2))
+weights, x = jnp.arange(8 * 8 * 16, dtype=jnp.float32).reshape(8, 8, 16), jnp.linspace(-1, 1, 1000 * 64).reshape(1000, 64)
+
+
+def layer(x=x):
+    return np.asarray(lutjax.lut(x, weights, anchors)).sum()
+
+
+def refused(_=0):
+    try:
+        layer()
+    except RuntimeError as error:
+        return str(error)
+    return "ran"
+
+
+def status(child):
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    signal.alarm(60)  # what waits without end
+    os._exit(0 if child() else 1)
+
+
+if __name__ == "__main__":
+    once = jax.jit(lambda x: lutjax.lut(x, weights, anchors))
+    expected = np.asarray(once(x))
+    if "(lutjax_cpu.kernels.lookup): chosen" in lutjax.explain("lookup", weights, lutjax.detect(x, anchors)):
+        assert status(lambda: np.array_equal(once(x), expected)) == 0, "what was compiled runs without the threads of the pool"
+    assert status(lambda: "lookup: this process was forked" in refused() or "detect: this process was forked" in refused()) == 0
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert "multiprocessing's method 'spawn'" in pool.map(refused, [0])[0]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(layer, [x])[0] == expected.sum()
+    assert layer() == expected.sum()
+    print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_processes_that_are_forked(tmp_path):
+    """They run what was compiled, by native kernels, or say what is wrong; those that are spawned are as any other."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr[-3000:]
+
+
+PUBLIC = """
+import importlib, json, pkgutil, sys
+extras = json.loads(sys.argv[1])
+for package in extras:
+    sys.modules[package] = None
+import lutjax
+for found in pkgutil.walk_packages(lutjax.__path__, "lutjax.", onerror=lambda name: None):
+    if "._" in found.name or found.name.startswith("lutjax.cli"):
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as error:
+        assert str(error).startswith("lutjax.") and "is not installed: pip install" in str(error), (found.name, error)
+"""
+
+
+def test_every_module_without_its_extra_says_how_to_install_it():
+    subprocess.run([sys.executable, "-c", PUBLIC, json.dumps(list(_extras.EXTRAS))], check=True, timeout=300)
