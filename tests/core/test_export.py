@@ -10,7 +10,7 @@ from every_layer import CASES as LAYERS
 from layer_libraries import by_kind, function as of_library, inputs_of, variables_of
 
 import lutjax
-from lutjax import testing
+from lutjax import optim as tables, testing
 from lutjax.cases import Draw, Tag
 from lutjax.testing import _ahead_of_time, assert_close
 

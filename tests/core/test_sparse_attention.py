@@ -10,6 +10,7 @@ import pytest
 from layer_libraries import Case, assert_drawn, assert_refused, inputs_of, nnx_layer
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.dispatch.registry import Backend, Declaration, KernelSpec, Platform, devices_of
 from lutjax.testing import assert_close
 

@@ -14,6 +14,7 @@ from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lutjax
+from lutjax import optim as tables
 from lutjax.testing import _ahead_of_time, assert_close
 
 BATCH, LENGTH, INPUTS = 8, 4, 6
