@@ -140,7 +140,7 @@ def test_every_op_as_accelerators_get_it(op, formulation, request):
     symbolic(f, of_batch)
 
 
-def of_layer(name, differentiated):
+def of_layer(library, name, differentiated):
     case = LAYERS[name]
     arrays = variables_of(case)
     params, x, rest = by_kind(case, arrays).get("params", {}), inputs_of(case), case.call
@@ -148,7 +148,7 @@ def of_layer(name, differentiated):
 
     def f(params, x, rest):
         def loss(params, x):
-            y = of_library("nnx", case._replace(given=rest), arrays)(params, x)
+            y = of_library(library, case._replace(given=rest), arrays)(params, x)
             return jnp.sum(jnp.sin(y.astype(jnp.float32))), y
 
         return jax.grad(loss, (0, 1), has_aux=True)(params, x) if differentiated else loss(params, x)[1]
@@ -163,7 +163,13 @@ def of_layer(name, differentiated):
 FAST_LAYERS = ("NgramMemory, gate alone",)
 
 
-@pytest.mark.parametrize("name", slow_except(LAYERS, *FAST_LAYERS))
-def test_every_layer(name):
-    f, of_batch, sizes = of_layer(name, differentiated="quantized" not in LAYERS[name].options)
-    assert_same_for_batches(name, f, of_batch, sizes)
+@pytest.mark.parametrize(
+    ("library", "name"),
+    slow_except(
+        [(library, name) for library in ("nnx", "linen", "haiku") for name in LAYERS],
+        *(f"nnx-{name}" for name in FAST_LAYERS),
+    ),
+)
+def test_every_layer(library, name):
+    f, of_batch, sizes = of_layer(library, name, differentiated="quantized" not in LAYERS[name].options)
+    assert_same_for_batches(f"{library} {name}", f, of_batch, sizes)

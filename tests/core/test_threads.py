@@ -94,6 +94,27 @@ def test_a_pullback_while_another_thread_traces_the_forward_rule():
         np.testing.assert_array_equal(other.result(SECONDS)[0], found[0])
 
 
+@pytest.mark.slow
+def test_threads_that_trace_gradients_at_the_same_time():
+    x, weights = arguments(4)
+
+    def loss(x, w):
+        return (lutjax.lut(x, w, ANCHORS, implementation="xla") ** 2).sum()
+
+    functions = [jax.grad(loss), jax.grad(loss, argnums=1), jax.vmap(jax.grad(loss), (0, None))]
+    expected, barrier = [f(x, weights) for f in functions], threading.Barrier(2 * len(functions))
+    jax.clear_caches()
+
+    def calls(f):
+        barrier.wait(SECONDS)
+        return [f(x, weights) for _ in range(3)][-1]
+
+    with concurrent.futures.ThreadPoolExecutor(2 * len(functions)) as pool:
+        found = [future.result(SECONDS) for future in [pool.submit(calls, f) for f in 2 * functions]]
+    for actual, e in zip(found, 2 * expected, strict=True):
+        np.testing.assert_array_equal(actual, e)
+
+
 # ------------------------------------------------------------------------------------- processes
 
 
