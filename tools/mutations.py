@@ -39,7 +39,7 @@ MUTATIONS = [
     # Dispatch and tables.
     ("lutjax/dispatch/_batching.py", "                return a.reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "                return a.swapaxes(axis, axis + 1).reshape(*a.shape[:axis], size * a.shape[axis + 1], *a.shape[axis + 2 :])", "lookup or lut or earlier or pullback or LUT"),
     ("lutjax/dispatch/_gradient.py", "    return tuple(bool(bits >> i & 1) for i in range(n))", "    return tuple(bool(bits >> i & 1) or i == 0 for i in range(n)) if bits else (False,) * n", "lookup or lut or earlier or pullback"),
-    ("lutjax/tables/_row_rules.py", "            direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows", "            direction = direction - jnp.asarray(self.weight_decay, rows.dtype) * rows", "rule or decay or update or steps"),
+    ("lutjax/values/_row_rules.py", "            direction = direction + jnp.asarray(self.weight_decay, rows.dtype) * rows", "            direction = direction - jnp.asarray(self.weight_decay, rows.dtype) * rows", "rule or decay or update or steps"),
     # Values and checks of arguments.
     (V + "_anchors.py", "if n_inputs < 2:", "if n_inputs < 1:", "anchors"),
     (V + "_anchors.py", "candidates.max() >= n_inputs", "candidates.max() > n_inputs", "anchors"),
@@ -63,10 +63,10 @@ MUTATIONS = [
     (W + "_sizes.py", "if min(found) < least:", "if min(found) <= least:", "images or wiring"),
     # Training of tables.
     (T + "collect.py", "    if count < 1:", "    if count < 0:", "microbatch"),
-    (A + "tables.py", "factor = jnp.where(norm > limit, limit / norm", "factor = jnp.where(norm > limit, norm / limit", "clip or norm"),
-    (A + "tables.py", "touched = gradient != 0 if", "touched = gradient == 0 if", "tables or edges or rates"),
-    (A + "tables.py", "step = jnp.minimum(state.step, _MOST_STEPS - 1) + 1", "step = jnp.minimum(state.step, _MOST_STEPS - 1) + 2", "tables or training"),
-    (A + "host.py", "[: self.depth]]", "[: self.depth - 1]]", "host"),
+    ("lutjax/optim/_gradients.py", "factor = jnp.where(norm > limit, limit / norm", "factor = jnp.where(norm > limit, norm / limit", "clip or norm"),
+    ("lutjax/optim/_transformations.py", "touched = gradient != 0 if", "touched = gradient == 0 if", "optim or tables or edges or rates"),
+    ("lutjax/optim/_transformations.py", "return jnp.minimum(step, _MOST_STEPS - 1) + 1", "return jnp.minimum(step, _MOST_STEPS - 1) + 2", "optim or tables or training"),
+    ("lutjax/optim/host.py", "[: self.depth]]", "[: self.depth - 1]]", "host"),
     # Runs and files.
     (A + "loop.py", "return (done // every + 1) * every", "return (done // every) * every", "loop or train"),
     (A + "checkpoints.py", "    if not whole:", "    if whole is None:", "checkpoint or damaged"),
