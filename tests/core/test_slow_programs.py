@@ -13,7 +13,7 @@ from cases import (
 )
 
 import lutjax
-from lutjax import _extras
+from lutjax import extras as _extras
 
 pytestmark = pytest.mark.slow
 

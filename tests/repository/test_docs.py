@@ -348,7 +348,7 @@ def test_figures_of_the_readme_stand_where_it_says():
     rows = re.findall(
         r"^\| (.*) \| (.*) \| (.*) \| \[[\w ]+\]\((docs/[\w/.-]+)#[\w-]+\) \|$", README, re.MULTILINE
     )
-    assert len(rows) == 5
+    assert len(rows) == 6
     for _, alternative, ours, page in rows:
         text = read(ROOT / page)
         for figure in re.findall(r"\d+\.\d+|\d{3} us", f"{alternative} {ours}"):
