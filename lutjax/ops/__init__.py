@@ -1,6 +1,6 @@
-"""The ops: a file each, with what it computes and what it accepts. `apply` makes an op of a call, also of one of yours.
+"""Ops, one module each. `apply` runs built-in and user-defined ops.
 
-The other names check arguments as the ops do.
+The other functions check arguments the same way as the ops.
 """
 
 from lutjax.dispatch._transforms import apply

@@ -1,4 +1,4 @@
-"""Checks of arguments. An error names the argument, its value and the rule, before anything runs."""
+"""Argument checks with errors naming the argument, its value and the rule."""
 
 import dataclasses
 import operator
@@ -17,14 +17,14 @@ from lutjax.values._ids import are_trusted, as_int32, check_once, difference, is
 
 MAX_BITS = 30  # row ids are int32
 
-# Asked at each call of an op outside of jit, so they are made once.
+# Used by every op call outside jit, so built once.
 _FLOATS = frozenset(map(jnp.dtype, FLOATS))
 _INT32 = np.dtype(np.int32)
 _ARRAYS = (jax.Array, np.ndarray)
 
 
 def describe(value: Any) -> str:
-    """Return ``float32[4, 8]`` for an array, type and value for anything else."""
+    """Return ``float32[4, 8]`` for an array, and type and value otherwise."""
     if isinstance(value, Detection):
         return f"a Detection of shape {list(value.shape)} and {value.bits} bits"
     text = shown(value)
@@ -32,13 +32,13 @@ def describe(value: Any) -> str:
 
 
 def require(holds: bool, op: str, name: str, value: Any, rule: str) -> None:
-    """Raise a ValueError about an argument unless a rule holds."""
+    """Raise ValueError about an argument unless a rule holds."""
     if not holds:
         raise ValueError(f"{op}: {name} is {describe(value)}; {rule}.")
 
 
 def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
-    """Check for an array of floats. Its rank is `rank`, at least ``-rank`` if that is positive, or any (None)."""
+    """Check a float array with rank `rank`, at least ``-rank`` if negative, or any (None)."""
     _array(op, name, a)
     if a.dtype not in _FLOATS:
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be one of {', '.join(FLOATS)}.")
@@ -46,7 +46,7 @@ def floats(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 
 
 def integers(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
-    """Check for an array of integers. Its rank is `rank`, at least ``-rank`` if that is positive, or any (None)."""
+    """Check an integer array with rank `rank`, at least ``-rank`` if negative, or any (None)."""
     _array(op, name, a)
     if a.dtype != _INT32 and not jnp.issubdtype(a.dtype, np.integer):
         raise TypeError(f"{op}: {name} is {describe(a)}; its dtype must be int32.")
@@ -54,17 +54,17 @@ def integers(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 
 
 _MOST_CHECKED = 2**22
-"""Ids of the largest array whose values are checked: copying it from a device takes about as long as one call."""
+"""Size limit for value checks: copying this many ids from a device takes about one call."""
 
 
 def ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool = False) -> None:
-    """Check that ids are below `n` and not negative, where their values are known.
+    """Check that known ids are nonnegative and below `n`.
 
-    Those of a JAX array are checked in the first call that gets it, those of a NumPy array, which may change, in every call. Traced
-    ids, and ids in very large arrays, are not checked: kernels clamp them.
+    JAX arrays are checked on first use. NumPy arrays are mutable and checked in every call. Traced
+    and very large arrays are not checked; kernels clamp their ids.
 
     Args:
-      of: a noun phrase for all that an id may name, as ``"inputs of x"``.
+      of: noun phrase for the indexed items, such as ``"inputs of x"``.
       unused: whether -1 marks an unused slot.
     """
     if not are_trusted():
@@ -72,9 +72,9 @@ def ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool = False) ->
 
 
 def _check_ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool) -> None:
-    if not 0 < a.size <= _MOST_CHECKED or not n:  # without outputs there is nothing that could be wrong
+    if not 0 < a.size <= _MOST_CHECKED or not n:  # nothing to check
         return
-    # An explicit transfer, which `jax.transfer_guard("disallow")` allows.
+    # `jax.transfer_guard("disallow")` allows explicit transfers.
     known = a if isinstance(a, np.ndarray) else jax.device_get(a)
     low, high = int(known.min()), int(known.max())
     if low < -int(unused) or high >= n:
@@ -83,7 +83,7 @@ def _check_ids(op: str, name: str, a: Any, n: int, of: str, *, unused: bool) -> 
 
 
 def ids_of_layers(op: str, wires: Any, n_inputs: int, sizes: tuple[int, ...]) -> None:
-    """Check the wires of layers of gates, each of which reads the layer before, where their values are known."""
+    """Check known wires in stacked gate layers."""
 
     def check() -> None:
         if wires.size > _MOST_CHECKED:
@@ -100,7 +100,7 @@ def ids_of_layers(op: str, wires: Any, n_inputs: int, sizes: tuple[int, ...]) ->
 
 
 def edges(op: str, edges: Edges) -> None:
-    """Check a list of edges, where its values are known."""
+    """Check an edge list with known values."""
     first, n_edges = edges.first, edges.size
 
     def check() -> None:
@@ -113,7 +113,7 @@ def edges(op: str, edges: Edges) -> None:
 
 
 def bits(op: str, name: str, a: Any) -> None:
-    """Check for an array of bits, ``[features, samples]``: 0 and 1, where they are known."""
+    """Check a bit array ``[features, samples]``: known values are 0 or 1."""
     _array(op, name, a)
     _rank(op, name, a, 2, "[features, samples]")
     if a.dtype != bool:
@@ -140,7 +140,7 @@ def _rank(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
 
 
 def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
-    """Return a detection with ids in int32."""
+    """Check a detection and return it with int32 ids."""
     if not isinstance(d, Detection):
         raise TypeError(
             f"{op}: {name} is {describe(d)}; expected a lutjax.Detection, as lutjax.detect returns."
@@ -159,7 +159,7 @@ def detection(op: str, name: str, d: Any, rank: int, shape: str) -> Detection:
 
 
 def table(op: str, weights: Any, n_detectors: int, bits: int, whose: str) -> None:
-    """Check for a table for each detector, and a row for each address."""
+    """Check for one table per detector and one row per address."""
     floats(op, "weights", weights, 3, "[detectors, rows, outputs]")
     require(
         weights.shape[0] == n_detectors,
@@ -187,7 +187,7 @@ def anchors(op: str, a: Any) -> None:
 
 
 def probes(op: str, a: Any) -> None:
-    """Check for anchors that are pairs of inputs or single inputs."""
+    """Check anchor pairs or single anchors."""
     if getattr(a, "ndim", 3) == 2:
         integers(op, "anchors", a, 2, "[detectors, comparisons]")
         require(a.shape[1] <= MAX_BITS, op, "anchors", a, f"a detector has at most {MAX_BITS} comparisons")
@@ -207,7 +207,7 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
 
 
 def whole(op: str, name: str, value: Any) -> int:
-    """Return a whole number, of an argument that may also be None."""
+    """Return an integer, or raise TypeError for an optional-integer argument."""
     try:
         return operator.index(value)
     except TypeError:
@@ -215,7 +215,6 @@ def whole(op: str, name: str, value: Any) -> int:
 
 
 def window(op: str, value: Any) -> int | None:
-    """Return the window as a number of distances."""
     if value is None:
         return None
     distances = whole(op, "window", value)
@@ -226,7 +225,7 @@ def window(op: str, value: Any) -> int | None:
 def blocks(
     op: str, mask: Any, sizes: Any, n_queries: int, n_keys: int, sequence_axis: Any
 ) -> tuple[jax.Array | None, tuple[int, int] | None]:
-    """Return a mask of blocks as int32 ``[Bq, Bk]``, and the sizes of a block."""
+    """Return a block mask as int32 ``[Bq, Bk]``, and the block sizes."""
     if (mask is None) != (sizes is None):
         raise ValueError(f"{op}: block_mask and block_sizes go together; pass both, or neither.")
     if mask is None:
@@ -256,12 +255,12 @@ def blocks(
 def starts(
     op: str, query_start: Any, key_start: Any, batch: tuple[int, ...]
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return the position of the first query minus that of the first key, of all sequences and of each of them.
+    """Return the first query position minus the first key position, shared and per sequence.
 
-    One of the two is None; both are if the difference is known to be 0.
+    At least one is None; both are None for a known difference of 0.
 
     Args:
-      batch: the leading axes of queries and keys.
+      batch: batch dimensions.
     """
     for name, value in (("query_start", query_start), ("key_start", key_start)):
         if isinstance(value, jax.Array | np.ndarray):
@@ -278,7 +277,7 @@ def starts(
 def visible(
     op: str, causal: Any, window: int | None, query_start: Any, key_start: Any, n_keys: int
 ) -> tuple[Any, Any]:
-    """Return the positions of the first query and the first key. If attention is not causal, all queries come after all keys."""
+    """Return the start positions. Non-causal attention places all queries after all keys."""
     if causal:
         return query_start, key_start
     for name, value, rule in (
@@ -293,11 +292,11 @@ def visible(
 def capacity(
     op: str, p: Any, n_queries: int, n_keys: int, window: int | None, query_start: Any, key_start: Any
 ) -> None:
-    """Check that there are position parameters for every distance that is known to occur."""
+    """Check for position parameters at every known distance."""
     held = p.shape[0]
     if is_known(query_start) and is_known(key_start):
         farthest = max(int(query_start) + n_queries - 1 - int(key_start), 0)
-    else:  # clamped to the last, so there has to be one
+    else:  # clamped to the last, so at least one must exist
         farthest = 1
     if n_keys == 0 or n_queries == 0:
         farthest = 0
@@ -313,7 +312,7 @@ def capacity(
 
 
 def some_distance(p: Any) -> Any:
-    """Return position parameters of at least one distance: kernels read one even if no pair counts."""
+    """Pad position parameters to one distance or more: kernels read one even without pairs."""
     return jax.tree.map(lambda a: a if a.shape[0] else jnp.zeros((1, *a.shape[1:]), a.dtype), p)
 
 
@@ -336,7 +335,7 @@ def segments(
         leading = s.shape[:-1]
         fits = s.shape[-1] == length and _broadcasts(leading, batch)
         require(fits, op, name, s, f"expected [{', '.join(map(str, (*batch, length)))}]")
-        # Two segments that saturate would become one.
+        # Saturated segment ids would merge.
         known = s if isinstance(s, np.ndarray) and s.size else np.zeros(1, np.int32)
         fits = np.iinfo(np.int32).min <= known.min() and known.max() <= np.iinfo(np.int32).max
         require(bool(fits), op, name, s, f"its ids from {known.min()} to {known.max()} do not fit in int32")
@@ -361,11 +360,11 @@ def accumulation(op: str, value: Any) -> FixedPoint | None:
     return value
 
 
-MAX_WIRES = 8  # of a table over bits
+MAX_WIRES = 8  # per bit-addressed table
 
 
 def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
-    """Check for wires of 1 to 8 inputs for each table, and at least one input to read."""
+    """Check for 1 to 8 wires per table, and at least one input."""
     integers(op, "wires", wires, 2, "[gates, inputs of a gate]")
     require(
         1 <= wires.shape[1] <= MAX_WIRES,
@@ -378,10 +377,10 @@ def wires_of_tables(op: str, n_inputs: int, wires: Any) -> None:
 
 
 def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any, *, in_layers: bool = False) -> None:
-    """Check the arguments that all ops on gates share.
+    """Check arguments shared by all gate ops.
 
     Args:
-      in_layers: whether wires are those of several layers, which do not all read `x`.
+      in_layers: whether wires cover several layers.
     """
     if feature_axis not in (-1, 0):
         raise ValueError(f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first).")
@@ -402,7 +401,7 @@ def wired(op: str, x: Any, wires: Any, readers: Any, feature_axis: Any, *, in_la
 
 
 def gates(op: str, coefficients: Any, wires: Any) -> None:
-    """Check for wires of gates of two inputs, and coefficients for each of them."""
+    """Check two-input wires and their coefficients."""
     require(wires.shape[1] == 2, op, "wires", wires, "expected shape [gates, 2]: a gate has two inputs")
     floats(op, "coefficients", coefficients, 2, "[4, gates]")
     rule = f"expected [4, {wires.shape[0]}]: 1, a, b and ab for each gate of the wires"
@@ -410,7 +409,7 @@ def gates(op: str, coefficients: Any, wires: Any) -> None:
 
 
 def slots(op: str, name: str, table: Any, wires: Any) -> None:
-    """Check for a slot for each address that the wires of a table can form."""
+    """Check for one slot per address."""
     G, n = wires.shape
     require(
         table.shape == (G, 2**n),

@@ -1,4 +1,4 @@
-"""Edges of tables: rows that reach only some of the outputs."""
+"""Sparse table outputs."""
 
 import operator
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lutjax.values._ids import as_int32
 
 
 def checked(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
-    """Return the number of outputs, after checking targets ``[T or 1, R or 1, K]`` of tables ``[T, R, K]``."""
+    """Check targets ``[T or 1, R or 1, K]`` for tables ``[T, R, K]``; return the output count."""
     _checks.integers(op, "targets", targets, 3, "[detectors or 1, rows or 1, slots]")
     n_detectors, n_rows, n_slots = weights.shape
     fits = (
@@ -36,10 +36,10 @@ NOT_READ = "reads no targets: in attention, rows that reach some of the outputs 
 def of_rows(
     op: str, weights: Any, targets: Any, n_outputs: int | None
 ) -> tuple[dict[str, Any], Callable[[jax.Array], jax.Array]]:
-    """Return fields of a call that names the targets of rows, and what makes the outputs of its outputs.
+    """Return call fields for row targets, and a function to finish the call's outputs.
 
-    There are no fields without targets; nor with one list of targets for all rows: then slots are added up like outputs, which are added
-    at their targets.
+    Fields exist only for per-row targets. With one target list for all rows, slots are summed like
+    outputs and then added at their targets.
     """
     if targets is None:
         _checks.require(
@@ -53,7 +53,7 @@ def of_rows(
     ids = as_int32(targets)
     if ids.shape[:2] != (1, 1):
         return {"targets": ids, "n_outputs": n}, lambda y: y
-    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]  # what is added beyond the end is dropped
+    ids = jnp.where(ids < 0, n, jnp.minimum(ids, n - 1))[0, 0]  # out-of-range additions are dropped
 
     def at(slots: jax.Array, ids: jax.Array) -> jax.Array:
         """Add slots ``[..., K]`` to zeros ``[..., n]``."""

@@ -1,4 +1,4 @@
-"""Fields of calls that the ops on tables over bits share."""
+"""Call fields shared by the gate ops."""
 
 import dataclasses
 import functools
@@ -13,26 +13,28 @@ from lutjax.values._fixed_point import FixedPoint
 
 
 def readers_of_part(readers: jax.Array, n_wires: int, index: Any) -> jax.Array:
-    """Return the readers of each input among the gates of one device, ``[I, F]``.
+    """Return fan-out lists restricted to one device's gates, ``[I, F]``.
 
     Args:
-      readers: places in the list of all wires. n_wires: of the device's gates, which are part number `index` of all.
+      readers: global wire indices.
+      n_wires: wires per device.
+      index: the device's part number.
     """
     places = readers - index * n_wires
-    none = np.iinfo(np.int32).max  # behind all places, as they are ascending
+    none = np.iinfo(np.int32).max  # sorts last
     places = jnp.sort(jnp.where((places >= 0) & (places < n_wires), places, none), axis=1)
     return jnp.where(places == none, -1, places)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableGates(Call, op="", features_first=True, output="t"):
-    """Base of the calls of ops on tables over bits.
+    """Base class for calls on bit-addressed tables.
 
     Attributes:
       x: ``[I, B]`` floats, features first.
       table: ``[G, 2**n]`` floats.
-      wires: int32 ``[G, n]``, ids that may lie beyond the inputs.
-      readers: int32 ``[I, F]`` of `lutjax.readers`, or None.
+      wires: int32 ``[G, n]``, ids, possibly out of range.
+      readers: int32 ``[I, F]`` from `lutjax.readers`, or None.
 
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `table`.
     """
@@ -50,17 +52,17 @@ class TableGates(Call, op="", features_first=True, output="t"):
 
 @functools.cache
 def in_integers(kind: type[Call]) -> Any:
-    """Return the class of the calls of an op on gates in fixed point: those of a kind, and `accumulate`.
+    """Return a fixed-point variant of a gate call class, with the field `accumulate`.
 
-    It is a class of its own, so that kernels which add floats alone know nothing of it.
+    A separate class keeps floating-point kernels unaware of it.
     """
 
     @dataclasses.dataclass(frozen=True, eq=False)
     class InIntegers(kind, op=kind.op, features_first=kind.features_first, output=kind.output):  # type: ignore[valid-type, misc, call-arg]
-        """The call of an op on gates in fixed point.
+        """A gate call in fixed point.
 
         Attributes:
-          accumulate: as the op takes it.
+          accumulate: see the op.
         """
 
         accumulate: FixedPoint | None = static(default=None)

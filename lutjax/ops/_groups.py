@@ -1,4 +1,4 @@
-"""Groups of tables: the tables of a group follow each other, and a group has inputs and outputs of its own, or shares them."""
+"""Table groups: contiguous tables with separate or shared inputs and outputs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from lutjax.values._ids import as_int32, as_jax
 
 
 def number(op: str, groups: Any, n_detectors: int) -> int:
-    """Return the number of groups, which divides the detectors; 1 for None."""
+    """Return the number of groups, a divisor of the detectors; 1 for None."""
     if groups is None:
         return 1
     n = _checks.whole(op, "groups", groups)
@@ -21,12 +21,12 @@ def number(op: str, groups: Any, n_detectors: int) -> int:
 
 
 def of_each(y: jax.Array, groups: int | None) -> jax.Array:
-    """Return an output ``[..., G * O]`` as ``[..., G, O]``, or as it is without groups."""
+    """Reshape an output ``[..., G * O]`` to ``[..., G, O]``; unchanged without groups."""
     return y if groups is None else y.reshape(*y.shape[:-1], groups, y.shape[-1] // groups)
 
 
 def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: int) -> jax.Array:
-    """Return targets ``[T or 1, R or 1, K]`` in the outputs of a group as targets in those of all groups, ``[T, R or 1, K]``."""
+    """Convert group-local targets ``[T or 1, R or 1, K]`` to global targets ``[T, R or 1, K]``."""
     if groups == 1:
         return targets
     first = n_outputs * of_detector(n_detectors, groups)[:, None, None]
@@ -34,15 +34,16 @@ def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: 
 
 
 def of_detector(n_detectors: int, groups: int) -> jax.Array:
-    """Return the number of each detector's group, ``[T]``."""
+    """Return each detector's group number, ``[T]``."""
     return jnp.arange(n_detectors, dtype=jnp.int32) // max(n_detectors // groups, 1)
 
 
 def inputs_joined(op: str, x: Any, anchors: Any, groups: int) -> tuple[Any, Any]:
-    """Return the inputs of all groups side by side, ``[..., I]``, and the anchor pairs in them.
+    """Return the groups' concatenated inputs ``[..., I]``, and anchor pairs into them.
 
     Args:
-      x: ``[..., G or 1, I]``. anchors: ``[T, C, 2]``.
+      x: ``[..., G or 1, I]``.
+      anchors: ``[T, C, 2]``.
     """
     _checks.anchors(op, anchors)
     x, n = inputs(op, x, anchors, groups)
@@ -53,10 +54,11 @@ def inputs_joined(op: str, x: Any, anchors: Any, groups: int) -> tuple[Any, Any]
 
 
 def inputs(op: str, x: Any, anchors: Any, groups: Any) -> tuple[jax.Array, int]:
-    """Return inputs as ``[..., G or 1, I]``, and the number of groups.
+    """Return the inputs as ``[..., G or 1, I]``, and the number of groups.
 
     Args:
-      x: ``[..., I]``, or with groups ``[..., G or 1, I]``. anchors: ``[T, C, 2]`` or ``[T, C]``.
+      x: ``[..., I]``, or with groups ``[..., G or 1, I]``.
+      anchors: ``[T, C, 2]`` or ``[T, C]``.
     """
     _checks.probes(op, anchors)
     n = number(op, groups, anchors.shape[0])

@@ -1,4 +1,4 @@
-"""NaN that an op would hide, shown to those who ask JAX for it."""
+"""NaN propagation under ``jax_debug_nans``."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,9 @@ from lutjax._typing import Array
 
 
 def shown(y: jax.Array, *inputs: Array) -> jax.Array:
-    """`y`, all NaN under ``jax_debug_nans`` if there is a NaN in the inputs, so that JAX raises.
+    """Return `y`, all NaN under ``jax_debug_nans`` if an input has a NaN, so that JAX raises.
 
-    A comparison with NaN is a bit of 0 and addresses a row like any other, so `y` itself does not show it.
+    A comparison with NaN gives bit 0 and addresses a regular row, so `y` would hide the NaN.
     """
     if not jax.config.jax_debug_nans:  # type: ignore[attr-defined]
         return y

@@ -1,4 +1,4 @@
-"""Sequences that are divided over the devices of a mesh axis, inside a `jax.shard_map`: queries stay, keys come from other devices."""
+"""Sequence sharding inside a `jax.shard_map`: queries stay local, keys are exchanged."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from lutjax.dispatch import _table_reads
 
 
 def why_plain(call: Any) -> str | None:
-    """Return the reason why only some implementations run a call of attention, plain JAX among them; None: any may."""
+    """Return the reason if only some implementations support a call, else None."""
     if call.starts is not None:
         return "reads one start for all sequences, and here each has its own"
     if call.block_mask is not None:
@@ -22,10 +22,12 @@ def why_plain(call: Any) -> str | None:
 
 
 def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, Any]:
-    """Return the number of queries of all devices, and the position of the first query of this one.
+    """Return the global number of queries, and this device's first query position.
 
     Args:
-      sequence_axis: name of the mesh axis; None: sequences are not divided. n_queries: of this device. query_start: of all.
+      sequence_axis: mesh axis, or None for unsharded sequences.
+      n_queries: queries per device.
+      query_start: global first query position.
     """
     if sequence_axis is None:
         return n_queries, query_start
@@ -34,13 +36,13 @@ def whole(sequence_axis: Any, n_queries: int, query_start: Any) -> tuple[int, An
 
 
 class Keys(NamedTuple):
-    """Keys that a call of attention reads.
+    """Keys for an attention call.
 
     Attributes:
-      keys, segments: with those of other devices, as far as they are read at once.
-      n_all: number of keys of all devices.
-      n_before: how many of these lie before the first; None: none.
-      ring: mesh axis over whose devices keys go around, so that each reads those of all, one part after the other; None: they do not.
+      keys, segments: local arrays, joined with gathered ones from other devices.
+      n_all: global number of keys.
+      n_before: number of global keys before the first; None: none.
+      ring: mesh axis for rotating keys through all devices, one shard at a time; None: no rotation.
     """
 
     keys: Any
@@ -50,7 +52,7 @@ class Keys(NamedTuple):
     ring: str | None = None
 
     def first(self, key_start: Any) -> Any:
-        """Return the position of the first of them, where that of the first of all is `key_start`."""
+        """Return the first key's position, given the global first position `key_start`."""
         return key_start if self.n_before is None else key_start + self.n_before
 
 
@@ -67,17 +69,17 @@ def keys_seen(
     starts: tuple[Any, Any],
     accumulate: Any,
 ) -> Keys:
-    """Return the keys ``[..., keys, n]`` that the queries of this device may see.
+    """Return the keys ``[..., keys, n]`` visible to this device's queries.
 
-    With a window they are its own and as many before them as the window reaches, from the devices before it; else those of all devices, which
-    go around. They are gathered in fixed point, for tables of 16 bits, whose sums are rounded once, and where a gradient of tables is wanted
-    in factors, which hold the keys of all.
+    With a window they are the local keys plus keys within reach from previous devices. Otherwise
+    keys rotate through all devices. Fixed point, 16-bit tables (sums are rounded once) and sparse
+    gradients (with all keys) gather instead.
 
     Args:
-      n_queries: of this device. starts: positions of the first query and the first key of all.
+      n_queries: queries per device. starts: global first query and key positions.
 
     Raises:
-      ValueError: there is no such mesh axis here.
+      ValueError: the mesh axis is not in scope.
     """
     n_keys: int = jax.tree.leaves(keys)[0].shape[-2]
     if sequence_axis is None:
@@ -106,7 +108,7 @@ def keys_seen(
 
 
 def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array, axis: int) -> jax.Array:
-    """Return an array of a device's positions and of so many before them, which other devices have."""
+    """Prepend `reach` positions from previous devices to a device's array."""
     a = _compat.cast_varying(a, (sequence_axis,))
     n_own, parts = a.shape[axis], []
     for back in range(-(-reach // n_own), 0, -1):
@@ -114,7 +116,7 @@ def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array
         last = jax.lax.slice_in_dim(a, n_own - n, n_own, axis=axis % a.ndim)
         pairs = [(source, source + back) for source in range(jax.lax.axis_size(sequence_axis) - back)]
         parts.append(jax.lax.ppermute(last, sequence_axis, pairs))
-    # The first devices have fewer keys before them: theirs come first, and behind them some that no query sees.
+    # The first devices have fewer earlier keys: shift theirs to the front and pad with unseen keys.
     shape = [*a.shape]
     shape[axis] = reach
     unseen = _compat.cast_varying(jnp.zeros(shape, a.dtype), _compat.varying_axes(a))
@@ -123,10 +125,13 @@ def _with_earlier(reach: int, index: jax.Array, sequence_axis: str, a: jax.Array
 
 
 def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[Any], jax.Array]) -> jax.Array:
-    """Return the outputs of a call, or the sum of those of parts of its keys, which go around a ring of devices.
+    """Run a call, or sum its outputs over key shards rotating around a ring.
 
     Args:
-      call: of a ring with the start that is right for the keys of its first device. names: of its arrays of keys. run: runs a call.
+      call: the call; with a ring, its start is relative to the first device's keys.
+      names: fields with keys.
+      ring: mesh axis, or None.
+      run: function to run a call.
     """
     if ring is None:
         return run(call)
@@ -150,9 +155,10 @@ def summed(call: Any, names: tuple[str, ...], ring: str | None, run: Callable[[A
 
 
 def _gathered(arrays: Any, sequence_axis: str, axis: int) -> Any:
-    """Return arrays of the positions of all devices, in their order.
+    """Gather arrays over all devices, in order.
 
-    They are the same on all devices, so that a cotangent is summed as integers before each device takes its part of it.
+    Results are device-invariant, so cotangents are summed as integers before each device takes its
+    shard.
     """
     tracked = sequence_axis not in _compat.untracked_axes()
 
