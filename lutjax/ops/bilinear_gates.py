@@ -1,4 +1,4 @@
-"""Gates of two inputs, by the coefficients of their multilinear polynomials."""
+"""Two-input gates as multilinear polynomials."""
 
 import dataclasses
 from typing import Any
@@ -17,8 +17,8 @@ from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
-# Sizes at which it is tested, measured and tuned: batch, inputs, gates; whether there is a list of readers; whether
-# features come first.
+# Sizes for tests, benchmarks and tuning: batch, inputs, gates; with or without fan-out lists; feature
+# axis first or last.
 @dataclasses.dataclass(frozen=True, eq=False)
 class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     """The call of `lutjax.bilinear_gates`.
@@ -26,8 +26,8 @@ class BilinearGates(Call, op="bilinear_gates", features_first=True, output="t"):
     Attributes:
       x: ``[I, B]`` floats, features first.
       coefficients: ``[4, G]`` floats.
-      wires: int32 ``[G, 2]``, ids that may lie beyond the inputs.
-      readers: int32 ``[I, F]`` of `lutjax.readers`, or None.
+      wires: int32 ``[G, 2]``, ids, possibly out of range.
+      readers: int32 ``[I, F]`` from `lutjax.readers`, or None.
 
     Output and its cotangent: ``[G, B]``. Differentiable: `x`, `coefficients`.
     """
@@ -53,11 +53,12 @@ def bilinear_gates(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Gates of two inputs: ``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``.
+    """Evaluate two-input gates ``y = c0 + c1 a + c2 b + c3 a b`` with ``a, b = x[wires]``.
 
-    Compute coefficients once, outside a scan, with `lutjax.gate_coefficients`; `lutjax.logic_gates` is both in one.
+    Compute coefficients once, outside any scan, with `lutjax.gate_coefficients`.
+    `lutjax.logic_gates` combines both.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+    Definition for one sample. ``dy`` is the output cotangent::
 
         c0, c1, c2, c3 = coefficients
         a, b = x[wires[:, 0]], x[wires[:, 1]]
@@ -66,23 +67,24 @@ def bilinear_gates(
         dx = np.zeros_like(x)
         np.add.at(dx, wires[:, 0], dy * (c1 + c3 * b))
         np.add.at(dx, wires[:, 1], dy * (c2 + c3 * a))
-        dcoefficients = np.stack([dy, dy * a, dy * b, dy * a * b])  # of all samples: their sum
+        dcoefficients = np.stack([dy, dy * a, dy * b, dy * a * b])  # summed over samples
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
-      coefficients: ``[4, G]``, those of 1, a, b and ab.
-      wires: int32 ``[G, 2]``. Traced ids beyond the inputs are clamped. A gate may read one input twice.
-      readers: int32 ``[I, F]`` from `lutjax.readers`. With it the gradient of `x` is gathered, not scattered. Entries that do
-        not belong to `wires` give wrong gradients.
-      feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of
-        the kernels, which costs no transposition.
-      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`: then addends are the products of the definition, term by
-        term, in outputs as in cotangents (docs/logic.md, section 11). Plain JAX runs it.
+      coefficients: ``[4, G]``, for the terms 1, a, b and ab.
+      wires: int32 ``[G, 2]``. Out-of-range traced ids are clamped. A gate may read one input twice.
+      readers: int32 ``[I, F]`` fan-out lists from `lutjax.readers`. With them, `x` gradients are
+        gathered instead of scattered. Entries inconsistent with `wires` give wrong gradients.
+      feature_axis: -1, or 0 if features come first. 0 is the kernels' own layout (contiguous
+        samples per feature) and needs no transposition.
+      accumulate: None for floating-point sums, or see `lutjax.FixedPoint`. Its addends are the
+        definition's products, term by term, for outputs and cotangents (docs/logic.md, section 11).
+        Supported by plain JAX.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `coefficients`, at least
-      float32.
+      ``[..., G]``, or ``[G, ...]`` with dtype ``x.dtype``. Computed in the wider of both dtypes, at
+      least float32.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.

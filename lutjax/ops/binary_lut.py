@@ -1,4 +1,4 @@
-"""Tables over bits, with the gradient of a softened address."""
+"""Bit-addressed tables with finite-difference gradients."""
 
 import dataclasses
 
@@ -30,13 +30,13 @@ def binary_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Tables addressed by the signs of inputs: ``y[g] = table[g, address]``, bit l of it ``x[wires[g, l]] > 0``.
+    """Read bit-addressed tables: ``y[g] = table[g, address]``, address bits ``x[wires[g, l]] > 0``.
 
-    The cotangent of an input is the extended finite difference: slots with its bit minus slots without, weighted by 3 to the
-    power of minus their distance from the address. It is half of what `lutjax.soft_lut` gives at inputs of 1/4 and 3/4
-    in place of 0 and 1.
+    The input cotangent is the extended finite difference: slots with the input's bit set minus
+    slots without it, weighted by 3 to the power of minus their distance from the address. It is
+    half the `lutjax.soft_lut` cotangent at inputs 1/4 and 3/4 instead of 0 and 1.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+    Definition for one sample. ``dy`` is the output cotangent::
 
         gate, n = np.arange(len(table)), wires.shape[1]
         bit = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [slots, n]
@@ -44,7 +44,7 @@ def binary_lut(
         y = table[gate, address]
 
         dtable = np.zeros_like(table)
-        dtable[gate, address] = dy  # of all samples: their sum
+        dtable[gate, address] = dy  # summed over samples
         dx = np.zeros_like(x)
         for l in range(n):
             differs = bit != bit[address][:, None]  # [gates, slots, n]
@@ -53,17 +53,18 @@ def binary_lut(
             np.add.at(dx, wires[:, l], dy * (np.where(bit[:, l], table, -table) * share).sum(axis=-1))
 
     Args:
-      x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``. 0 and NaN give
-        bit 0.
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``. 0
+        and NaN give bit 0.
       table: ``[G, 2**n]``, with n from 1 to 8.
-      wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped. A table may read one input several times.
+      wires: int32 ``[G, n]``. Out-of-range traced ids are clamped. A table may read one input
+        several times.
       readers: see `lutjax.bilinear_gates`.
       feature_axis: see `lutjax.bilinear_gates`.
       accumulate: see `lutjax.bilinear_gates`.
       implementation: see `lutjax.bilinear_gates`.
 
     Returns:
-      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
+      ``[..., G]``, or ``[G, ...]``, with dtype ``x.dtype``.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.

@@ -1,4 +1,4 @@
-"""Layers of gates of two inputs, one after another."""
+"""Networks of two-input gate layers."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ Readers = Sequence[Int[Array, "_ _"] | None]
 
 
 def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> jax.Array:
-    """Return the outputs of a call, each layer by `lutjax.bilinear_gates`."""
+    """Evaluate a call layer by layer with `lutjax.bilinear_gates`."""
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     x, readers = call.x.astype(dtype), call.readers or (None,) * len(call.sizes)
     coefficients = call.coefficients.astype(dtype)
@@ -35,16 +35,17 @@ def _layer_by_layer(call: "GateNetwork", *, implementation: Implementation) -> j
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GateNetwork(Call, op="gate_network", features_first=True, output="o", parts=_layer_by_layer):
-    """The call of `gate_network`. Its parts are the layers.
+    """The call of `gate_network`. It decomposes into layers.
 
     Attributes:
       x: ``[I, B]`` floats, features first.
-      coefficients: ``[4, G]`` floats, the gates of the first layer first.
-      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, which may lie beyond these.
-      readers: of each layer int32 ``[inputs, F]`` of `lutjax.readers`, or None; None: of none.
-      sizes: gates of each layer.
+      coefficients: ``[4, G]`` floats, layer by layer.
+      wires: int32 ``[G, 2]``, output ids in the previous layer, possibly out of range.
+      readers: int32 ``[inputs, F]`` from `lutjax.readers`, or None, for each layer; or None for all
+        layers.
+      sizes: gates per layer.
 
-    Output and its cotangent: ``[O, B]``, those of the last layer. Differentiable: `x`, `coefficients`.
+    Output and its cotangent: ``[O, B]``, for the last layer. Differentiable: `x`, `coefficients`.
     """
 
     x: jax.Array = batched(1, "i")
@@ -54,11 +55,11 @@ class GateNetwork(Call, op="gate_network", features_first=True, output="o", part
     sizes: tuple[int, ...] = static()
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Return for each layer the number of its first gate, and that behind its last one."""
+        """Return the gate range ``(start, stop)`` for each layer."""
         return list(itertools.pairwise(itertools.accumulate(self.sizes, initial=0)))
 
     def sources(self) -> jax.Array:
-        """Return `wires` as ids of all values of a sample, inputs first and then gates: int32 ``[G, 2]``, none beyond its layer."""
+        """Return clamped `wires` as ids in inputs followed by all gates: int32 ``[G, 2]``."""
         found, before, first = [], self.x.shape[0], 0
         for start, stop in self.bounds():
             found.append(first + jnp.clip(self.wires[start:stop], 0, before - 1))
@@ -76,10 +77,10 @@ def gate_network(
     feature_axis: int = -1,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Layers of gates of two inputs, each of which reads the one before: `lutjax.bilinear_gates`, layer after layer.
+    """Evaluate stacked layers of two-input gates: `lutjax.bilinear_gates`, layer by layer.
 
-    In one kernel, where there is one, all gates are evaluated for some samples while their values stay in a cache, and the backward pass
-    evaluates them again: no layer's outputs are written to memory.
+    A fused kernel, if available, evaluates all gates for a block of samples with values in cache.
+    The backward pass recomputes them, so no layer's outputs are written to memory.
 
     Definition::
 
@@ -92,21 +93,23 @@ def gate_network(
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
-      coefficients: ``[4, G]``, those of 1, a, b and ab, of the gates of all layers, the first layer first.
-      wires: int32 ``[G, 2]``, ids of the outputs of the layer before, of the first layer of inputs. Traced ids beyond them are clamped.
-      sizes: number of gates of each layer; together they are ``G``. A layer that is read has at least one.
-      readers: for each layer int32 ``[inputs of the layer, F]`` from `lutjax.readers` of its wires, or None. With it the gradient of what it
-        reads is gathered, not scattered. Entries that do not belong to `wires` give wrong gradients.
-      feature_axis: -1, or 0 where features come first and the samples of each are contiguous: the layout of
-        the kernels, which costs no transposition.
+      coefficients: ``[4, G]``, for the terms 1, a, b and ab, layer by layer.
+      wires: int32 ``[G, 2]``, output ids in the previous layer, or input ids for the first layer.
+        Out-of-range traced ids are clamped.
+      sizes: gates per layer, with the sum ``G``. All layers but the last need at least one gate.
+      readers: for each layer, int32 ``[layer inputs, F]`` fan-out lists from `lutjax.readers`, or
+        None. With them, the layer's input gradients are gathered instead of scattered. Entries
+        inconsistent with `wires` give wrong gradients.
+      feature_axis: -1, or 0 if features come first. 0 is the kernels' own layout (contiguous
+        samples per feature) and needs no transposition.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer, of the dtype of `x`; computed in the wider dtype of `x` and
-      `coefficients`, at least float32, and rounded once.
+      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer with dtype ``x.dtype``. Computed
+      in the wider of both dtypes, at least float32, and rounded once.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, or sizes that are not those of `wires`.
+      ValueError, TypeError: a wrong shape or dtype, or sizes inconsistent with `wires`.
 
     Source: docs/logic.md, section 1.
 
@@ -144,7 +147,6 @@ def gate_network(
 def _checked_readers(
     op: str, readers: Readers | None, n_inputs: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[jax.Array | None, ...] | None:
-    """Return the lists of readers of layers with so many inputs and gates."""
     if readers is None:
         return None
     if len(readers) != len(n_inputs):

@@ -1,4 +1,4 @@
-"""Gates of two inputs, each a mixture of the sixteen that there are."""
+"""Two-input gates as learned mixtures of the sixteen logic gates."""
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ from lutjax.values._fixed_point import FixedPoint
 def gate_coefficients(
     logits: Float[Array, "..."], *, hard: bool = False, axis: int = -1
 ) -> Float[jax.Array, "4 gates"]:
-    """Coefficients of 1, a, b and ab of mixtures of the sixteen gates.
+    """Compute the coefficients of 1, a, b and ab for mixtures of the sixteen gates.
 
-    The number of a gate is its truth table, read most significant bit first over ab = 00, 01, 10, 11: 1 is and,
-    3 is a, 6 is xor, 7 is or, 14 is nand.
+    A gate's number is its truth table, read most significant bit first over ab = 00, 01, 10, 11: 1
+    is and, 3 is a, 6 is xor, 7 is or, 14 is nand.
 
-    Definition; ``dcoefficients`` is the cotangent of the result::
+    Definition. ``dcoefficients`` is the output cotangent::
 
         answers = [np.arange(16) >> place & 1 for place in (3, 2, 1, 0)]  # to ab = 00, 01, 10, 11
         at_00, at_01, at_10, at_11 = answers
@@ -34,8 +34,9 @@ def gate_coefficients(
 
     Args:
       logits: ``[G, 16]`` float32, bfloat16, float16 or float64; ``[16, G]`` with ``axis=0``.
-      hard: the gate with the largest logit (the first of equal ones) instead of the mixture; without a gradient.
-      axis: that of the sixteen, -1 or 0.
+      hard: use the gate with the largest logit (the first maximum) instead of the mixture, without
+        a gradient.
+      axis: gate axis, -1 or 0.
 
     Returns:
       ``[4, G]`` for `lutjax.bilinear_gates`: float64 for float64 logits, else float32.
@@ -69,25 +70,25 @@ def logic_gates(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Differentiable logic gates: `lutjax.gate_coefficients`, then `lutjax.bilinear_gates`.
+    """Evaluate logic gates: `lutjax.gate_coefficients`, then `lutjax.bilinear_gates`.
 
     Definition::
 
         y = lutjax.bilinear_gates(x, lutjax.gate_coefficients(logits), wires)
 
     Args:
-      x: ``[..., I]``, bits or numbers from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
+      x: ``[..., I]``, bits or values from 0 to 1; ``[I, ...]`` with ``feature_axis=0``.
       logits: ``[G, 16]``.
       wires: int32 ``[G, 2]``.
-      hard: each gate is the one with the largest logit: bits in, bits out; no gradient of `logits`.
+      hard: use the gate with the largest logit: bits in, bits out, without a `logits` gradient.
       readers: see `lutjax.bilinear_gates`.
       feature_axis: see `lutjax.bilinear_gates`.
-      accumulate: see `lutjax.bilinear_gates`. Mixtures and their gradient are not accumulated: each is of one
-        gate.
+      accumulate: see `lutjax.bilinear_gates`. Mixtures and their gradients involve one gate each
+        and are not accumulated.
       implementation: see `lutjax.bilinear_gates`.
 
     Returns:
-      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`.
+      ``[..., G]``, or ``[G, ...]``, with dtype ``x.dtype``.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.

@@ -1,4 +1,4 @@
-"""Trees of gates over an image, and the or of neighboring places: in one op, or level by level."""
+"""Gate trees over image windows with OR-pooling, fused or level by level."""
 
 import dataclasses
 import itertools
@@ -22,18 +22,19 @@ from lutjax.ops.bilinear_gates import bilinear_gates
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import as_int32, as_jax
 
-# A level of trees as a function: inputs, features first, the nodes of the level, how often each follows itself, wires, and readers.
+# Evaluates one tree level: inputs (features first), node slice, copies per node, wires, fan-out lists.
 Level = Callable[[jax.Array, slice, int, Any, Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Places of a window in an image, and the groups of them whose largest value is taken. Pairs are of rows and columns.
+    """Window positions in an image and their pooling groups. Pairs hold rows and columns.
 
     Attributes:
-      image: height and width of the image. kernel: of the window.
-      stride: from one place to the next. padding: rows and columns of zeros around the image, of which there is no copy.
-      pool: height and width of groups. pool_padding: rows and columns around the places that groups reach into, where there is nothing.
+      image: image height and width. kernel: window height and width.
+      stride: window stride. padding: implicit zero padding around the image.
+      pool: pooling height and width. pool_padding: empty rows and columns around the positions,
+        reached by pooling groups.
     """
 
     image: tuple[int, int]
@@ -45,7 +46,7 @@ class Places:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Rows and columns of places."""
+        """Number of position rows and columns."""
         rows, columns = (
             (n + 2 * p - k) // s + 1
             for n, k, s, p in zip(self.image, self.kernel, self.stride, self.padding, strict=True)
@@ -54,14 +55,14 @@ class Places:
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Rows and columns of groups."""
+        """Number of group rows and columns."""
         rows, columns = (
             (n + 2 * p) // k for n, k, p in zip(self.counts, self.pool, self.pool_padding, strict=True)
         )
         return rows, columns
 
     def of_groups(self) -> np.ndarray:
-        """Return row and column of each place of each group: int32 ``[places of a group, groups, 2]``; -1, -1: there is no place."""
+        """Return each group's positions, ``[positions per group, groups, 2]``; -1 for none."""
         of_axes = []
         for groups, size, around, n in zip(
             self.groups, self.pool, self.pool_padding, self.counts, strict=True
@@ -73,11 +74,11 @@ class Places:
         return np.where((found < 0).any(-1, keepdims=True), -1, found)
 
     def in_groups(self, y: jax.Array, nothing: Any) -> list[jax.Array]:
-        """Return for each place in a group the values there of all groups, row by row: of ``[trees, rows, columns, ...]``.
+        """Return a list with, for each position in a group, all groups' values row by row.
 
         Args:
-          y: values ``[trees, rows, columns, ...]`` at all places.
-          nothing: value where there is no place.
+          y: ``[trees, rows, columns, ...]``, values at all positions.
+          nothing: value for empty positions.
         """
         (down, right), (rows, columns) = self.pool, self.groups
         if any(self.pool_padding):
@@ -89,20 +90,20 @@ class Places:
         ]
 
     def in_window(self, leaves: Any, n_channels: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return channel, row and column of ids of values in the window; ids beyond it are clamped."""
+        """Return channel, row and column for clamped ids in a window."""
         ids = jnp.clip(leaves, 0, math.prod(self.kernel) * n_channels - 1)
         pixel, channel = jnp.divmod(ids, n_channels)
         return (channel, *jnp.divmod(pixel, self.kernel[1]))
 
     def that_read(self, row: jax.Array, column: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the places where a value at ``row, column`` of the window is each pixel of the image.
+        """Return, for each pixel, the position whose window has it at ``row, column``.
 
         Args:
           row: int32 ``[...]``.
           column: int32 ``[...]``.
 
         Returns:
-          Rows ``[..., height, 1]`` and columns ``[..., 1, width]`` of places; -1 where there is none.
+          Position rows ``[..., height, 1]`` and columns ``[..., 1, width]``; -1 for none.
         """
         found = []
         for offset, size, step, around, n in zip(
@@ -118,15 +119,15 @@ class Places:
 def in_levels(
     places: Places, x: jax.Array, wires: Any, readers: Any, n_nodes: Sequence[int], level: Level
 ) -> jax.Array:
-    """Return the roots of trees at all places, evaluated level by level.
+    """Evaluate trees level by level at all positions and return their roots.
 
     Args:
-      places: the places.
+      places: the window positions.
       x: ``[channels, height, width, ...]``.
-      wires: int32 ``[first nodes, n]``, ids in the window.
-      readers: of channels, or None.
-      n_nodes: of each level, all trees together, the first level first.
-      level: evaluates the nodes of one level.
+      wires: int32 ``[first nodes, n]``, window ids.
+      readers: fan-out lists for channels, or None.
+      n_nodes: nodes per level for all trees together, from the leaves up.
+      level: function to evaluate one level.
 
     Returns:
       ``[trees, rows, columns, ...]``.
@@ -138,7 +139,7 @@ def in_levels(
     x = x.reshape(math.prod(x.shape[:3]), *batch)
     if readers is not None:
         readers = _readers_of_image(places, n_channels, readers, wires)
-    # Leaves of all places are gates of one image, place by place; of what they give, places are a part of the batch.
+    # Leaves at all positions become gates over one padded image. Above them, positions join the batch.
     y = level(x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers)
     y = y.reshape(n_nodes[0], rows, columns, *batch)
     first = n_nodes[0]
@@ -150,10 +151,10 @@ def in_levels(
 
 
 def _wires_of_image(places: Places, n_channels: int, wires: Any) -> jax.Array:
-    """Return the wires of leaves at all places, ids of the padded image with channels first: ``[leaves * places, n]``."""
+    """Return leaf wires at all positions as padded-image ids: ``[leaves * positions, n]``."""
     height, width = (n + 2 * p for n, p in zip(places.image, places.padding, strict=True))
     channel, row, column = places.in_window(jnp.asarray(wires, jnp.int32), n_channels)
-    ids = (channel * height + row) * width + column  # at the first place
+    ids = (channel * height + row) * width + column  # at the first position
     down, right = (
         np.arange(n, dtype=np.int32) * s for n, s in zip(places.counts, places.stride, strict=True)
     )
@@ -162,9 +163,9 @@ def _wires_of_image(places: Places, n_channels: int, wires: Any) -> jax.Array:
 
 
 def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any) -> jax.Array:
-    """Return the readers of each value of the padded image by those of its channel: ``[channels * height * width, F]``.
+    """Expand channel fan-out lists to the padded image: ``[channels * height * width, F]``.
 
-    A leaf that reads some pixel of the window reads this value at one place, or at none.
+    Each leaf reads a given value at one position at most.
     """
     height, width = (n + 2 * p for n, p in zip(places.image, places.padding, strict=True))
     number = jnp.maximum(readers, 0)
@@ -180,7 +181,7 @@ def _readers_of_image(places: Places, n_channels: int, readers: Any, wires: Any)
 
 
 def largest_of_groups(places: Places, y: jax.Array) -> jax.Array:
-    """Return the largest value of each group of places: ``[trees, rows, columns, ...]``. Its gradient goes to the first of the largest."""
+    """Max-pool ``[trees, rows, columns, ...]``. The first maximum gets the gradient."""
 
     def largest(y: jax.Array) -> jax.Array:
         return first_maximum(places.in_groups(y, -jnp.inf))
@@ -190,9 +191,9 @@ def largest_of_groups(places: Places, y: jax.Array) -> jax.Array:
 
 
 def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
-    """Return the largest of several arrays, element by element, NaN before any number. Its gradient goes to the first that is as large.
+    """Return the elementwise maximum, propagating NaN. The first maximum gets the gradient.
 
-    `jax.numpy.max` would divide the gradient among equal values, and bits are equal most of the time.
+    `jax.numpy.max` would split the gradient among equal values, and bits are often equal.
     """
     best, *others = values
     for value in others:
@@ -201,7 +202,7 @@ def first_maximum(values: Sequence[jax.Array]) -> jax.Array:
 
 
 def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> jax.Array:
-    """Return the outputs of a call: every level of all trees by `lutjax.bilinear_gates`, then the maximum."""
+    """Evaluate a call level by level with `lutjax.bilinear_gates`, then max-pool."""
     dtype = accumulator(call.x.dtype, call.coefficients.dtype)
     coefficients, (n_trees, n_leaves), batch = (
         call.coefficients.astype(dtype),
@@ -222,7 +223,7 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
 
 
 def _of_level(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.Array:
-    """Return coefficients of `n` nodes of each tree, several times in a row: ``[4, trees, nodes]`` -> ``[4, trees * n * copies]``."""
+    """Slice and repeat `n` nodes per tree: ``[4, trees, nodes]`` -> ``[4, trees * n * copies]``."""
 
     def own(coefficients: jax.Array) -> jax.Array:
         of_nodes = coefficients[:, :, first : first + n]
@@ -237,14 +238,15 @@ def _of_level(coefficients: jax.Array, first: int, n: int, copies: int) -> jax.A
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LogicTrees(Call, op="logic_trees", features_first=True, output="t p", parts=_level_by_level):
-    """The call of `logic_trees`. Its parts are gates, level by level.
+    """The call of `logic_trees`. It decomposes into gates, level by level.
 
     Attributes:
       x: ``[I, B]`` floats, features first: channels, rows, columns.
-      coefficients: ``[4, K, leaves - 1]`` floats, the nodes of each tree level by level.
-      leaves: int32 ``[K, leaves]``, ids of values in a window, which may lie beyond it; their number is a power of two.
-      readers: int32 ``[channels, F]`` of `lutjax.readers` of the channels of leaves, or None.
-      places: where trees are.
+      coefficients: ``[4, K, leaves - 1]`` floats, each tree's nodes level by level.
+      leaves: int32 ``[K, leaves]``, window ids, possibly out of range. The leaf count is a power of
+        two.
+      readers: int32 ``[channels, F]`` from `lutjax.readers` for the leaves' channels, or None.
+      places: the window positions.
 
     Output and its cotangent: ``[K, groups, B]``. Differentiable: `x`, `coefficients`.
     """
@@ -257,12 +259,12 @@ class LogicTrees(Call, op="logic_trees", features_first=True, output="t p", part
 
     @property
     def n_channels(self) -> int:
-        """Channels of the image."""
+        """Number of image channels."""
         return self.x.shape[0] // math.prod(self.places.image)
 
     @property
     def n_groups(self) -> int:
-        """Groups of places."""
+        """Number of position groups."""
         return math.prod(self.places.groups)
 
     def of_part(self, index: Any) -> "LogicTrees":
@@ -280,18 +282,19 @@ def logic_trees(
     readers: Int[Array, "channels fan_out"] | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Trees of gates at all places of an image, and the largest of the values at neighboring places.
+    """Evaluate gate trees at all window positions of an image, then OR-pool neighboring positions.
 
-    It is what `lutjax.bilinear_gates` gives level by level, on the values of a window at each place, then the maximum over groups
-    of places, whose gradient goes to the first of the largest. Windows are not copied. In one kernel, where there is one, the image is not
-    padded, and values of nodes are not stored: the backward pass computes them again.
+    Equivalent to `lutjax.bilinear_gates` level by level on each window, followed by max pooling
+    over position groups. The first maximum in a group gets the gradient. Windows are not copied. A
+    fused kernel, if available, neither pads the image nor stores node values; the backward pass
+    recomputes them.
 
-    Definition for one sample; ``dy`` is the cotangent of ``y``::
+    Definition for one sample. ``dy`` is the output cotangent::
 
         height, width = places.image
         n_channels, n_leaves = len(x) // (height * width), leaves.shape[1]
 
-        def evaluate(tree, row, column):  # ids of the values that the leaves read, and values of leaves and gates
+        def evaluate(tree, row, column):  # ids read by the leaves; values of leaves and gates
             pixel, channel = np.divmod(leaves[tree], n_channels)
             row = row * places.stride[0] - places.padding[0] + pixel // places.kernel[1]
             column = column * places.stride[1] - places.padding[1] + pixel % places.kernel[1]
@@ -311,7 +314,7 @@ def logic_trees(
             window = [(top + i, left + j) for i, j in np.ndindex(*places.pool)]
             inside = [at for at in window if min(at) >= 0 and np.all(np.less(at, places.counts))]
             found = [evaluate(tree, *at) for at in inside]
-            ids, nodes = max(found, key=lambda each: each[1][-1])  # the first of the largest
+            ids, nodes = max(found, key=lambda each: each[1][-1])  # the first maximum
             y[tree, group] = nodes[-1]
 
             dnodes = [0] * (len(nodes) - 1) + [dy[tree, group]]
@@ -325,16 +328,20 @@ def logic_trees(
                     dx[id] += dleaf
 
     Args:
-      x: ``[I, ...]``, features first: the image, channels, rows and columns.
-      coefficients: ``[4, trees, nodes]``, of each tree level by level, the leaves' parents first: those of 1, a, b and ab.
-      leaves: int32 ``[trees, leaves]``, a power of two, ids of values in a window in the order row, column, channel. Traced ids beyond it are clamped.
-      places: where windows are.
-      readers: int32 ``[channels, F]``: ``lutjax.readers(leaves % channels, channels)``. With it the gradient of `x` needs no sorting.
-        Entries that do not belong to `leaves` give wrong gradients.
+      x: ``[I, ...]``, features first: channels, rows, columns.
+      coefficients: ``[4, trees, nodes]``, for the terms 1, a, b and ab. Each tree's nodes are
+        ordered level by level, the leaves' parents first.
+      leaves: int32 ``[trees, leaves]``, window ids in the order row, column, channel. The leaf
+        count is a power of two. Out-of-range traced ids are clamped.
+      places: the window positions.
+      readers: int32 ``[channels, F]`` fan-out lists
+        ``lutjax.readers(leaves % channels, channels)``. With them, the `x` gradient needs no
+        sorting. Entries inconsistent with `leaves` give wrong gradients.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[trees, groups, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `coefficients`, at least float32.
+      ``[trees, groups, ...]`` with dtype ``x.dtype``. Computed in the wider of both dtypes, at
+      least float32.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.
@@ -396,5 +403,5 @@ def logic_trees(
 
 
 def levels(n_leaves: int) -> Sequence[int]:
-    """Return the number of nodes of each level of a tree, the leaves' parents first."""
+    """Return the node count for each tree level, the leaves' parents first."""
     return [n_leaves >> level for level in range(1, n_leaves.bit_length())]

@@ -1,4 +1,4 @@
-"""Tables over bits, for 32 samples in each machine word."""
+"""Bit-addressed tables on packed words with 32 samples each."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True
     Attributes:
       words: uint32 ``[I, B]``, features first.
       truth: bool ``[G, 2**n]``.
-      wires: int32 ``[G, n]``, ids that may lie beyond the inputs.
+      wires: int32 ``[G, n]``, ids, possibly out of range.
 
     Output: uint32 ``[G, B]``.
     """
@@ -40,7 +40,7 @@ def packed_lut(
     *,
     implementation: Implementation = None,
 ) -> UInt32[jax.Array, "gates *batch"]:
-    """Hard tables over bits as bitwise operations: sample ``32 w + j`` is bit j of word w.
+    """Evaluate hard tables by bitwise operations: sample ``32 w + j`` is bit j of word w.
 
     Definition::
 
@@ -53,8 +53,9 @@ def packed_lut(
 
     Args:
       words: uint32 ``[I, ...]``, from `lutjax.pack_bits`.
-      truth: bool ``[G, 2**n]``, with n from 1 to 8: what each table answers at each address, as in `lutjax.soft_lut`.
-      wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped.
+      truth: bool ``[G, 2**n]``, with n from 1 to 8: each table's output for each address, as in
+        `lutjax.soft_lut`.
+      wires: int32 ``[G, n]``. Out-of-range traced ids are clamped.
       implementation: see `lutjax.detect`.
 
     Returns:
@@ -86,7 +87,7 @@ def packed_lut(
 def pack_bits(
     bits: Num[Array, "features samples"] | Bool[Array, "features samples"],
 ) -> UInt32[jax.Array, "features words"]:
-    """Return samples as bits of words.
+    """Pack samples into words.
 
     Definition::
 
@@ -95,13 +96,13 @@ def pack_bits(
         y = words.sum(axis=-1, dtype=np.uint32)
 
     Args:
-      bits: ``[F, B]``, 0 and 1 or False and True, of any dtype. Of traced numbers, which cannot be looked at, what is not 0 is 1.
+      bits: ``[F, B]``, 0 and 1 or False and True, in any dtype. Traced nonzero values count as 1.
 
     Returns:
-      uint32 ``[F, ceil(B / 32)]``: sample ``32 w + j`` is bit j of word w. Bits beyond the samples are 0.
+      uint32 ``[F, ceil(B / 32)]``: sample ``32 w + j`` is bit j of word w. Unused bits are 0.
 
     Raises:
-      ValueError, TypeError: a wrong shape, no array, or a number that is neither 0 nor 1.
+      ValueError, TypeError: a wrong shape, no array, or a value other than 0 and 1.
 
     Example:
       >>> import jax.numpy as jnp, lutjax
@@ -116,7 +117,7 @@ def pack_bits(
 def unpack_bits(
     words: UInt32[Array, "features words"], n_samples: int
 ) -> Bool[jax.Array, "features {n_samples}"]:
-    """Return the samples of words, the reverse of `pack_bits`.
+    """Unpack samples from words, the inverse of `pack_bits`.
 
     Definition::
 
@@ -125,7 +126,7 @@ def unpack_bits(
 
     Args:
       words: uint32 ``[F, W]``.
-      n_samples: how many there are, at most ``32 * W``.
+      n_samples: number of samples, at most ``32 * W``.
 
     Returns:
       bool ``[F, n_samples]``.

@@ -15,7 +15,7 @@ from lutjax.values._fixed_point import FixedPoint
 from lutjax.values._ids import as_int32, as_jax
 
 
-# As those of bilinear_gates; bits: inputs of each table.
+# Sizes as for bilinear_gates; bits: inputs per table.
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftLut(TableGates, op="soft_lut", features_first=True, output="t"):
     """The call of `lutjax.soft_lut`; see `TableGates`."""
@@ -31,12 +31,12 @@ def soft_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "..."]:
-    """Tables over bits that may lie between 0 and 1: the multilinear interpolation of their slots.
+    """Interpolate bit-addressed tables multilinearly for inputs between 0 and 1.
 
-    ``y[g] = sum_k table[g, k] * prod_l (x[wires[g, l]] if bit l of k else 1 - x[wires[g, l]])``. Where inputs are 0
-    or 1, that is the slot they address; wire 0 is the least significant bit of the address.
+    ``y[g] = sum_k table[g, k] * prod_l (x[wires[g, l]] if bit l of k else 1 - x[wires[g, l]])``.
+    For inputs 0 and 1 this is the addressed slot. Wire 0 is the least significant address bit.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y``::
+    Definition for one sample. ``dy`` is the output cotangent::
 
         n = wires.shape[1]
         bit = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [slots, n]
@@ -44,7 +44,7 @@ def soft_lut(
         share = np.where(bit, read, 1 - read)  # [gates, slots, n]
         y = (table * share.prod(axis=-1)).sum(axis=-1)
 
-        dtable = dy[:, None] * share.prod(axis=-1)  # of all samples: their sum
+        dtable = dy[:, None] * share.prod(axis=-1)  # summed over samples
         dx = np.zeros_like(x)
         for l in range(n):
             others = np.delete(share, l, axis=-1).prod(axis=-1)
@@ -53,15 +53,16 @@ def soft_lut(
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; ``[I, ...]`` with ``feature_axis=0``.
       table: ``[G, 2**n]``, with n from 1 to 8.
-      wires: int32 ``[G, n]``. Traced ids beyond the inputs are clamped. A table may read one input several times.
+      wires: int32 ``[G, n]``. Out-of-range traced ids are clamped. A table may read one input
+        several times.
       readers: see `lutjax.bilinear_gates`.
       feature_axis: see `lutjax.bilinear_gates`.
       accumulate: see `lutjax.bilinear_gates`.
       implementation: see `lutjax.bilinear_gates`.
 
     Returns:
-      ``[..., G]``, or ``[G, ...]``, of the dtype of `x`; computed in the wider dtype of `x` and `table`, at least
-      float32.
+      ``[..., G]``, or ``[G, ...]`` with dtype ``x.dtype``. Computed in the wider of both dtypes, at
+      least float32.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or more than 8 bits.
