@@ -1,4 +1,4 @@
-"""Ops made of a detection and a look-up."""
+"""Ops composed of a detection and a lookup."""
 
 from typing import Any
 
@@ -30,27 +30,28 @@ def lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Apply a fully connected layer of lookup tables: `lutjax.detect`, then `lutjax.lookup`.
+    """Apply a fully connected lookup-table layer: `lutjax.detect`, then `lutjax.lookup`.
 
     Definition::
 
-        if groups is not None:  # the inputs of all groups side by side; those of a detector's group begin at `first`
+        if groups is not None:  # concatenate the groups' inputs; a detector's group begins at `first`
             first = np.arange(len(anchors)) // (len(anchors) // groups) % x.shape[-2] * x.shape[-1]
             x, anchors = x.reshape(*x.shape[:-2], -1), anchors + first[:, None, None]
         y = lutjax.lookup(weights, lutjax.detect(x, anchors, epsilon=epsilon), groups=groups)
 
     Args:
-      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` if all groups share the
+        input.
       weights: ``[T, 2**C, O]``.
-      anchors: int32 ``[T, C, 2]``, of the inputs of a group.
-      groups: number of groups, ``G``: the first ``T / G`` detectors read the first input and add to the first output, and so on. None: one
-        group, without an axis.
+      anchors: int32 ``[T, C, 2]``, input ids within a group.
+      groups: number of groups ``G``. The first ``T / G`` detectors read the first input and add to
+        the first output, and so on. None means one group without a group axis.
       epsilon: see `lutjax.detect`.
       accumulate: see `lutjax.detect`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`; dtype ``weights.dtype``.
 
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup`.
@@ -76,12 +77,11 @@ def _detected(
     accumulate: FixedPoint | None,
     implementation: Implementation,
 ) -> Detection:
-    """Return the detection of inputs, or of those of all groups side by side."""
     how: dict[str, Any] = {"epsilon": epsilon, "accumulate": accumulate, "implementation": implementation}
     if groups is None:
         return detect(x, anchors, **how)
     x, anchors = _groups.inputs_joined(op, x, anchors, groups)
-    with trusted_ids():  # made of anchors that are checked
+    with trusted_ids():  # the anchors are already checked
         return detect(x, anchors, **how)
 
 
@@ -97,7 +97,7 @@ def sparse_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Apply a sparsely connected layer of lookup tables: `lutjax.detect`, then `lutjax.sparse_lookup`.
+    """Apply a sparse lookup-table layer: `lutjax.detect`, then `lutjax.sparse_lookup`.
 
     Definition::
 
@@ -108,19 +108,21 @@ def sparse_lut(
         y = lutjax.sparse_lookup(weights, d, targets, n_outputs, groups=groups)
 
     Args:
-      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
+      x: ``[..., I]``; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` if all groups share the
+        input.
       weights: ``[T, 2**C, K]``.
-      anchors: int32 ``[T, C, 2]``, of the inputs of a group.
-      targets: int32 ``[T or 1, 2**C or 1, K]`` in the outputs of a group, -1 for an unused slot; or a list of edges of
-        `lutjax.wiring.from_edges`, with weights ``[E]``, see `lutjax.sparse_lookup`.
-      n_outputs: ``O``; a list of edges has its own.
-      groups: number of groups, as `lutjax.lut` takes it.
+      anchors: int32 ``[T, C, 2]``, input ids within a group.
+      targets: int32 ``[T or 1, 2**C or 1, K]`` with output ids within a group, -1 for an unused
+        slot; or an edge list from `lutjax.wiring.from_edges`, with weights ``[E]``, see
+        `lutjax.sparse_lookup`.
+      n_outputs: ``O``; an edge list defines its own.
+      groups: number of groups, as in `lutjax.lut`.
       epsilon: see `lutjax.detect`.
       accumulate: see `lutjax.detect`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`; dtype ``weights.dtype``.
 
     Raises:
       ValueError, TypeError: see `lutjax.detect`, `lutjax.sparse_lookup`.
@@ -163,7 +165,7 @@ def lut_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch length outputs"]:
-    """Self-attention: every position of a sequence is detected once, as query and as key; see `lutjax.lookup_attention`.
+    """Apply `lutjax.lookup_attention` as self-attention, detecting each position once.
 
     Definition::
 
@@ -177,25 +179,29 @@ def lut_attention(
       x: ``[..., L, I]``.
       weights: ``[T, 2**(2C + N), O]``.
       anchors: int32 ``[T, C, 2]``.
-      positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none: ``N = 0``.
+      positions: ``[distances, T or 1, N]`` with at least ``min(L - 1, window)`` distances; none:
+        ``N = 0``.
       targets: see `lutjax.lookup_attention`.
       n_outputs: see `lutjax.lookup_attention`.
-      causal: False: every query sees every key; see `lutjax.lookup_attention`. Positions then have ``2 * L - 1`` distances.
-      window: only pairs less than this far apart count.
+      causal: if False, every query attends to every key; see `lutjax.lookup_attention`. Positions
+        then have ``2 * L - 1`` distances.
+      window: attend only to keys less than this far away.
       block_mask: see `lutjax.lookup_attention`.
       block_sizes: see `lutjax.lookup_attention`.
       segments: int32 ``[..., L]``.
-      sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`. Positions are those of whole
-        sequences.
+      sequence_axis: mesh axis that shards sequences; see `lutjax.lookup_attention`. Positions cover
+        whole sequences.
       epsilon: see `lutjax.detect`.
       accumulate: see `lutjax.detect`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., L, O]`` of the dtype of `weights`. The first place has no earlier key: 0.
+      ``[..., L, O]``  with dtype ``weights.dtype``. The first position has no earlier key and gives
+      0.
 
     Raises:
-      ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup_attention`; also a sequence longer than the positions.
+      ValueError, TypeError: see `lutjax.detect`, `lutjax.lookup_attention`; also a sequence longer
+        than the positions.
 
     Source: docs/semantics.md, section 5.
 
@@ -211,7 +217,7 @@ def lut_attention(
     position = None
     if positions is not None:
         _checks.positions("lut_attention", positions, detection.shape[-1])
-        # Detectors first, so that those of each device stay together where leading axes become one.
+        # Detectors first: each device's detectors stay together when batch dimensions are flattened.
         signs = detect_signs(jnp.swapaxes(positions, 0, 1), implementation=implementation)
         position = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), signs)
     return lookup_attention(

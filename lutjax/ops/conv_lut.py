@@ -1,4 +1,4 @@
-"""Look-up tables over the windows of images, one set for all places."""
+"""Lookup-table convolutions."""
 
 import math
 from collections.abc import Mapping
@@ -43,47 +43,52 @@ def conv_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
-    """Apply a convolution of lookup tables: `lutjax.lut` on every window of an image, with the same tables everywhere.
+    """Apply a lookup-table convolution: `lutjax.lut` on every image window, with shared tables.
 
-    Windows are never copied: an anchor at a place is a value of the image, and detectors of all places read the image itself.
+    Windows are never materialized: detectors at all positions read the image directly.
 
-    Definition, where `padding` is 0; otherwise there are first put so many rows and columns of zeros around the images::
+    Definition for ``padding=0``. Otherwise the images are first zero-padded::
 
         channels = images.shape[-1] // groups
         ids = lutjax.wiring.windows(images.shape[-3:], kernel, stride)  # [rows, columns, values of a window]
-        ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels), 3, 2)  # those of a group side by side
+        ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, groups, channels), 3, 2)  # group by group
         patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
         if read is None:
             y = lutjax.lut(patches, weights, anchors, groups=groups, epsilon=epsilon)
         else:
-            if keep is not None:  # the same at all places
+            if keep is not None:  # shared by all positions
                 keep = np.broadcast_to(keep[..., None, None, :], (*patches.shape[:-2], len(anchors)))
             y = lutjax.scored_lut(patches, weights, anchors, scalars, read=read, groups=groups, keep=keep)
         y = y.reshape(*y.shape[:-2], -1)
 
     Args:
       images: ``[..., height, width, F]`` floats.
-      weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantizedTables`, which the read `lutjax.reads.PowersOfTwo` reads without a gradient.
-      anchors: int32 ``[T, C, 2]``: ids of the values of a window, ``h * w * F / groups`` in the order row, column, channel. They do not
-        depend on the size of images. Traced ids beyond the window are clamped.
-      scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
-      kernel: height and width of a window, ``h`` and ``w``, or one number for both.
-      stride: from one window to the next, in rows and in columns.
-      padding: rows and columns of zeros around the images, less than `kernel`.
-      groups: groups of channels, ``G``: the first ``T / G`` detectors read the first ``F / G`` channels and add to the first ``O``
-        outputs, and so on.
-      read: how tables are read, one of `lutjax.reads`. None: one row each, as by `lutjax.lookup`.
-      keep: ``[..., T]``, factors of the coefficients of each table, for table dropout: of an image the same at all places. Only with a `read`.
-      epsilon: dead zone of comparisons, as in `lutjax.detect`; not with a `read`.
+      weights: ``[T, 2**C, O]``, floats, or `lutjax.QuantizedTables` for `lutjax.reads.PowersOfTwo`,
+        without a gradient.
+      anchors: int32 ``[T, C, 2]``, ids of the ``h * w * F / groups`` window values in the order
+        row, column, channel. They are independent of the image size. Out-of-range traced ids are
+        clamped.
+      scalars: the read's learned scalars by name, as returned by ``read.initial()``.
+      kernel: window height and width, ``h`` and ``w``, or one number for both.
+      stride: window stride in rows and columns.
+      padding: zero padding in rows and columns, less than `kernel`.
+      groups: number of channel groups ``G``. The first ``T / G`` detectors read the first ``F / G``
+        channels and add to the first ``O`` outputs, and so on.
+      read: one of `lutjax.reads`. None reads one row per table, as in `lutjax.lookup`.
+      keep: ``[..., T]``, coefficient factors per image and table, for table dropout, shared by all
+        positions. Only with a `read`.
+      epsilon: comparison dead zone, as in `lutjax.detect`; not with a `read`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., rows, columns, G * O]``, of the dtype of `weights`, with ``rows = (height + 2 * padding - h) // stride + 1``.
+      ``[..., rows, columns, G * O]`` with dtype ``weights.dtype``, where
+      ``rows = (height + 2 * padding - h) // stride + 1``.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, a window larger than the padded image, groups that do not divide channels and
-        detectors, scalars, `keep` or tables of integers without a read, or other scalars than it needs.
+      ValueError, TypeError: a wrong shape or dtype, a window larger than the padded image, groups
+        that do not divide channels and detectors, scalars, `keep` or quantized tables without a
+        read, or scalars other than the read's.
 
     Source: docs/semantics.md, section 11.
 
@@ -133,7 +138,7 @@ def conv_lut(
 
     with trusted_ids():  # those of places are made of anchors that are checked
         if isinstance(weights, QuantizedTables):
-            # Margins are inputs of a scored read, one by one. There is no gradient, so they are not kept.
+            # A scored read takes margins one by one. Without a gradient they are not saved.
             each = n_detectors // n_groups * n_comparisons
             probes = jnp.arange(n_detectors * n_comparisons, dtype=jnp.int32) % each
             y = scored_lut(
@@ -153,7 +158,7 @@ def conv_lut(
                 named = dict(zip(read.initial(), values, strict=True))
                 return read(margins(x, ids, **how), named, accumulate=accumulate)
 
-            # Margins, one for each comparison and place, are not kept for the backward pass.
+            # Margins (one per comparison and position) are not saved for the backward pass.
             index, coefficients = jax.checkpoint(ways)(x, _scalars(op, scalars, read, accumulator(x.dtype)))
             coefficients = by_place(coefficients, index.shape[-1])
             if keep is not None:
@@ -171,7 +176,7 @@ def conv_lut(
 
 
 def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons: int) -> None:
-    """Check for a read, which has no dead zone and at least one comparison, or for no read and no scalars."""
+    """Check that a read has no dead zone and a comparison, and no read no scalars."""
     if read is None:
         _checks.require(scalars is None, op, "scalars", scalars, "they are those of a read, and read is None")
         return
@@ -186,7 +191,6 @@ def _check_read(op: str, read: Any, scalars: Any, epsilon: float, n_comparisons:
 
 
 def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -> jax.Array | None:
-    """Return factors of tables ``[..., T]`` of images."""
     if keep is None:
         return None
     _checks.floats(op, "keep", keep, -1, "[..., detectors]")
@@ -202,7 +206,7 @@ def _checked_keep(op: str, keep: Any, lead: tuple[int, ...], n_detectors: int) -
 
 
 def _rounded(weights: jax.Array, groups: int) -> jax.Array:
-    """Return tables rounded to int8 with a power of two as scale, in floats; the gradient is that of the identity."""
+    """Return tables rounded to scaled int8, as floats, with a straight-through gradient."""
 
     def rounded(weights: jax.Array) -> jax.Array:
         scale = _quantized.exponents(weights, groups)

@@ -23,15 +23,17 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
 
     Attributes:
       weights: ``[T, R, O]`` floats.
-      query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Kernels get ids that exist, each by itself.
-      position: arrays ``[distances, T or 1]`` of at least one bit and one distance; None: no bits.
-      start: int32 scalar, the place of the first query minus that of the first key; None: 0.
-      starts: int32 ``[B]``, the same of each sequence, in place of `start`; None: all have one.
+      query: arrays ``[B, Lq, T]``. key: arrays ``[B, Lk, T]``. Kernels get each id already clamped.
+      position: arrays ``[distances, T or 1]`` with at least one bit and one distance; None: no
+        bits.
+      start: int32 scalar, the first query position minus the first key position; None: 0.
+      starts: int32 ``[B]``, `start` per sequence; None: all sequences share `start`.
       query_segments, key_segments: int32 ``[B, Lq]`` and ``[B, Lk]``, or both None.
-      window: only pairs with a smaller distance count; None: all earlier ones.
-      block_mask: int32 ``[Bq, Bk]``, 1 where pairs of these blocks of queries and keys count; None: all do. block_sizes: of the blocks.
-      sequence_axis: name of the mesh axis over which queries are divided; None: they are not. Keys never are.
-      accumulate: as the op takes it.
+      window: exclusive distance limit; None: no limit.
+      block_mask: int32 ``[Bq, Bk]``, 1 for attended blocks; None: all. block_sizes: query and key
+        block sizes.
+      sequence_axis: mesh axis that shards queries, or None. Keys are never sharded.
+      accumulate: see the op.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `weights`, `query`, `key`, `position`.
     """
@@ -53,7 +55,7 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
     accumulate: FixedPoint | None = static(default=None)
 
     def prepared(self) -> "LookupAttention":
-        # Ids are put side by side in a longer one: bits beyond their own would reach those of another id.
+        # Ids are packed side by side: an out-of-range id would overwrite its neighbor's bits.
         position = None if self.position is None else existing(self.position)
         return self.replace(query=existing(self.query), key=existing(self.key), position=position)
 
@@ -79,11 +81,12 @@ class LookupAttention(Call, op="lookup_attention", table="weights", output="q o"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseLookupAttention(LookupAttention, op="lookup_attention", table="weights", output="q o"):
-    """The call of `lutjax.lookup_attention` with targets, which are not the same for all rows.
+    """The call of `lutjax.lookup_attention` with per-row targets.
 
     Attributes:
       weights: ``[T, R, K]`` floats.
-      targets: int32 ``[T or 1, R or 1, K]``; negative ids are unused slots, others may lie beyond the outputs.
+      targets: int32 ``[T or 1, R or 1, K]``; negative ids mark unused slots, and other ids may be
+        out of range.
       n_outputs: ``O``.
     """
 
@@ -120,16 +123,18 @@ def lookup_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
-    """Sum, for each query, a row for every earlier key and every detector.
+    """Sum one row per earlier key and detector for each query.
 
-    The row of a pair at distance ``d = query place - key place - 1`` puts bits side by side,
+    A pair at distance ``d = query position - key position - 1`` addresses the row
     ``query.index << (key.bits + N) | key.index << N | position.index[d]``, and
-    ``y[j] = sum over keys i before j, and over detectors t, of weights[t, row]``: a sum, not a mean.
-    Of each pair the closer one of query and key receives a gradient (of equal ones the key), and in addition the
-    position where it is strictly closer than both. Nothing of the size of all pairs is kept.
+    ``y[j] = sum over keys i before j, and over detectors t, of weights[t, row]``: a sum, not a
+    mean. In each pair, the closer margin among query and key receives the gradient (the key on
+    ties). The position receives a gradient as well if strictly closer than both. Memory does not
+    grow with the number of pairs.
 
-    Definition for one sequence. ``dy`` is the cotangent of ``y``, and ``dquery``, ``dkey`` and ``dposition`` are the cotangents of
-    the three margins. Without `position` its index has 0 bits; `targets` are explained below::
+    Definition for one sequence. ``dy`` is the output cotangent, and ``dquery``, ``dkey`` and
+    ``dposition`` are the margin cotangents. Without `position` its index has 0 bits. See below for
+    `targets`::
 
         def surrogate_derivative(margin):
             return 0.5 * (1 if margin > 0 else -1) / (1 + abs(margin)) ** 2
@@ -165,43 +170,51 @@ def lookup_attention(
                 dposition[p] += surrogate_derivative(of_position) * (lost @ dy[j])
 
     Args:
-      weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, ``R == 2**(query.bits + key.bits + N)``.
+      weights: ``[T, R, O]`` float32, bfloat16, float16 or float64,
+        ``R == 2**(query.bits + key.bits + N)``.
       query: arrays ``[..., Lq, T]``.
-      key: arrays ``[..., Lk, T]``, of the same leading axes; in self-attention the same detection. Indices
-        out of range are clamped, each before they are put together.
-      position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; none: ``N = 0``.
-      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot: weights are then ``[T, R, K]``, and slot ``k`` of a row reaches output
-        ``targets[t, row, k]`` alone, as in `lutjax.sparse_lookup`. Equal to a table that is zero elsewhere, which is not made. Unless all
-        rows share one list, plain JAX, native kernels and Triton run it.
+      key: arrays ``[..., Lk, T]`` with the same batch dimensions; in self-attention the same
+        detection. Out-of-range indices are clamped before packing.
+      position: arrays ``[distances, T or 1]`` with ``N`` bits, from `lutjax.detect_signs`; None:
+        ``N = 0``.
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Weights are then ``[T, R, K]``,
+        and slot ``k`` only contributes to output ``targets[t, row, k]``, as in
+        `lutjax.sparse_lookup`. Equal to a dense table with zeros elsewhere, without materializing
+        it. Per-row targets are supported by plain JAX, native kernels and Triton.
       n_outputs: number of outputs, with targets.
-      causal: whether a query sees earlier keys only. False: every query sees every key, and the distance of query ``j`` and key ``i``
-        is ``d = j - i + Lk - 1``, from 0 to ``Lq + Lk - 2``, so `position` has that many entries and one more; with no `window`, and
-        places that start at 0.
-      window: only pairs with ``d < window`` count; the cost is then ``Lq * window``.
-      block_mask: bools ``[Bq, Bk]``: only pairs of query ``j`` and key ``i`` with ``block_mask[j // block_sizes[0], i // block_sizes[1]]`` count, and
-        tiles without such pairs cost nothing. Plain JAX, native and Triton kernels run it.
-      block_sizes: queries and keys of a block, or one number for both; they and `block_mask` go together.
-      query_start: place of the first query, an integer that may be traced. Or int32 ``[...]``, that of each
-        sequence, which plain JAX, native and Triton kernels run: sequences of different lengths in one call.
-      key_start: place of the first key, as `query_start`.
-      query_segments: int32 ``[..., Lq]``; only pairs of one segment count.
-      key_segments: int32 ``[..., Lk]``, the segments of the keys.
-      sequence_axis: inside a `jax.shard_map`, name of the mesh axis over which sequences are divided: `query` and `key` (and segments) are
-        the device's part of them, all devices have parts of the same length, and `query_start` is that of the first device. Devices
-        exchange keys; each reads tables for its own queries. With a window a device gets the keys that it reaches alone, else those of one
-        device after the other; in fixed point, for tables of 16 bits, and where their gradient is wanted in factors, it gathers all.
+      causal: whether queries attend to earlier keys only. If False, every query attends to every
+        key, and the distance between query ``j`` and key ``i`` is ``d = j - i + Lk - 1``, from 0 to
+        ``Lq + Lk - 2``, so `position` needs ``Lq + Lk - 1`` entries. Requires no `window` and zero
+        starts.
+      window: attend only to pairs with ``d < window``, at cost ``Lq * window``.
+      block_mask: bool ``[Bq, Bk]``. Query ``j`` attends to key ``i`` only if
+        ``block_mask[j // block_sizes[0], i // block_sizes[1]]``. Fully masked tiles cost nothing.
+        Supported by plain JAX, native and Triton kernels.
+      block_sizes: queries and keys per block, or one number for both. Required with `block_mask`.
+      query_start: first query position, an integer, possibly traced. Or int32 ``[...]``, one per
+        sequence, for sequences with different lengths in one call. Supported by plain JAX, native
+        and Triton kernels.
+      key_start: first key position, like `query_start`.
+      query_segments: int32 ``[..., Lq]``. Queries attend only within their segment.
+      key_segments: int32 ``[..., Lk]``, key segments.
+      sequence_axis: inside a `jax.shard_map`, mesh axis that shards sequences. `query`, `key` and
+        segments are equal-length shards, and `query_start` is for the first device. Devices
+        exchange keys, and each reads tables for its own queries. With a window a device receives
+        only keys within reach; otherwise keys travel around a ring. Fixed point, 16-bit tables and
+        sparse gradients gather all keys.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., Lq, O]`` of the dtype of `weights`; 16-bit tables are summed in float32. A query without an
-      earlier key gives 0.
+      ``[..., Lq, O]``  with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
+      Queries without earlier keys give 0.
 
-    Large rows are safe as for `lutjax.lookup` on CPUs and, with at most 511 keys or a smaller window, on GPUs. On TPUs, and on GPUs
-    for longer texts, whose reads may be counted, products of `dy` with rows are subtracted: the error is of the order of
+    Large rows are safe as for `lutjax.lookup` on CPUs and, with at most 511 keys or a smaller
+    window, on GPUs. On TPUs, and on GPUs for longer sequences with counted reads, products of `dy`
+    with rows are subtracted: the error is about
     ``2**-20 * sum(|dy| (|row| + |row with that flip|))``, and each of these sums must be finite.
 
-    Distances beyond `position` are an error where they are known, else they are clamped to the last.
+    Distances beyond `position` raise an error if known; otherwise they are clamped to the last.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the bits.

@@ -1,4 +1,4 @@
-"""Look-up tables at the places of a window over images, in one op: detection, and the sums of the rows that it addresses."""
+"""Fused windowed lookup tables over images: detection and row sums."""
 
 import dataclasses
 import math
@@ -24,11 +24,12 @@ from lutjax.values._ids import as_int32, as_jax
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Places of a window over an image.
+    """Window positions over an image.
 
     Attributes:
-      image: height, width and channels. size, stride, padding: of the window, in rows and in columns.
-      channels: of a window. Fewer than those of the image: those of each group of detectors follow those of the group before.
+      image: height, width and channels. size, stride, padding: the window's, in rows and columns.
+      channels: channels per window. If fewer than the image's, each detector group reads the next
+        channels.
     """
 
     image: tuple[int, int, int]
@@ -39,18 +40,18 @@ class Windows:
 
     @property
     def places(self) -> tuple[int, int]:
-        """Rows and columns of places."""
+        """Number of position rows and columns."""
         sizes = zip(self.image[:2], self.size, self.stride, self.padding, strict=True)
         rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in sizes)
         return rows, columns
 
     @classmethod
     def whole(cls, n_inputs: int) -> "Windows":
-        """Return the one place of a window that is all there is: anchors are ids of inputs."""
+        """Return a single window over all inputs, with input ids as anchors."""
         return cls((1, 1, n_inputs), (1, 1), (1, 1), (0, 0), n_inputs)
 
     def of_all_channels(self, anchors: jax.Array, groups: int) -> tuple["Windows", jax.Array]:
-        """Return windows of all channels of the image, and anchors ``[T, C, 2]`` as ids of values in these."""
+        """Return windows over all image channels, and renumbered anchors ``[T, C, 2]``."""
         if self.channels == self.image[2]:
             return self, anchors
         pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
@@ -59,7 +60,7 @@ class Windows:
         return dataclasses.replace(self, channels=self.image[2]), ids
 
     def in_image(self, anchors: jax.Array) -> jax.Array:
-        """Return row, column and channel of every end of anchor pairs in a window of all channels, int32 ``[T, C, 2, 3]``."""
+        """Return each anchor's row, column and all-image channel, int32 ``[T, C, 2, 3]``."""
         pixel, channel = jnp.divmod(self._existing(anchors), self.channels)
         return jnp.stack([pixel // self.size[1], pixel % self.size[1], channel], -1)
 
@@ -67,9 +68,9 @@ class Windows:
         return jnp.clip(anchors, 0, math.prod(self.size) * self.channels - 1)
 
     def ids(self, anchors: jax.Array) -> jax.Array:
-        """Return the anchors of a window of all channels at every place as ids of values of the padded image, ``[P * T, C, 2]``.
+        """Return all-channel anchors at every position as padded-image ids, ``[P * T, C, 2]``.
 
-        The id of a value of the window at a place is its id in the first window plus the shift of that place.
+        Each id is the id in the first window plus the position's shift.
         """
         width, n_channels = self.image[1] + 2 * self.padding[1], self.image[2]
         rows, columns = (np.arange(n) * s for n, s in zip(self.places, self.stride, strict=True))
@@ -85,14 +86,14 @@ class Windows:
         return ids
 
     def padded(self, images: jax.Array) -> jax.Array:
-        """Return images ``[..., height, width, channels]`` with rows and columns of zeros around them."""
+        """Zero-pad images ``[..., height, width, channels]``."""
         if not any(self.padding):
             return images
         return jnp.pad(images, [(0, 0)] * (images.ndim - 3) + [(n, n) for n in (*self.padding, 0)])
 
 
 def _detect_then_look_up(call: "LutAtPlaces", *, implementation: Implementation) -> jax.Array:
-    """Return the outputs of a call: detectors of all places read the padded image, and places are samples of the look-up."""
+    """Detect at all positions in the padded image, then look up positions as samples."""
     windows, x, lead, n_detectors = call.windows, call.x, call.x.shape[:-1], len(call.weights)
     how: dict[str, Any] = {"accumulate": call.accumulate, "implementation": implementation}
     if any(windows.padding):
@@ -110,17 +111,20 @@ def _detect_then_look_up(call: "LutAtPlaces", *, implementation: Implementation)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LutAtPlaces(Call, op="lut_at_places", output="p go", parts=_detect_then_look_up):
-    """The call of `lut_at_places` in which each group has outputs of its own.
+    """The call of `lut_at_places` with separate outputs per group.
 
-    Its parts are a detection and a look-up.
+    It decomposes into a detection and a lookup.
 
     Attributes:
-      x: ``[B, I]`` floats, the values of images, not padded.
+      x: ``[B, I]`` floats, unpadded images.
       weights: ``[T, R, O]`` floats.
-      anchors: int32 ``[T, C, 2]``, ids of values of a window, which may lie beyond it.
-      targets: int32 ``[G, O]``, the outputs that each group reaches, -1 for none; None: each group has outputs of its own.
-      windows: where detectors are, with all channels of the image. groups: ``G``, whose detectors follow each other.
-      epsilon: dead zone. accumulate: as the op takes it. n_reached: outputs of a place among which targets are; None without targets.
+      anchors: int32 ``[T, C, 2]``, window ids, possibly out of range.
+      targets: int32 ``[G, O]``, output ids per group, -1 for none; None: separate outputs per
+        group.
+      windows: the window positions, with all image channels. groups: ``G``; each group's detectors
+        are contiguous.
+      epsilon: dead zone. accumulate: see the op. n_reached: outputs per position with targets, else
+        None.
 
     Output and its cotangent: ``[B, P, n_outputs]``. Differentiable: `x`, `weights`.
     """
@@ -137,18 +141,18 @@ class LutAtPlaces(Call, op="lut_at_places", output="p go", parts=_detect_then_lo
 
     @property
     def n_places(self) -> int:
-        """Number of places, ``P``."""
+        """Number of positions ``P``."""
         return math.prod(self.windows.places)
 
     @property
     def n_outputs(self) -> int:
-        """Number of outputs of a place."""
+        """Number of outputs per position."""
         return self.groups * self.weights.shape[2] if self.n_reached is None else self.n_reached
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LutToTargets(LutAtPlaces, op="lut_at_places", output="p o", parts=_detect_then_look_up):
-    """The call of `lut_at_places` with targets: groups on several devices may reach the same outputs."""
+    """The call of `lut_at_places` with targets. Groups on different devices may share outputs."""
 
 
 def lut_at_places(
@@ -164,14 +168,14 @@ def lut_at_places(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any place_rows place_columns out_channels"]:
-    """Look-up tables at all places of a window: `lutjax.detect`, then `lutjax.lookup`.
+    """Apply lookup tables at all window positions: `lutjax.detect`, then `lutjax.lookup`.
 
-    In one kernel, where there is one, there is no array of detections: rows and margins are computed where they are used, from the image, in
-    the forward and in the backward pass.
+    A fused kernel, if available, never stores detections. It recomputes rows and margins from the
+    image in the forward and backward pass.
 
-    Definition without padding; with padding the images first get rows and columns of zeros on each side::
+    Definition without padding. With padding, images are first zero-padded on each side::
 
-        parts = images.shape[-1] // windows.channels  # 1 where all groups share a window
+        parts = images.shape[-1] // windows.channels  # 1 if all groups share a window
         ids = lutjax.wiring.windows(images.shape[-3:], windows.size, windows.stride)  # [rows, columns, values of a window]
         ids = np.moveaxis(ids.reshape(*ids.shape[:2], -1, parts, windows.channels), 3, 2)
         patches = images.reshape(*images.shape[:-3], -1)[..., ids.reshape(*ids.shape[:3], -1)]
@@ -186,18 +190,20 @@ def lut_at_places(
     Args:
       images: ``[..., height, width, F]``.
       weights: ``[T, 2**C, O]``.
-      anchors: int32 ``[T, C, 2]``, ids of values of a window.
-      targets: int32 ``[groups, O]``: the outputs that the tables of each group reach, of `n_outputs`; -1 for none. None: each group
-        has ``O`` outputs of its own.
-      n_outputs: of a place, with `targets`; without them it is not used.
-      windows: the places of the window.
-      groups: number of groups, as for `lutjax.conv_lut`. Groups share windows of all channels.
+      anchors: int32 ``[T, C, 2]``, window ids.
+      targets: int32 ``[groups, O]``, output ids per group, below `n_outputs`; -1 for none. None
+        means ``O`` separate outputs per group.
+      n_outputs: outputs per position; ignored without `targets`.
+      windows: the window positions.
+      groups: number of groups, as in `lutjax.conv_lut`. Groups share all-channel windows.
       epsilon: dead zone, see `lutjax.detect`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
-      implementation: see `lutjax.detect`. In Triton, the gradient of the weights, and outputs with `targets`, are summed by atomics.
+      implementation: see `lutjax.detect`. Triton sums weight gradients, and outputs with `targets`,
+        by atomics.
 
     Returns:
-      ``[..., rows, columns, n_outputs]``, without targets ``[..., rows, columns, groups * O]``; of the dtype of `weights`.
+      ``[..., rows, columns, n_outputs]``, without targets ``[..., rows, columns, groups * O]``;
+      with dtype ``weights.dtype``.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.

@@ -1,4 +1,4 @@
-"""Attention whose detectors compare inputs of the query, of the key and positions with each other."""
+"""Attention with detectors over query, key and position values."""
 
 import dataclasses
 import functools
@@ -22,12 +22,14 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
     """The call of `lutjax.lut_pair_attention`.
 
     Attributes:
-      x: ``[B, Lq, I]`` floats. keys: ``[B, Lk, I]`` of the same dtype; in self-attention the same array.
+      x: ``[B, Lq, I]`` floats. keys: ``[B, Lk, I]`` with the same dtype; in self-attention the same
+        array.
       weights: ``[T, R, O]`` floats.
-      anchors: int32 ``[T, C, 2]``, ids that may lie beyond ``z``.
-      positions: floats ``[distances, T or 1, N]`` of at least one distance; None: ``N = 0``.
-      start, starts, block_mask, block_sizes, query_segments, key_segments, window, accumulate: see `lutjax.ops.lookup_attention.LookupAttention`.
-      sequence_axis: see there. interleave, epsilon: as the op takes them.
+      anchors: int32 ``[T, C, 2]``, ids in ``z``, possibly out of range.
+      positions: floats ``[distances, T or 1, N]`` with at least one distance; None: ``N = 0``.
+      start, starts, block_mask, block_sizes, query_segments, key_segments, window, accumulate: see
+        `lutjax.ops.lookup_attention.LookupAttention`.
+      sequence_axis: see there. interleave, epsilon: see the op.
 
     Output and its cotangent: ``[B, Lq, O]``. Differentiable: `x`, `keys`, `weights`, `positions`.
     """
@@ -73,7 +75,7 @@ class LutPairAttention(Call, op="lut_pair_attention", table="weights", output="q
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseLutPairAttention(LutPairAttention, op="lut_pair_attention", table="weights", output="q o"):
-    """The call of `lutjax.lut_pair_attention` with targets, which are not the same for all rows.
+    """The call of `lutjax.lut_pair_attention` with per-row targets.
 
     Attributes:
       weights, targets, n_outputs: see `lutjax.ops.lookup_attention.SparseLookupAttention`.
@@ -115,14 +117,16 @@ def lut_pair_attention(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*batch queries outputs"]:
-    """Sum, for each query, the row that a detection of every pair with an earlier key addresses.
+    """Detect every pair with an earlier key, and sum the addressed rows for each query.
 
-    For a query ``j``, an earlier key ``i`` and detector ``t``, the vector ``z = [x[i], x[j], positions[d, t]]``
-    with ``d = j - i - 1`` is detected as by `lutjax.detect`, and ``y[j] += weights[t, index]``. Detections are computed
-    anew in the backward pass; nothing of the size of all pairs is kept.
+    For a query ``j``, an earlier key ``i`` and detector ``t``, the vector
+    ``z = [x[i], x[j], positions[d, t]]`` with ``d = j - i - 1`` is detected as in `lutjax.detect`,
+    and ``y[j] += weights[t, index]``. The backward pass recomputes detections, so memory does not
+    grow with the number of pairs.
 
-    Definition for one sequence. ``dy`` is the cotangent of ``y``. In self-attention ``keys`` is ``x``, whose cotangent is ``dx + dkeys``,
-    and the segments of keys are `segments`. Without `positions` each distance has a position of 0 values::
+    Definition for one sequence. ``dy`` is the output cotangent. In self-attention ``keys`` is
+    ``x``, with cotangent ``dx + dkeys``, and ``key_segments`` is ``segments``. Without `positions`
+    each position has 0 values::
 
         if not causal:
             query_start, key_start = len(keys), 0
@@ -159,31 +163,33 @@ def lut_pair_attention(
     Args:
       x: ``[..., L, I]`` float32, bfloat16, float16 or float64.
       weights: ``[T, 2**C, O]``.
-      anchors: int32 ``[T, C, 2]``, ids of `z`: the key's inputs first, then the query's, then the positions.
-        Traced ids beyond them are clamped.
-      positions: ``[distances, T or 1, N]``; none: ``N = 0``.
+      anchors: int32 ``[T, C, 2]``, ids in `z`: the key's inputs first, then the query's, then the
+        positions. Out-of-range traced ids are clamped.
+      positions: ``[distances, T or 1, N]``; None: ``N = 0``.
       targets: see `lutjax.lookup_attention`.
       n_outputs: see `lutjax.lookup_attention`.
-      interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead; needs ``N == I``.
+      interleave: ``z[3s], z[3s + 1], z[3s + 2] = x[i][s], x[j][s], positions[d, t, s]`` instead;
+        needs ``N == I``.
       causal: see `lutjax.lookup_attention`.
       window: see `lutjax.lookup_attention`.
       block_mask: see `lutjax.lookup_attention`.
       block_sizes: see `lutjax.lookup_attention`.
-      segments: int32 ``[..., L]``; only pairs of one segment count.
-      keys: ``[..., Lk, I]``, the inputs of the keys where they are not those of the queries, as in decoding.
+      segments: int32 ``[..., L]``. Queries attend only within their segment.
+      keys: ``[..., Lk, I]``, key inputs if different from the queries, as in decoding.
       query_start: see `lutjax.lookup_attention`.
       key_start: see `lutjax.lookup_attention`.
-      key_segments: int32 ``[..., Lk]``, segments of `keys`.
-      sequence_axis: name of the mesh axis over which sequences are divided, see `lutjax.lookup_attention`.
+      key_segments: int32 ``[..., Lk]``, key segments.
+      sequence_axis: mesh axis that shards sequences; see `lutjax.lookup_attention`.
       epsilon: dead zone, see `lutjax.detect`.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., L, O]`` of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., L, O]``  with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
 
-    Large rows are safe as for `lutjax.lookup` on CPUs and GPUs. On TPUs products of `dy` with rows are subtracted: the
-    error is of the order of ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of these sums must be finite.
+    Large rows are safe as for `lutjax.lookup` on CPUs and GPUs. On TPUs products of `dy` with rows
+    are subtracted: the error is about ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of
+    these sums must be finite.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or rows that do not fit the anchors.
@@ -202,7 +208,7 @@ def lut_pair_attention(
     _checks.floats(op, "x", x, -2, "[..., length, inputs]")
     *batch, n_queries, n_inputs = x.shape
     if keys is None:
-        # Its cotangents as queries and as keys are added before they are rounded.
+        # Query and key cotangents are added before rounding.
         keys = x = as_jax(x).astype(accumulator(x.dtype))
         key_segments = segments if key_segments is None else key_segments
     _checks.floats(op, "keys", keys, -2, "[..., keys, inputs]")
