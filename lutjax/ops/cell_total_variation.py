@@ -1,4 +1,4 @@
-"""A penalty on tables whose neighboring rows differ."""
+"""A smoothness penalty on neighboring table rows."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from lutjax.values._ids import as_jax
 
 
 def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Float[jax.Array, ""]:
-    """Return the mean squared distance of rows whose addresses differ in one bit.
+    """Return the mean squared distance between rows with addresses one bit apart.
 
-    A regularizer of tables: rows that are seldom read follow their neighbors. Of a model with several layers, take the mean.
+    A table regularizer: rarely read rows follow their neighbors. Average it over a model's layers.
 
-    Definition; ``dy`` is the cotangent of ``y`` and ``dweights`` that of ``weights``::
+    Definition. ``dy`` and ``dweights`` are the cotangents::
 
         n_tables, n_rows, _ = weights.shape
         rows, bits = np.arange(n_rows), n_rows.bit_length() - 1
@@ -31,10 +31,11 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
       weights: ``[T, 2**C, O]`` floats.
 
     Returns:
-      ``[]``, at least float32: summed over outputs, averaged over tables and pairs of rows. 0 for tables of one row.
+      ``[]``, at least float32: summed over outputs, averaged over tables and row pairs. 0 for
+      one-row tables.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, or a number of rows that is not a power of two.
+      ValueError, TypeError: a wrong shape or dtype, or a row count other than a power of two.
 
     Source: docs/semantics.md, section 12.
 
@@ -54,7 +55,7 @@ def cell_total_variation(weights: Float[Array, "detectors rows outputs"]) -> Flo
         weights = weights.astype(accumulator(weights.dtype))
         total = jnp.zeros((), weights.dtype)
         for bit in range(bits):
-            # Rows that differ in this bit lie in the two halves of the middle axis.
+            # The two halves of the middle axis hold the rows with and without this bit.
             pairs = weights.reshape(n_tables, n_rows >> (bit + 1), 2, n_outputs << bit)
             total += jnp.sum(jnp.square(pairs[:, :, 0] - pairs[:, :, 1]))
         return total / max(n_tables * bits * n_rows // 2, 1)

@@ -1,4 +1,4 @@
-"""Comparing pairs of inputs."""
+"""Pairwise comparison of inputs."""
 
 import dataclasses
 
@@ -21,11 +21,11 @@ class Detect(Call, op="detect", output="t"):
 
     Attributes:
       x: ``[B, I]`` floats; None in the backward pass.
-      anchors: int32 ``[T, C, 2]``, ids that may lie beyond the inputs.
-      flip: int32 ``[B, T]``, that of the detection; None in the forward pass.
-      epsilon: dead zone. n_inputs: ``I``. accumulate: as the op takes it.
+      anchors: int32 ``[T, C, 2]``, ids, possibly out of range.
+      flip: int32 ``[B, T]``, from the detection; None in the forward pass.
+      epsilon: dead zone. n_inputs: ``I``. accumulate: see the op.
 
-    Cotangent: of the margin, ``[B, T]``. Differentiable: `x`.
+    Cotangent: the margin's, ``[B, T]``. Differentiable: `x`.
     """
 
     x: jax.Array | None = batched(1, "i")
@@ -49,10 +49,11 @@ def detect(
 ) -> Detection:
     """Compare pairs of inputs: the bits address a row, the closest comparison carries the gradient.
 
-    Detector ``t`` computes ``delta_r = x[a_r] - x[b_r]`` for its ``C`` anchor pairs. Bit ``r`` of the index is
-    ``delta_r > 0``; the margin is the delta of the first pair with the smallest ``|delta|``, and ``flip`` its bit.
+    Detector ``t`` computes ``delta_r = x[a_r] - x[b_r]`` for its ``C`` anchor pairs. Bit ``r`` of
+    the index is ``delta_r > 0``; the margin is the first delta with the smallest ``|delta|``, and
+    ``flip`` its bit.
 
-    Definition, for one sample; ``dmargin`` is the cotangent of the margin and ``dx`` that of ``x``::
+    Definition for one sample. ``dmargin`` and ``dx`` are the cotangents::
 
         a, b = anchors[..., 0], anchors[..., 1]
         delta = x[a] - x[b]  # [T, C]
@@ -67,19 +68,22 @@ def detect(
 
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64.
-      anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`: ids of inputs. Traced ids beyond the inputs are clamped.
-      epsilon: dead zone, in units of `x`: ``|delta| < epsilon`` gives bit 0. Margin and flip ignore it.
-      accumulate: None for floating-point sums (here of the gradient), or see `lutjax.FixedPoint`.
-      implementation: which kernel runs it: None (the best that fits), a name, or names in order of preference.
+      anchors: int32 ``[T, C, 2]``, from `lutjax.sample_anchors`: input ids. Out-of-range traced ids
+        are clamped.
+      epsilon: dead zone, in the units of `x`: ``|delta| < epsilon`` gives bit 0. Margin and flip
+        ignore it.
+      accumulate: None for floating-point gradient sums, or see `lutjax.FixedPoint`.
+      implementation: kernel to run: None for the best supported one, a name, or names in order of
+        preference.
 
     Returns:
-      `Detection` with arrays ``[..., T]``. The margin is float32 for 16-bit inputs (compared in float32),
-      else of the dtype of `x`. NaN gives bit 0, and a NaN margin.
+      `Detection` with arrays ``[..., T]``. The margin has dtype ``x.dtype``, or float32 for 16-bit
+      inputs, which are compared in float32. NaN gives bit 0 and a NaN margin.
 
     Without pairs (``C = 0``) index and flip are 0 and the margin is ``+inf``, without a gradient.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, or an anchor that is not an input.
+      ValueError, TypeError: a wrong shape or dtype, or anchors out of range.
 
     Source: docs/semantics.md, section 1.
 

@@ -1,4 +1,4 @@
-"""Reading the signs of values as bits."""
+"""Detection by sign."""
 
 import dataclasses
 
@@ -20,10 +20,10 @@ class DetectSigns(Call, op="detect_signs", output=""):
 
     Attributes:
       positions: ``[B, N]`` floats; None in the backward pass.
-      flip: int32 ``[B]``, that of the detection; None in the forward pass.
+      flip: int32 ``[B]``, from the detection; None in the forward pass.
       epsilon: dead zone. n_bits: ``N``.
 
-    Cotangent: of the margin, ``[B]``. Differentiable: `positions`.
+    Cotangent: the margin's, ``[B]``. Differentiable: `positions`.
     """
 
     positions: jax.Array | None = batched(1, "n")
@@ -38,11 +38,11 @@ class DetectSigns(Call, op="detect_signs", output=""):
 def detect_signs(
     positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0, implementation: Implementation = None
 ) -> Detection:
-    """Detect values that are deltas themselves: bit = value > 0.
+    """Detect precomputed deltas: bit = value > 0.
 
-    Attention reads its trained positions so.
+    Attention uses it for its learned positions.
 
-    Definition, for one row of values; ``dmargin`` is the cotangent of the margin::
+    Definition for one row. ``dmargin`` is the margin cotangent::
 
         bit = (positions > 0) & ~(np.abs(positions) < epsilon)
         index = (bit << np.arange(len(positions))).sum()
@@ -54,7 +54,7 @@ def detect_signs(
 
     Args:
       positions: ``[..., N]`` float32, bfloat16, float16 or float64.
-      epsilon: dead zone, in units of the values: ``|value| < epsilon`` gives bit 0.
+      epsilon: dead zone, in the units of `positions`: ``|value| < epsilon`` gives bit 0.
       implementation: see `lutjax.detect`.
 
     Returns:

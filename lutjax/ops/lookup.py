@@ -1,4 +1,4 @@
-"""Summing the rows that detectors address."""
+"""Sums over addressed rows."""
 
 import dataclasses
 
@@ -21,8 +21,8 @@ class Lookup(Call, op="lookup", table="weights", output="go"):
 
     Attributes:
       weights: ``[T, R, O]`` floats.
-      detection: arrays ``[B, T]``; ids may lie beyond the rows.
-      groups: ``G``, whose detectors follow each other. accumulate: as the op takes it.
+      detection: arrays ``[B, T]``; ids may be out of range.
+      groups: ``G``; each group's detectors are contiguous. accumulate: see the op.
 
     Output and its cotangent: ``[B, G * O]``. Differentiable: `weights`, `detection`.
     """
@@ -41,13 +41,13 @@ def lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sum the rows that detectors address: ``y[b] = sum_t weights[t, index[b, t]]``.
+    """Sum the rows addressed by detectors: ``y[b] = sum_t weights[t, index[b, t]]``.
 
-    Rows do not change continuously, so the gradient of a margin is a surrogate: what the sum would lose if the closest
-    comparison changed, times the *surrogate derivative*, which is large where that comparison is close.
+    The output is piecewise constant, so margins receive a *surrogate gradient*: the loss in the sum
+    if the closest comparison flipped, times a slope that grows as the comparison gets closer.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``, and `groups` are 1
-    for None::
+    Definition for one sample. ``dy`` is the output cotangent, ``dmargin`` the margin cotangent, and
+    ``groups=None`` means 1::
 
         t, index, margin = np.arange(len(weights)), detection.index, detection.margin
         row, flipped = weights[t, index], weights[t, index ^ detection.flip]
@@ -57,28 +57,30 @@ def lookup(
         dy = dy[t // (len(t) // groups)]
         dmargin = surrogate_derivative * ((row - flipped) * dy).sum(axis=1)
         dweights = np.zeros_like(weights)
-        dweights[t, index] = dy  # of all samples: their sum
+        dweights[t, index] = dy  # summed over samples
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
-      detection: arrays ``[..., T]``. Indices are data, as they are computed: those out of range are clamped, traced or not.
-      groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
-        output, without an axis.
+      detection: arrays ``[..., T]``. Out-of-range indices are clamped, traced or not.
+      groups: number of groups ``G``. The first ``T / G`` tables are summed to the first output, and
+        so on. None sums all tables to one output without a group axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`; dtype ``weights.dtype``. 16-bit tables
+      are accumulated in float32.
 
-    Large rows are safe on CPUs and GPUs: two rows are subtracted, in at least float32, before they are multiplied by `dy`,
-    so the error is a rounding of ``sum(|dy| |row - flipped row|)``, and only a difference that is itself too large for the
-    dtype gives an infinity or NaN. On TPUs this holds for tables of more than 512 rows that stay in vector memory or are
-    gathered; of others the products of `dy` with all rows are subtracted: the error is of the order of
+    Large rows are safe on CPUs and GPUs: both rows are subtracted, in at least float32, before
+    multiplication by `dy`. The error is a rounding error in ``sum(|dy| |row - flipped row|)``, and
+    only a difference beyond the dtype's range gives an infinity or NaN. On TPUs this holds for
+    tables with more than 512 rows in vector memory or with gathered rows. For other tables the
+    products of `dy` with all rows are subtracted: the error is about
     ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of these sums must be finite.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or groups that do not divide the
-        detectors.
+      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or
+        groups that do not divide the detectors.
 
     Source: docs/semantics.md, sections 2 and 3.
 

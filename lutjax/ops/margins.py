@@ -1,4 +1,4 @@
-"""Differences of pairs of inputs, all of them."""
+"""Pairwise input differences."""
 
 import dataclasses
 
@@ -19,10 +19,11 @@ class Margins(Call, op="margins", output="t c"):
     """The call of `lutjax.margins`.
 
     Attributes:
-      x: ``[B, H, I]`` floats; ``H`` is the number of groups, or 1: all groups share the input. Only its shape counts in the backward pass.
-      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` of single probes; ids may lie beyond the inputs.
-      groups: ``G``; the tables of a group follow each other.
-      accumulate: as the op takes it.
+      x: ``[B, H, I]`` floats; ``H`` is ``G``, or 1 if all groups share the input. The backward pass
+        uses only its shape.
+      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` for single probes; ids may be out of range.
+      groups: ``G``; each group's tables are contiguous.
+      accumulate: see the op.
 
     Output and its cotangent: ``[B, T, C]``. Differentiable: `x`.
     """
@@ -41,9 +42,10 @@ def margins(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any detectors comparisons"]:
-    """Compare pairs of inputs and return every difference, where `lutjax.detect` keeps the closest.
+    """Return all pairwise differences; `lutjax.detect` keeps only the closest.
 
-    Definition for one sample. ``du`` is the cotangent of ``u`` and ``dx`` the cotangent of ``x``. Without `groups` there is one group::
+    Definition for one sample. ``du`` and ``dx`` are the cotangents. Without `groups` there is one
+    group::
 
         x = x.reshape(-1, x.shape[-1])  # [groups or 1, I]
         t = np.arange(len(anchors))
@@ -57,12 +59,12 @@ def margins(
             np.subtract.at(dx, (group, anchors[..., 1]), du)
 
     Args:
-      x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share
-        the input.
-      anchors: int32 ``[T, C, 2]``, pairs of inputs, or ``[T, C]``, single inputs that are compared with 0. Traced ids beyond the
-        inputs are clamped.
-      groups: number of groups, ``G``: the first ``T / G`` detectors read the first input, and so on. None: one group, without
-        an axis.
+      x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or
+        ``[..., 1, I]`` if all groups share the input.
+      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs, compared with 0.
+        Out-of-range traced ids are clamped.
+      groups: number of groups ``G``. The first ``T / G`` detectors read the first input, and so on.
+        None means one group without a group axis.
       accumulate: see `lutjax.detect`.
       implementation: see `lutjax.detect`.
 

@@ -1,4 +1,4 @@
-"""Tables of integers for the deployed read."""
+"""Int8 tables for deployed reads."""
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from lutjax.values._ids import as_jax
 def quantize_tables(
     weights: Float[Array, "detectors rows outputs"], *, groups: int | None = None
 ) -> _quantized.QuantizedTables:
-    """Round tables to int8 with a power of two as scale for each group and output.
+    """Quantize tables to int8 with a power-of-two scale per group and output.
 
-    Definition, with `groups` of 1 for None::
+    Definition. ``groups=None`` means 1::
 
         n_tables, n_rows, n_outputs = weights.shape
         each = weights.reshape(groups, n_tables // groups * n_rows, n_outputs)
@@ -28,10 +28,10 @@ def quantize_tables(
 
     Args:
       weights: ``[T, R, O]`` floats.
-      groups: as `lutjax.scored_lut` takes it.
+      groups: see `lutjax.scored_lut`.
 
     Returns:
-      The tables that the read `lutjax.reads.PowersOfTwo` sees while it is trained.
+      The tables used by `lutjax.reads.PowersOfTwo` during training.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or groups that do not divide the tables.

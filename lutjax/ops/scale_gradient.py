@@ -1,4 +1,4 @@
-"""Changing a gradient, and nothing else."""
+"""Gradient scaling."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ def scale_gradient(
 ) -> Float[jax.Array, "*shape"]:
     """Return the input unchanged, and scale its cotangent by `factor`.
 
-    Scales a layer's learning rate without touching what flows through it: ``lookup(scale_gradient(weights, f), d)``
-    scales the table's gradient and leaves the margin's alone.
+    Use it to scale a layer's learning rate: ``lookup(scale_gradient(weights, f), d)`` scales the
+    table gradient but not the margin gradient.
 
-    Definition; ``dy`` is the cotangent of ``y``::
+    Definition. ``dy`` is the output cotangent::
 
         y = x
 
@@ -28,8 +28,8 @@ def scale_gradient(
 
     Args:
       x: any shape, float32, bfloat16, float16 or float64.
-      factor: a number, perhaps traced, or an array of as many axes as `x` that broadcasts to it: factors of tables are ``[T, 1, 1]``.
-        It has no gradient.
+      factor: a number, possibly traced, or an array with the rank of `x` that broadcasts to it,
+        such as ``[T, 1, 1]`` for tables. It has no gradient.
 
     Returns:
       `x`.

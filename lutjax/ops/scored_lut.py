@@ -1,4 +1,4 @@
-"""Look-up tables whose rows are weighted by a score of the comparisons."""
+"""Lookup tables with rows weighted by comparison scores."""
 
 import dataclasses
 import functools
@@ -27,16 +27,17 @@ class ScoredLut(Call, op="scored_lut", table="weights", output="g o"):
     """The call of `lutjax.scored_lut`.
 
     Attributes:
-      x: ``[B, H, I]`` floats; ``H`` is the number of groups, or 1: all groups share the input.
+      x: ``[B, H, I]`` floats; ``H`` is ``G``, or 1 if all groups share the input.
       weights: ``[T, R, O]`` floats, or int8 with `exponents`.
-      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` of single probes; ids may lie beyond the inputs.
-      scalars: ``[S]``, those of the read in the order of `Read.initial`, in the dtype of the scores.
-      keep: ``[B, T]``, factors of the coefficients; None: 1.
-      exponents: int32 ``[G, O]``: tables are rounded to int8 with these scales as they are read; None: they are not.
-      read: as the op takes it. groups: ``G``. sum_groups: whether the groups have one output together.
-      accumulate: as the op takes it.
+      anchors: int32 ``[T, C, 2]``, or ``[T, C]`` for single probes; ids may be out of range.
+      scalars: ``[S]``, the read's scalars in `Read.initial` order and the score dtype.
+      keep: ``[B, T]``, coefficient factors; None: 1.
+      exponents: int32 ``[G, O]``, scales for rounding tables to int8 on read; None: no rounding.
+      read: see the op. groups: ``G``. sum_groups: whether outputs are summed over groups.
+      accumulate: see the op.
 
-    Output and its cotangent: ``[B, G, O]``, or ``[B, 1, O]`` with `sum_groups`. Differentiable: `x`, `weights` of floats, `scalars`, `keep`.
+    Output and its cotangent: ``[B, G, O]``, or ``[B, 1, O]`` with `sum_groups`. Differentiable:
+    `x`, floating-point `weights`, `scalars`, `keep`.
     """
 
     x: jax.Array = batched(2, "h i")
@@ -69,11 +70,12 @@ def scored_lut(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Apply a layer of lookup tables that weights rows by the confidence of the comparisons.
+    """Apply a lookup-table layer with rows weighted by the comparisons' confidence.
 
-    The layer to put in place of a dense one: `lutjax.margins`, a read, and `lutjax.weighted_lookup` in one kernel each way.
+    A replacement for dense layers: `lutjax.margins`, a read, and `lutjax.weighted_lookup` in one
+    kernel per direction.
 
-    Definition; the gradient with respect to tables that are rounded to int8 is straight-through::
+    Definition. Tables rounded to int8 have a straight-through gradient::
 
         if read.rounds_tables:
             tables = lutjax.quantize_tables(weights, groups=groups)
@@ -87,25 +89,28 @@ def scored_lut(
             y = y.sum(axis=-2, keepdims=True)
 
     Args:
-      x: ``[..., I]`` floats; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` where all groups share the input.
-      weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantizedTables`: then sums are of integers, without a gradient.
-      anchors: int32 ``[T, C, 2]``, pairs of inputs that are compared, or ``[T, C]``, single inputs that are compared with 0.
-      scalars: learned scalars of the read by name, as ``read.initial()`` returns them.
-      read: one of `lutjax.reads`, or your own.
-      groups: number of groups, ``G``: tables of a group follow each other. None: one group, without an axis.
-      sum_groups: sum the outputs of all groups.
-      keep: ``[..., T]``, factors of the coefficients of each table, for table dropout: 0, or 1 over the share that is kept.
-        It has a gradient as well.
+      x: ``[..., I]`` floats; with `groups` ``[..., G, I]``, or ``[..., 1, I]`` if all groups share
+        the input.
+      weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantizedTables` for integer accumulation without
+        a gradient.
+      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs, compared with 0.
+      scalars: the read's learned scalars by name, as returned by ``read.initial()``.
+      read: one of `lutjax.reads`, or a custom read.
+      groups: number of groups ``G``. Each group's tables are contiguous. None means one group
+        without a group axis.
+      sum_groups: sum the outputs over groups.
+      keep: ``[..., T]``, coefficient factors per table, for table dropout: 0, or 1 divided by the
+        kept fraction. It has a gradient.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``; with `groups` ``[..., G, O]``, or ``[..., 1, O]`` with `sum_groups`. Of the dtype of `weights`, or of the scores for
-      integers; scores and sums are at least float32.
+      ``[..., O]``; with `groups` ``[..., G, O]``, or ``[..., 1, O]`` with `sum_groups`. The dtype
+      is ``weights.dtype``, or the score dtype for integers. Scores and sums are at least float32.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, tables of integers without their scale, groups that do not divide the
-        tables, scalars that are missing or not finite.
+      ValueError, TypeError: a wrong shape or dtype, integer tables without a scale, groups that do
+        not divide the tables, or missing or non-finite scalars.
 
     Source: docs/semantics.md, section 12.
 
@@ -167,7 +172,7 @@ def scored_lut(
 def _integers(
     op: str, tables: QuantizedTables, read: Read, n_groups: int, keep: Any, accumulate: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the integers of quantized tables and their exponents."""
+    """Return the values and exponents from quantized tables."""
     values, scale = tables.values, tables.exponents
     for name, a, dtype in (("values", values, np.int8), ("exponents", scale, np.int32)):
         if getattr(a, "dtype", None) != dtype:
@@ -196,7 +201,7 @@ def _integers(
 
 
 def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
-    """Return the scalars of a read, ``[S]``, in the order of `Read.initial`."""
+    """Return a read's scalars ``[S]`` in `Read.initial` order."""
     names = _names(read)
     if not isinstance(scalars, Mapping) or set(scalars) != set(names):
         found = sorted(scalars) if isinstance(scalars, Mapping) else _checks.describe(scalars)
@@ -218,7 +223,6 @@ def _scalars(op: str, scalars: Any, read: Read, dtype: Any) -> jax.Array:
 
 @functools.cache
 def _names(read: Read) -> tuple[str, ...]:
-    """Return the names of the scalars of a read, in their order."""
     return tuple(read.initial())
 
 

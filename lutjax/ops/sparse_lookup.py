@@ -1,4 +1,4 @@
-"""Summing rows that reach only some of the outputs."""
+"""Sums over addressed rows with sparse outputs."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -24,9 +24,10 @@ class SparseLookup(Call, op="sparse_lookup", table="weights", output="o"):
 
     Attributes:
       weights: ``[T, R, K]`` floats.
-      detection: arrays ``[B, T]``; ids may lie beyond the rows.
-      targets: int32 ``[T or 1, R or 1, K]``; negative ids are unused slots, others may lie beyond the outputs.
-      n_outputs: ``O``. accumulate: as the op takes it.
+      detection: arrays ``[B, T]``; ids may be out of range.
+      targets: int32 ``[T or 1, R or 1, K]``; negative ids mark unused slots, and other ids may be
+        out of range.
+      n_outputs: ``O``. accumulate: see the op.
 
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
@@ -40,20 +41,21 @@ class SparseLookup(Call, op="sparse_lookup", table="weights", output="o"):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EdgeLookup(Call, op="sparse_lookup", table="weights", output="o"):
-    """The call of `lutjax.sparse_lookup` with a list of edges.
+    """The call of `lutjax.sparse_lookup` with an edge list.
 
     Attributes:
-      weights: ``[E]`` floats, one for each edge.
-      detection: arrays ``[B, T]``; ids may lie beyond the rows.
-      first: int32 ``[T * R + 1]``, the first edge of each row. targets: int32 ``[E]``; ids may lie beyond the outputs.
-      n_rows, n_outputs: ``R`` and ``O``. width, accumulate: as `lutjax.wiring.Edges` and the op have them.
+      weights: ``[E]`` floats, one per edge.
+      detection: arrays ``[B, T]``; ids may be out of range.
+      first: int32 ``[T * R + 1]``, each row's first edge. targets: int32 ``[E]``; ids may be out of
+        range.
+      n_rows, n_outputs: ``R`` and ``O``. width: see `lutjax.wiring.Edges`. accumulate: see the op.
 
     Output and its cotangent: ``[B, O]``. Differentiable: `weights`, `detection`.
     """
 
     also: ClassVar[tuple[str, ...]] = ("native",)
 
-    # No letter of detectors: a list of edges is whole on each device.
+    # No detector letter: edge lists are replicated.
     weights: jax.Array = shared("e")
     detection: Detection = batched(1, "n")
     first: jax.Array = shared("f")
@@ -83,13 +85,13 @@ def sparse_lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sum addressed rows whose slots reach chosen outputs only.
+    """Sum addressed rows into selected outputs.
 
-    Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output ``targets[t, r, k]``. Equal to
-    `lutjax.lookup` of a table that is zero elsewhere.
+    Slot ``k`` of row ``r`` of detector ``t`` adds ``weights[t, r, k]`` to output
+    ``targets[t, r, k]``. Equal to `lutjax.lookup` with a table with zeros elsewhere.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y`` and ``dmargin`` that of ``detection.margin``, and `groups` are 1
-    for None::
+    Definition for one sample. ``dy`` is the output cotangent, ``dmargin`` the margin cotangent, and
+    ``groups=None`` means 1::
 
         targets = np.broadcast_to(targets, weights.shape)
         t, index, margin = np.arange(len(weights)), detection.index, detection.margin
@@ -98,34 +100,37 @@ def sparse_lookup(
         y = np.zeros((groups, n_outputs))
         np.add.at(y, (group[t, index][used], targets[t, index][used]), weights[t, index][used])
 
-        of_slots = np.where(targets >= 0, dy[group, targets], 0)  # the cotangent of the output that a slot reaches
+        of_slots = np.where(targets >= 0, dy[group, targets], 0)  # each slot's output cotangent
         of_rows = np.where(targets >= 0, weights * of_slots, 0).sum(axis=-1)
         surrogate_derivative = 0.5 * np.where(margin > 0, 1, -1) / (1 + np.abs(margin)) ** 2
         dmargin = surrogate_derivative * (of_rows[t, index] - of_rows[t, index ^ detection.flip])
         dweights = np.zeros_like(weights)
-        dweights[t, index] = of_slots[t, index]  # of all samples: their sum
+        dweights[t, index] = of_slots[t, index]  # summed over samples
 
     Args:
       weights: ``[T, R, K]`` float32, bfloat16, float16 or float64, with ``R == 2**detection.bits``.
       detection: arrays ``[..., T]``.
-      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Traced ids beyond the outputs are clamped. Or a list of edges of
-        `lutjax.wiring.from_edges`, any number of them for each row: weights are then ``[E]``, one for each edge, and time and memory follow
-        the edges, not the longest row.
-      n_outputs: number of outputs, ``O``. A list of edges has its own.
-      groups: number of groups, ``G``: the first ``T / G`` tables reach the ``O`` outputs of the first group, and so on. None: one
-        group, without an axis.
+      targets: int32 ``[T or 1, R or 1, K]``, -1 for an unused slot. Out-of-range traced ids are
+        clamped. Or an edge list from `lutjax.wiring.from_edges`, with any number of edges per row.
+        Weights are then ``[E]``, one per edge, and time and memory scale with the edges, not the
+        longest row.
+      n_outputs: number of outputs ``O``. An edge list defines its own.
+      groups: number of groups ``G``. The first ``T / G`` tables reach the ``O`` outputs of the
+        first group, and so on. None means one group without a group axis.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`; dtype ``weights.dtype``. 16-bit tables
+      are accumulated in float32.
 
-    Large rows are safe as for `lutjax.lookup`, where slot ``k`` of both rows has one target: then their values are subtracted
-    before they are multiplied. Of slots with different targets, and of lists of edges, products are subtracted, which must be finite.
+    Large rows are safe as for `lutjax.lookup` if slot ``k`` has the same target in both rows:
+    values are then subtracted before multiplication. For different targets, and for edge lists,
+    products are subtracted and must be finite.
 
     Raises:
-      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or groups that do not divide the
-        detectors.
+      ValueError, TypeError: a wrong shape or dtype, rows that do not fit the detection's bits, or
+        groups that do not divide the detectors.
 
     Source: docs/semantics.md, section 4.
 
@@ -163,7 +168,7 @@ def _of_edges(
     accumulate: FixedPoint | None,
     implementation: Implementation,
 ) -> jax.Array:
-    """Return the output of a list of edges."""
+    """Look up an edge list."""
     op, n_detectors = "sparse_lookup", detection.shape[-1]
     _checks.floats(op, "weights", weights, 1, "[edges], one for each edge of targets")
     _checks.require(

@@ -1,4 +1,4 @@
-"""Weighted sums of rows."""
+"""Weighted row sums."""
 
 import dataclasses
 from typing import Any
@@ -21,9 +21,10 @@ class WeightedLookup(Call, op="weighted_lookup", table="weights", output="g o"):
 
     Attributes:
       weights: ``[T, R, O]`` floats.
-      index: int32 ``[B, T, K]``, ids that may lie beyond the rows.
+      index: int32 ``[B, T, K]``, ids, possibly out of range.
       coefficients: ``[B, T, K]`` floats.
-      groups: ``G``. valued: number of first ways with a value, at most ``K``. accumulate: as the op takes it.
+      groups: ``G``. valued: number of leading ways with a value, at most ``K``. accumulate: see the
+        op.
 
     Output and its cotangent: ``[B, G, O]``. Differentiable: `weights`, `coefficients`.
     """
@@ -46,12 +47,14 @@ def weighted_lookup(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "*any outputs"]:
-    """Sum rows of tables with coefficients: ``y[b] = sum_tk coefficients[b, t, k] * weights[t, index[b, t, k]]``.
+    """Sum weighted rows: ``y[b] = sum_tk coefficients[b, t, k] * weights[t, index[b, t, k]]``.
 
-    The primitive of scored reads (`lutjax.reads`), product-key memories, hashed n-gram tables and top-k mixtures of rows. A
-    coefficient of exactly 0 reads nothing and adds nothing, whatever its row holds.
+    The primitive behind scored reads (`lutjax.reads`), product-key memories, hashed n-gram tables
+    and top-k row mixtures. A coefficient equal to 0 reads and adds nothing, even if its row is NaN
+    or infinite.
 
-    Definition, for one sample; ``dy`` is the cotangent of ``y``, `groups` are 1 for None, and `valued` is ``K`` for None::
+    Definition for one sample. ``dy`` is the output cotangent, ``groups=None`` means 1, and
+    ``valued=None`` means ``K``::
 
         t = np.arange(len(weights))[:, None]
         rows = weights[t, index]  # [T, K, O]
@@ -61,23 +64,25 @@ def weighted_lookup(
 
         dy = dy[t // (len(t) // groups)]  # [T, 1, O]
         dcoefficients = (rows * dy).sum(axis=2)
-        dweights = np.zeros_like(weights)  # of all samples: their sum
+        dweights = np.zeros_like(weights)  # summed over samples
         np.add.at(dweights, (t, index), np.where(reads, coefficients, 0)[..., None] * dy)
 
     Args:
       weights: ``[T, R, O]`` float32, bfloat16, float16 or float64.
-      index: int32 ``[..., T, K]``: the rows that are read in ``K`` ways. They are data, as they are computed: ids out of
-        range are clamped, traced or not.
+      index: int32 ``[..., T, K]``, ``K`` rows per table. Out-of-range ids are clamped, traced or
+        not.
       coefficients: ``[..., T, K]`` floats.
-      groups: number of groups, ``G``: the first ``T / G`` tables are summed to the first output, and so on. None: all tables to one
-        output, without an axis.
-      valued: the first so many ways have a value. The others are not read forward and add nothing to tables; their
-        coefficients, which count as 0, have a gradient. None: all.
+      groups: number of groups ``G``. The first ``T / G`` tables are summed to the first output, and
+        so on. None sums all tables to one output without a group axis.
+      valued: number of leading ways with a value. The remaining ways are not read in the forward
+        pass and add nothing to table gradients. Their coefficients count as 0 but have a gradient.
+        None means all.
       accumulate: None for floating-point sums, or see `lutjax.FixedPoint`.
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[..., G, O]`` with `groups`, of the dtype of `weights`; 16-bit tables are summed in float32.
+      ``[..., O]``, or ``[..., G, O]`` with `groups`; dtype ``weights.dtype``. 16-bit tables
+      are accumulated in float32.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype, or groups that do not divide the tables.
@@ -113,7 +118,7 @@ def weighted_lookup(
 
 
 def check_reads(op: str, n_detectors: int, index: Any, coefficients: Any) -> None:
-    """Check for ids and coefficients of each way to read each table."""
+    """Check ids and coefficients ``[..., T, K]``."""
     _checks.integers(op, "index", index, -2, "[..., detectors, ways]")
     _checks.require(
         index.shape[-2] == n_detectors,
