@@ -1,8 +1,8 @@
-"""Look-up-table networks and differentiable logic for JAX.
+"""Lookup-table networks and differentiable logic for JAX.
 
-The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.vmap` and `jax.shard_map`.
-`lutjax.reference` has the same mathematics in plain `jax.numpy`. Layers for Flax and Haiku are in
-`lutjax.layers.nnx`, `.linen` and `.haiku`, models in `lutjax.models`.
+The ops take and return plain arrays and work under `jax.jit`, `jax.grad`, `jax.vmap` and
+`jax.shard_map`. `lutjax.reference` defines them in plain `jax.numpy`. `lutjax.layers.nnx`, `.linen`
+and `.haiku` have layers for Flax and Haiku, and `lutjax.models` has models.
 """
 
 import importlib
@@ -129,7 +129,7 @@ __all__ = [
 if "jax" in sys.modules:  # otherwise with the first op; the module says why early is better
     importlib.import_module("lutjax._jit_key")
 
-# A name is imported when it is first used, of the module of its name, of that of the op of its name, or of:
+# Names are imported on first use, from the (op) module with the same name or from these homes.
 _HOMES = {
     "bundles.saving": ("save",),
     "values._anchors": ("RepeatedInputsWarning", "sample_anchors"),

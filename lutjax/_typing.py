@@ -1,17 +1,17 @@
-"""Array types of the public signatures."""
+"""Array types in public signatures."""
 
 import jax
 import numpy as np
 from jaxtyping import Float as _Float, Int as _Int, Num as _Num
 
 Array = jax.Array | np.ndarray
-"""What an op takes: a JAX array (traced or not) or a numpy array."""
+"""Op input: a JAX array (traced or not) or a NumPy array."""
 
 Integer = int | np.integer | _Int[Array, ""]
-"""A whole number, perhaps traced."""
+"""An integer, possibly traced."""
 
 Scalar = float | _Num[Array, ""]
-"""A number, perhaps traced."""
+"""A number, possibly traced."""
 
 Anchors = _Int[Array, "detectors bits 2"]
 Positions = _Float[Array, "distances #detectors position_bits"]
