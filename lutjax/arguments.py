@@ -1,4 +1,4 @@
-"""Arguments of layers and fields of configs: lists as tuples, types as they are annotated, and values in messages."""
+"""Argument checks for layers and configs: plain values, annotated types, and error messages."""
 
 import collections.abc
 import functools
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 _KINDS = (int, float, bool, str, tuple, collections.abc.Sequence, collections.abc.Callable)
-"""Kinds of values that are checked here; those of classes of this package are checked where they are used."""
+"""Types checked here. Package classes are checked at their point of use."""
 
 _MOST = 80
-"""Characters of a value that a message shows."""
+"""Maximum number of characters per value in a message."""
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: an array by dtype and shape, and of anything else the beginning.
+    """Format a value for a message: dtype and shape for arrays, else a truncated repr.
 
     Example:
       >>> import numpy as np
@@ -32,7 +32,7 @@ def shown(value: Any) -> str:
 
 
 def require_array(where: str, name: str, value: Any) -> None:
-    """Raise TypeError if an argument is no array, or one of complex numbers."""
+    """Raise TypeError unless an argument is a real array."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{where}: {name} is {shown(value)}; expected a JAX or numpy array.")
     import jax
@@ -43,15 +43,15 @@ def require_array(where: str, name: str, value: Any) -> None:
 
 
 def require_rngs(where: str, rngs: Any) -> None:
-    """Raise TypeError if an argument is no `nnx.Rngs`, such as a seed or a key."""
-    from flax import nnx  # only what has Flax comes here
+    """Raise TypeError unless an argument is an `nnx.Rngs`; seeds and keys are not."""
+    from flax import nnx  # only Flax layers call this
 
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"{where}: rngs is {shown(rngs)}; expected flax.nnx.Rngs, such as nnx.Rngs(0).")
 
 
 def require_key(where: str, key: Any) -> None:
-    """Raise TypeError or ValueError if an argument is not one key of `jax.random`."""
+    """Raise TypeError or ValueError unless an argument is a single `jax.random` key."""
     import jax
     import numpy as np
 
@@ -63,7 +63,7 @@ def require_key(where: str, key: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return lists, ranges and arrays as tuples, and numbers of NumPy as those of Python; anything else as it is.
+    """Convert lists, ranges and arrays to tuples and NumPy numbers to Python; keep other values.
 
     Example:
       >>> import numpy as np
@@ -84,29 +84,29 @@ def plain(value: Any) -> Any:
 
 
 def _tuples(value: Any, rank: int) -> Any:
-    """Return nested lists of numbers as tuples; an array may have a million of them."""
+    """Convert nested number lists to tuples; arrays may have millions of numbers."""
     if rank < 2:
         return tuple(value) if rank else value
     return tuple([_tuples(v, rank - 1) for v in value])
 
 
 def checked(where: str, annotated: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that are `plain`, where their annotations do not allow anything.
+    """Check arguments against annotations and return them as `plain` values.
 
     Args:
-      where: the beginning of messages: what has the arguments.
-      annotated: class whose annotations have their types.
-      values: the arguments by name.
+      where: message prefix naming the callee.
+      annotated: class with the type annotations.
+      values: arguments by name.
 
     Raises:
-      TypeError: a value is of a kind that its annotation excludes, such as a list or a text for a number.
-      ValueError: a number is not whole, or is NaN.
+      TypeError: a value does not match its annotation, such as a list or string for a number.
+      ValueError: a number is not an integer, or is NaN.
     """
     hints, found = _hints(annotated), {}
     for name, value in values.items():
         hint = hints.get(name, Any)
         kinds = {typing.get_origin(one) or one for one in _alternatives(hint)}
-        if kinds.intersection(_KINDS) and type not in kinds:  # dtypes are checked by JAX
+        if kinds.intersection(_KINDS) and type not in kinds:  # JAX checks dtypes
             of_python = plain(value)
             if not _fits(of_python, hint):
                 error = ValueError if isinstance(value, float) else TypeError
@@ -130,7 +130,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a kind that an annotation allows; which numbers and names are known is checked where they are used."""
+    """Return True if a value's type matches an annotation. Ranges and names are checked at use."""
     return any(_fits_one(value, one) for one in _alternatives(hint))
 
 

@@ -1,4 +1,4 @@
-"""Optional packages, and the commands that install them."""
+"""Optional packages and their install commands."""
 
 import functools
 import importlib
@@ -28,7 +28,7 @@ EXTRAS = {
     "unicorn": "mcu",
     "uvicorn": "serve",
 }
-"""The extra that brings a package, by the package's name in an import."""
+"""Extras by the package's import name."""
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -39,17 +39,17 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "triton": "jax-triton",  # requires it
 }
-"""The name by which pip knows a package, where imports use another one."""
+"""Pip names for packages with a different import name."""
 
 NATIVE = "lutjax_cpu"
-"""The package of the native kernels. No index has it: pip builds it from ``native/`` of a checkout."""
+"""Native kernel package. It is not on any index: pip builds it from a checkout's ``native/``."""
 
 
 def command(*packages: str) -> str:
-    """Return the command that installs optional packages on this machine, or "" where one of them is of no extra.
+    """Return the install command for optional packages, or "" if a package has no extra.
 
-    In a checkout of lutjax, and for a lutjax that pip installed from one, the command names the checkout. An installed wheel has none,
-    and lutjax is on no index, so the command names the packages themselves.
+    For installations from a checkout, the command names the checkout. Wheels have none, and lutjax
+    is not on any index, so the command names the packages themselves.
     """
     optional = [package for package in packages if package != NATIVE]
     if not all(package in EXTRAS for package in optional):
@@ -72,7 +72,7 @@ def command(*packages: str) -> str:
 
 @functools.cache
 def _checkout() -> Path | None:
-    """Return the folder of the sources that this package runs from, or from which pip installed it; None if it is not on this machine."""
+    """Return the source folder for this installation, or None if not on this machine."""
     folders = [Path(__file__).resolve().parents[1]]
     url = _direct_url().get("url", "")
     if url.startswith("file:"):
@@ -87,13 +87,13 @@ def _checkout() -> Path | None:
 
 
 def _is_editable() -> bool:
-    """Return whether pip installed lutjax with ``-e``; without it another installation would be a copy of the sources."""
+    """Return True if pip installed lutjax with ``-e``; otherwise a reinstall copies the sources."""
     return bool(_direct_url().get("dir_info", {}).get("editable"))
 
 
 @functools.cache
 def _direct_url() -> dict[str, Any]:
-    """Return where pip installed lutjax from, as it records it (PEP 610); nothing for a package of an index."""
+    """Return pip's recorded install source (PEP 610); empty for packages from an index."""
     import json
     from importlib import metadata
 
@@ -108,13 +108,13 @@ def _direct_url() -> dict[str, Any]:
 def _is_working_directory(folder: Path) -> bool:
     try:
         return Path.cwd().samefile(folder)
-    except OSError:  # one of them was deleted
+    except OSError:  # a folder was deleted
         return False
 
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Name the extra to install when an import in this block lacks an optional package.
+    """Name the extra to install if an import in this block lacks an optional package.
 
     Raises:
       ModuleNotFoundError: the package is missing.
@@ -125,16 +125,16 @@ def needed_by(what: str) -> Iterator[None]:
         message = missing(what, error)
         if message is None:
             raise
-        # A block inside of this one has named a module; what its user imported or called is said instead.
+        # Replace an inner block's message: the user imported or called the outer name.
         raise ModuleNotFoundError(message, name=error.name) from (error.__cause__ or error)
 
 
 def missing(what: str, error: ModuleNotFoundError) -> str | None:
-    """Return how to install the optional package that an error names, in a line; None if it names another package.
+    """Return install instructions for an error's optional package, or None for other packages.
 
     Args:
-      what: needs the package.
-      error: says that it is not installed.
+      what: feature requiring the package.
+      error: the import error.
     """
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
@@ -143,15 +143,15 @@ def missing(what: str, error: ModuleNotFoundError) -> str | None:
 
 
 def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
-    """Return a name of a package whose modules are imported where they are used: they need optional packages, and importing the package does not.
+    """Import a name from a lazily loaded module that may need optional packages.
 
     Args:
-      package: its full name.
+      package: full package name.
       name: one of `modules`.
-      modules: the module of the package that has each of its names.
+      modules: the defining module for each name.
 
     Raises:
-      AttributeError: it has no such name.
+      AttributeError: unknown name.
       ModuleNotFoundError: an optional package is missing.
     """
     if name not in modules:
@@ -162,13 +162,13 @@ def attribute(package: str, name: str, modules: Mapping[str, str]) -> Any:
 
 
 def importable(package: str, modules: Mapping[str, str]) -> list[str]:
-    """Return the names of such a package that can be imported on this machine, for its ``__dir__``.
+    """Return the importable names for a package's ``__dir__``.
 
-    `help`, `inspect.getmembers` and completion get every name that ``dir`` lists, and pass on what that raises.
+    `help`, `inspect.getmembers` and completion access every listed name and propagate errors.
 
     Args:
-      package: its full name.
-      modules: as for `attribute`.
+      package: full package name.
+      modules: see `attribute`.
     """
     found = []
     for name in modules:

@@ -1,4 +1,4 @@
-"""Modules of a package that are imported when they are first used."""
+"""Lazy imports for submodules."""
 
 import importlib
 import importlib.util
@@ -7,10 +7,10 @@ from types import ModuleType
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:
-    """Return the ``__getattr__`` of a package all of whose public modules are its attributes.
+    """Return a package ``__getattr__`` for lazily importing public modules.
 
     Raises:
-      AttributeError: there is no public module of this name; of the function that is returned.
+      AttributeError: raised by the returned function if no such public module exists.
     """
 
     def get(name: str) -> ModuleType:

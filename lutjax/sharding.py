@@ -1,10 +1,11 @@
-"""Division of the arrays of a model over the devices of a mesh.
+"""Model sharding over device meshes.
 
-Tables are divided by detector: each device owns some of the tables of every layer, looks up the whole batch in them, and the outputs are
-summed. Devices then exchange outputs, never tables, and a model may be larger than the memory of one device.
+Tables are sharded by detector: each device owns some tables in every layer and looks up the whole
+batch in them, and outputs are summed. Devices exchange outputs, never tables, and a model may
+exceed one device's memory.
 
-Memories have few tables of many rows: these are divided by blocks of rows. Devices then exchange the ids of the rows that their samples ask for, and what
-is read of them.
+Memory layers have few tables with many rows and are sharded by row blocks. Devices exchange
+requested row ids and partial sums.
 """
 
 from collections.abc import Collection
@@ -26,9 +27,9 @@ from lutjax.values._row_rules import DECAY
 __all__ = ["DETECTORS", "lookup_in_blocks", "specs"]
 
 DETECTORS = "detectors"
-"""Name of the mesh axis over which tables are divided, if nothing else is said."""
+"""Default mesh axis for sharding tables."""
 
-# Arrays of layers by name: their rank, and the axis of it that counts detectors (or gates).
+# Layer arrays by name: rank and detector (or gate) axis.
 _DIVIDED = {"weights": (3, 0), "positions": (3, 1), "logits": (2, 0), "table": (2, 0), "scores": (3, 0)}
 
 
@@ -40,27 +41,30 @@ def specs(
     tables: Collection[str] | None = None,
     by_rows: Collection[str] = (),
 ) -> Any:
-    """Return for each array of a model how it is divided over a mesh: a pytree of `jax.sharding.PartitionSpec`.
+    """Return a `jax.sharding.PartitionSpec` pytree for a model's arrays.
 
-    Tables of look-ups (``weights``, ``[T, R, O]``), position bits of attention with a table for each detector, logits, tables and scores of
-    gates are divided by detector, and so is what optimizers keep beside them. All else is the same on all devices. Blocks that are stacked for a scan
-    have one axis more in front, which is not divided.
+    Lookup tables (``weights``, ``[T, R, O]``), per-detector attention positions, and gate logits,
+    tables and scores are sharded by detector, together with their optimizer state. All other arrays
+    are replicated. Blocks stacked for a scan have an additional unsharded leading axis.
 
-    Gates that are divided exchange all their outputs, since the next layer reads them anywhere, and have few parameters: where a model has gates alone, divide
-    its batch, by a mesh without the axis. See docs/scaling.md.
+    Sharded gates exchange all outputs, since the next layer may read any of them, and have few
+    parameters. For gate-only models use data parallelism, with a mesh without this axis. See
+    docs/scaling.md.
 
     Args:
-      params: a pytree of arrays or `jax.ShapeDtypeStruct`: parameters of any library, an `nnx.State`, the state of
-        `lutjax.optim.Optimizer` or of an optax optimizer.
+      params: pytree with arrays or `jax.ShapeDtypeStruct`: any library's parameters, an
+        `nnx.State`, or the state from `lutjax.optim.Optimizer` or an optax optimizer.
       mesh: the devices.
-      axis: name of the mesh axis over which detectors are divided. By default ``"detectors"``; a mesh without an axis of that name has
-        everything on all of its devices.
-      tables: names of the tables, as `lutjax.layers.linen.tables_of` finds them. An array is a table's if its own name has that of a
-        table in it, as in the state of an optimizer. By default all that is called ``weights``, with three axes or more, is taken for one.
-      by_rows: names of the tables that are divided by blocks of rows in place of detectors, as `lookup_in_blocks` reads them.
+      axis: mesh axis for sharding detectors, by default ``"detectors"``. Without this axis in the
+        mesh, the default replicates everything.
+      tables: table names, as in `lutjax.layers.linen.tables_of`. Arrays with a table name in their
+        path, such as optimizer state, belong to this table. By default every array named
+        ``weights`` with three or more axes is a table.
+      by_rows: names of tables sharded by row blocks instead, for `lookup_in_blocks`.
 
     Raises:
-      ValueError: the mesh has no axis of the given name, or a layer's detectors, or rows, cannot be divided evenly by its size.
+      ValueError: the mesh has no such axis, or its size does not divide a layer's detectors or
+        rows.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -90,7 +94,7 @@ def specs(
         if n_devices is None or not found:
             return PartitionSpec()
         rank, place = found[-1]
-        if len(array.shape) < rank:  # a step counter or a scalar beside it
+        if len(array.shape) < rank:  # a step counter or another scalar
             return PartitionSpec()
         place += len(array.shape) - rank
         n = array.shape[place]
@@ -120,21 +124,23 @@ def lookup_in_blocks(
     accumulate: FixedPoint | None = None,
     implementation: Implementation = None,
 ) -> Float[jax.Array, "batch *any outputs"]:
-    """Return `lutjax.weighted_lookup` of samples that are divided over an axis of a mesh, as the rows of the tables are. For `jax.shard_map`.
+    """Run `lutjax.weighted_lookup` inside `jax.shard_map` with samples and rows sharded alike.
 
-    Each device sends the ids and coefficients of its samples to all others, reads the rows of its block for all samples, and gets
-    the sums of its own ones. A device adds what it has of a sum, and nothing for rows of others. The gradient of a block is that of
-    all samples: `lutjax.optim` moves it as a table of this device alone.
+    Each device sends its samples' ids and coefficients to all other devices, reads its row block
+    for all samples, and receives its own samples' sums. Rows on other devices add nothing. A
+    block's gradient covers all samples: `lutjax.optim` updates the block like a device-local table.
 
-    Per device and step it receives ``samples * T * K`` ids and coefficients and ``samples * G * O`` sums, with the samples of all devices. Tables that are
-    divided by detector send ``T / n`` of the groups alone where each table is a group of its own, so divide these so as long as there are as
-    many tables as devices.
+    Per step, each device receives ``samples * T * K`` ids and coefficients and ``samples * G * O``
+    sums, with the global number of samples. With one group per table, sharding by detector only
+    sends ``T / n`` groups, so prefer it with at least one table per device.
 
     Args:
-      block: this device's rows of each table, ``[T, R / n, O]``: the first device of the axis has the first rows.
-      index: ids in whole tables of this device's samples, ``[B / n, ..., T, K]``. Ids out of range read nothing.
+      block: this device's rows in each table, ``[T, R / n, O]``. The first device on the axis has
+        the first rows.
+      index: global row ids for this device's samples, ``[B / n, ..., T, K]``. Out-of-range ids read
+        nothing.
       coefficients: ``[B / n, ..., T, K]``.
-      axis: name of the mesh axis.
+      axis: the mesh axis.
       groups: as in `lutjax.weighted_lookup`.
       accumulate: as in `lutjax.weighted_lookup`.
       implementation: as in `lutjax.weighted_lookup`.
