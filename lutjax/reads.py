@@ -1,7 +1,8 @@
-"""Reads of look-up tables: how the margins of a detector become rows and their coefficients.
+"""Table reads: from detector margins to row ids and coefficients.
 
-A read is a frozen dataclass of pure functions. `lutjax.scored_lut` takes one, and a read of your own is a subclass of `Read`
-with two methods: see its example. The formulas are in docs/semantics.md, section 12.
+A read is a frozen dataclass with pure functions, passed to `lutjax.scored_lut`. Custom reads
+subclass `Read` and define two methods: see its example. The formulas are in docs/semantics.md,
+section 12.
 """
 
 import abc
@@ -36,13 +37,13 @@ __all__ = [
 
 Scalars = Mapping[str, Any]
 Way = tuple[jax.Array, jax.Array]
-"""Row ids and coefficients of one way to read, of one shape."""
+"""Row ids and coefficients for one way, with the same shape."""
 
 _HALF = math.log(0.5)
 
 
 class Read(abc.ABC):
-    """Base of reads: rows of a table and their coefficients, as elementwise functions of the margins.
+    """Base class for reads: row ids and coefficients as elementwise functions on margins.
 
     Example:
       >>> import dataclasses, jax.numpy as jnp, lutjax
@@ -65,28 +66,28 @@ class Read(abc.ABC):
 
     @abc.abstractmethod
     def initial(self) -> dict[str, jax.Array]:
-        """Return the initial values of the learned scalars, float32, by name; none: an empty dictionary."""
+        """Return the learned scalars' initial float32 values by name, possibly none."""
 
     @abc.abstractmethod
     def select(self, u: Sequence[jax.Array], scalars: Scalars) -> list[Way]:
-        """Return for each way to read a table the row ids, int32, and its coefficients.
+        """Return int32 row ids and coefficients for each way.
 
-        Elementwise, so that kernels may call it in any layout, and differentiable: the gradient of the coefficients is the
-        gradient of the read.
+        Elementwise, so kernels may call it in any layout, and differentiable: the coefficients'
+        gradient is the read's gradient.
 
         Args:
-          u: the margins of the ``C >= 1`` comparisons, arrays of one shape.
-          scalars: those of `initial`, arrays that broadcast against a margin.
+          u: margins for ``C >= 1`` comparisons, arrays with the same shape.
+          scalars: the scalars from `initial`, broadcastable to a margin.
         """
 
     @property
     def valued(self) -> int | None:
-        """Number of first ways whose coefficients may differ from 0; the others have gradients only. None: all."""
+        """Number of leading ways with values; later ways have only gradients. None: all."""
         return None
 
     @property
     def rounds_tables(self) -> bool:
-        """True where tables are rounded to int8 as they are read; see `lutjax.quantize_tables`."""
+        """True if reads round tables to int8; see `lutjax.quantize_tables`."""
         return False
 
     def __call__(
@@ -96,13 +97,13 @@ class Read(abc.ABC):
         *,
         accumulate: FixedPoint | None = None,
     ) -> tuple[Int[jax.Array, "*batch ways"], Float[jax.Array, "*batch ways"]]:
-        """Return row ids and coefficients of all ways, for `lutjax.weighted_lookup`.
+        """Return all ways' row ids and coefficients for `lutjax.weighted_lookup`.
 
         Args:
           u: ``[..., C]``, from `lutjax.margins`.
-          scalars: as `initial` returns them.
-          accumulate: that of the look-up. With it coefficients and gradients are the same bits in every program, as sums in fixed point
-            are; see `lutjax.FixedPoint`.
+          scalars: as returned by `initial`.
+          accumulate: the lookup's setting. With it coefficients and gradients are bitwise
+            reproducible across programs, like fixed-point sums; see `lutjax.FixedPoint`.
 
         Returns:
           int32 and floats ``[..., K]``.
@@ -127,7 +128,7 @@ class Read(abc.ABC):
 def _select_reproducibly(
     read: Read, accumulate: FixedPoint, u: list[jax.Array], scalars: dict[str, jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Return ids and coefficients of the ways of a read, the same in every program."""
+    """Return all ways' ids and coefficients, bitwise reproducible across programs."""
     index, coefficients = reproducible(functools.partial(_selected, read))(u, scalars)
     return index, coefficients
 
@@ -164,7 +165,7 @@ _select_reproducibly.defvjp(_selected_forward, _selected_backward)
 
 # ------------------------------------------------------------------------------------- parts of reads
 def absolute(u: jax.Array) -> jax.Array:
-    """Return ``|u|``, whose slope at 0 is -1: that of the side which the bit says.
+    """Return ``|u|`` with slope -1 at 0, consistent with bit 0.
 
     Example:
       >>> import jax, lutjax
@@ -176,7 +177,7 @@ def absolute(u: jax.Array) -> jax.Array:
 
 
 def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Return `value`, with the gradient of `gradient`.
+    """Return `value` with the gradient from `gradient`.
 
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
@@ -191,12 +192,13 @@ def straight_through(value: jax.Array, gradient: jax.Array) -> jax.Array:
 
 
 def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the row of margins, the bit of the closest comparison, and its distance.
+    """Return the row addressed by margins, the closest comparison's bit, and its distance.
 
-    Bit ``j`` of the row is ``u[j] > 0``. The closest comparison is the first with the smallest ``|u[j]|``; NaN counts as smallest.
+    Bit ``j`` of the row is ``u[j] > 0``. The closest comparison is the first with the smallest
+    ``|u[j]|``; NaN counts as smallest.
 
     Args:
-      u: margins of the comparisons, arrays of one shape.
+      u: comparison margins, arrays with the same shape.
 
     Returns:
       int32, int32, and the distance, at least 0 or NaN.
@@ -219,10 +221,10 @@ def address(u: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) -> list[Way]:
-    """Return the row and its neighbor, which has a share; `hard`: a share of the gradient alone."""
+    """Blend the row with its neighbor. With `hard`, only the gradient is blended."""
     main = 1 - share
     if hard:
-        # A distance that is NaN is seen in the output.
+        # NaN distances propagate to the output.
         one = jnp.where(jnp.isnan(share), share, jnp.ones_like(share))
         main, share = straight_through(one, main), straight_through(jnp.zeros_like(share), share)
     return [(index, main), (index ^ flip, share)]
@@ -231,9 +233,9 @@ def _blended(index: jax.Array, flip: jax.Array, share: jax.Array, hard: bool) ->
 # ------------------------------------------------------------------------------------- reads
 @dataclasses.dataclass(frozen=True)
 class Hard(Read):
-    """The read of `lutjax.lookup`: one row; the gradient is that of `Blend`.
+    """The read used by `lutjax.lookup`: one row, with the gradient from `Blend`.
 
-    Definition for the margins ``u`` of one detector; the gradient of `coefficients` is the gradient of `smooth`::
+    Definition for one detector's margins ``u``. `coefficients` takes the gradient from `smooth`::
 
         distances = np.where(u > 0, u, -u)
         closest = np.abs(u).argmin()  # the first; NaN is the smallest
@@ -262,9 +264,11 @@ class Hard(Read):
 
 @dataclasses.dataclass(frozen=True)
 class Blend(Read):
-    """A fixed blend of the row and its nearest neighbor: a share of ``0.5 / (1 + m)``, with the smallest distance ``m``.
+    """A fixed blend between the row and its nearest neighbor.
 
-    Definition for the margins ``u`` of one detector::
+    The neighbor's share is ``0.5 / (1 + m)`` with the smallest distance ``m``.
+
+    Definition for one detector's margins ``u``::
 
         distances = np.where(u > 0, u, -u)
         closest = np.abs(u).argmin()  # the first; NaN is the smallest
@@ -284,11 +288,11 @@ class Blend(Read):
 
 @dataclasses.dataclass(frozen=True)
 class SoftSign(Read):
-    """A learned blend of the row and its nearest neighbor.
+    """A learned blend between the row and its nearest neighbor.
 
     The neighbor's share is ``sigmoid(-2 rho / T_select)`` with ``rho = m / (T_soft + m)``.
 
-    Definition for the margins ``u`` of one detector; the gradient of `coefficients` is the gradient of `smooth`::
+    Definition for one detector's margins ``u``. `coefficients` takes the gradient from `smooth`::
 
         distances = np.where(u > 0, u, -u)
         closest = np.abs(u).argmin()  # the first; NaN is the smallest
@@ -300,7 +304,7 @@ class SoftSign(Read):
         coefficients = np.array([1.0, 0.0]) if hard else smooth
 
     Attributes:
-      hard: the value is the row alone, the gradient that of the blend.
+      hard: return only the row, with the blend's gradient.
     """
 
     hard: bool = False
@@ -321,13 +325,14 @@ class SoftSign(Read):
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(Read):
-    """Rows weighted by a score of how sure the comparisons are.
+    """Rows weighted by the comparisons' confidence.
 
-    The score is ``s = S exp(gamma L)`` with the sum of the distances ``S`` and ``L = sum log sigmoid(beta m)``. One way reads the row
-    with coefficient ``s``; two ways share it with the nearest neighbor, whose part is ``sigmoid(-2 m / tau)`` of the smallest
+    The score is ``s = S exp(gamma L)`` with the distance sum ``S`` and
+    ``L = sum log sigmoid(beta m)``. One way reads the row with coefficient ``s``. Two ways split
+    ``s`` with the nearest neighbor, which gets the part ``sigmoid(-2 m / tau)`` for the smallest
     distance ``m``.
 
-    Definition for the margins ``u`` of one detector::
+    Definition for one detector's margins ``u``::
 
         distances = np.where(u > 0, u, -u)
         closest = np.abs(u).argmin()  # the first; NaN is the smallest
@@ -343,7 +348,7 @@ class Confidence(Read):
       ways: 1 or 2 rows.
 
     Raises:
-      ValueError: another number of ways.
+      ValueError: `ways` is neither 1 nor 2.
     """
 
     ways: int = 2
@@ -360,14 +365,15 @@ class Confidence(Read):
 
 
 class Rounding(NamedTuple):
-    """Constants of `PowersOfTwo`, which kernels in other languages are passed.
+    """`PowersOfTwo` constants, shared with kernels in other languages.
 
     Attributes:
-      lowest, highest: exponents of the coefficient of a row; of a lower one nothing is read.
-      farthest: the largest shift, from the row's coefficient to its neighbor's, of a neighbor that is read.
-      negligible: the least shift of a neighbor that leaves the row its whole score. most_shift: the largest there is.
-      least_exact: exact coefficients count as at least this where a power of two is divided by them.
-      most_ratio: the largest quotient of a power of two and the exact coefficient.
+      lowest, highest: exponent range for row coefficients. Nothing is read below `lowest`.
+      farthest: largest shift from the row's coefficient to a neighbor's for reading the neighbor.
+      negligible: smallest neighbor shift that leaves the row its whole score. most_shift: maximum
+        shift.
+      least_exact: lower bound for exact coefficients as divisors.
+      most_ratio: upper bound for a power of two divided by the exact coefficient.
     """
 
     lowest: int
@@ -379,20 +385,21 @@ class Rounding(NamedTuple):
     most_ratio: float
 
 
-_FARTHEST = 3  # a neighbor weighs at least an eighth of its row
+_FARTHEST = 3  # a neighbor weighs at least 1/8 as much as its row
 
 
 @dataclasses.dataclass(frozen=True)
 class PowersOfTwo(Read):
-    """`Confidence` with coefficients that are powers of two, over tables that are rounded to int8.
+    """`Confidence` with power-of-two coefficients and tables rounded to int8.
 
-    The value is that of an integer machine: shifts and additions. A score below about ``2**-3.5`` reads nothing, coefficients end at
-    ``2**4``, and a neighbor that weighs less than an eighth of the row is dropped. Gradients are straight-through: of the
-    exact coefficient ``E``, times ``F / E`` with the power of two ``F``. That ratio grows as ``1 / E`` where ``E`` is small, and all inputs
-    near zero would have gradients without bound; it ends at ``2**8``.
+    The value matches an integer machine with shifts and additions only. Scores below about
+    ``2**-3.5`` read nothing, coefficients are limited to ``2**4``, and neighbors below 1/8 of the
+    row's weight are dropped. Gradients are straight-through: the exact coefficient ``E``'s gradient
+    times ``F / E`` with the power of two ``F``. This ratio grows as ``1 / E`` for small ``E``, so
+    gradients near zero inputs would be unbounded; it is limited to ``2**8``.
 
-    Definition for the margins ``u`` of one detector. The gradient of `coefficients` is `ratio` times the gradient of `exact`, and
-    numbers are rounded half up::
+    Definition for one detector's margins ``u``. The `coefficients` gradient is `ratio` times the
+    `exact` gradient, and rounding is half up::
 
         index, exact = lutjax.reads.Confidence(ways)(u, scalars)
         exponent, shift = np.log2(exact.sum()), 0
@@ -408,10 +415,10 @@ class PowersOfTwo(Read):
 
     Attributes:
       ways: 1 or 2 rows.
-      rounding: the constants of the formulas.
+      rounding: constants in the formulas.
 
     Raises:
-      ValueError: another number of ways.
+      ValueError: `ways` is neither 1 nor 2.
     """
 
     ways: int = 2
@@ -470,7 +477,7 @@ def _check_ways(read: Confidence | PowersOfTwo) -> None:
 
 
 class _Scored(NamedTuple):
-    """Ways with the score ``total * exp(power)`` of `Confidence`, and the smallest distance."""
+    """`Confidence` ways with the score ``total * exp(power)``, and the smallest distance."""
 
     ways: list[Way]
     closest: jax.Array
@@ -490,27 +497,27 @@ def _scored(u: Sequence[jax.Array], scalars: Scalars, ways: int) -> _Scored:
 
 
 def _score_terms(u: Sequence[jax.Array], scalars: Scalars) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of the distances, and that of the logarithms of their sigmoids."""
+    """Return the distance sum and the log-sigmoid sum."""
     distances = [absolute(margin) for margin in u]
     beta = jnp.exp(scalars["log_beta"])
-    # One logarithm: -log of the product of all 1 + exp(-beta m), of which 1 is left out to keep its digits.
+    # -log of the product over 1 + exp(-beta m), stored minus 1 to keep its precision.
     product = jnp.zeros_like(distances[0])
     for m in distances:
         power = jnp.exp(-beta * m)
         product += power * (1 + product)
     total = sum(distances[1:], distances[0])
-    # A sum without a bound is no score: NaN, and so is the gradient.
+    # An infinite sum is not a score: both value and gradient become NaN.
     of_finite = jnp.where(jnp.isfinite(total), jnp.ones_like(total), jnp.nan)
     return total * jax.lax.stop_gradient(of_finite), -jnp.log1p(product)
 
 
 def _softsign(m: jax.Array, soft: jax.Array) -> jax.Array:
-    """Return ``m / (soft + m)``, whose derivatives lose no digits where one is much larger than the other."""
+    """Return ``m / (soft + m)`` with derivatives accurate for very different magnitudes."""
     fixed_m, fixed_soft = jax.lax.stop_gradient(m), jax.lax.stop_gradient(soft)
     slopes = fixed_m / (soft + fixed_m) - fixed_soft / (fixed_soft + m)
     return straight_through(m / (soft + m), slopes)
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """Half up, without a gradient."""
+    """Round half up, without a gradient."""
     return jnp.floor(jax.lax.stop_gradient(x) + 0.5)

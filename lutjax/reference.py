@@ -1,11 +1,11 @@
-"""The mathematics of every op in plain `jax.numpy`: short, any autodiff mode, and the oracle of the tests.
+"""Reference implementations for all ops in plain `jax.numpy`, used as the test oracle.
 
-Nothing here is fast or lean: attention builds every pair at once. The ops of `lutjax` compute the
-same values and the same cotangents; where the two disagree, the op is wrong.
+They support any autodiff mode but are neither fast nor lean: attention materializes every pair. The
+`lutjax` ops compute the same values and cotangents; if they disagree, the op is wrong.
 
-Every function takes what the op of the same name takes, without ``implementation``; ``readers`` change nothing here. With ``accumulate`` the
-values are those of fixed-point sums, bit for bit; derivatives are those of the floating-point sums, in any autodiff
-mode, so an op's cotangents differ from them by up to one resolution for each addend.
+Every function has the same arguments as its op, except ``implementation``; ``readers`` are ignored.
+With ``accumulate`` values match fixed-point sums bit for bit. Derivatives come from floating-point
+sums in any autodiff mode, so an op's cotangents differ by up to one resolution per addend.
 """
 
 import functools
@@ -72,9 +72,10 @@ Arguments = Mapping[str, Any]
 
 
 def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Function], Function]:
-    """Return a decorator for functions that also take arrays on a mesh with explicit axes.
+    """Return a decorator to support arrays on meshes with explicit axes.
 
-    The compiler then divides the function, and each output has the sharding `spec` returns for the arguments by name.
+    The compiler shards the function, and outputs have the sharding returned by `spec` for the named
+    arguments.
     """
 
     def decorate(function: Function) -> Function:
@@ -103,12 +104,12 @@ def _sharded_as(spec: Callable[[Arguments], PartitionSpec]) -> Callable[[Functio
 
 
 def _leading(name: str, n_axes: int) -> Callable[[Arguments], PartitionSpec]:
-    """Return the rule by which outputs have the leading axes of an argument, before its last `n_axes`, and one more with groups."""
+    """Shard outputs like an argument's axes before its last `n_axes` (and its group axis)."""
 
     def spec(given: Arguments) -> PartitionSpec:
         a = given[name]
         a = a.index if isinstance(a, Detection) else jnp.asarray(a)
-        # Groups have an axis of their own in inputs; detections have none.
+        # Inputs have a group axis; detections do not.
         last = n_axes + (given.get("groups") is not None and name == "x")
         return PartitionSpec(*_meshes.spec_of(a)[: a.ndim - last])
 
@@ -120,7 +121,7 @@ def _of_images(given: Arguments) -> PartitionSpec:
 
 
 def _of_features(given: Arguments) -> PartitionSpec:
-    """Return samples as those of the inputs; features are whole."""
+    """Shard samples like the inputs; features are unsharded."""
     first = given.get("feature_axis", -1) == 0
     spec = _meshes.spec_of(given["x"])
     return PartitionSpec(None, *spec[1:]) if first else PartitionSpec(*spec[:-1])
@@ -140,22 +141,20 @@ def _detect_deltas(delta: Float[jax.Array, "*batch bits"], epsilon: float) -> De
     bit = is_above_zero(delta) & ~(jnp.abs(delta) < epsilon)
     place = jax.lax.broadcasted_iota(jnp.int32, delta.shape, delta.ndim - 1)
     index = jnp.sum(bit.astype(jnp.int32) << place, -1, dtype=jnp.int32)
-    distance = jnp.where(
-        jnp.isnan(delta), -1, jnp.abs(delta)
-    )  # NaN is smallest: compilers choose any NaN of several
+    # NaN is smallest. Compilers may pick any NaN, so map all to -1.
+    distance = jnp.where(jnp.isnan(delta), -1, jnp.abs(delta))
     closest = jnp.argmin(distance, -1).astype(jnp.int32)  # the first
     margin = jnp.take_along_axis(delta, closest[..., None], -1)[..., 0]
     return Detection(index, jnp.left_shift(jnp.int32(1), closest), margin, bits)
 
 
 def _clamped(ids: Array, n: int) -> jax.Array:
-    """Ids that exist: beyond either end is the nearest one."""
     return jnp.clip(as_int32(ids), 0, max(n - 1, 0))
 
 
 def _take(x: jax.Array, ids: Array, axis: int = -1) -> jax.Array:
     axis %= x.ndim
-    if x.shape[axis] == 0:  # then there are no ids
+    if x.shape[axis] == 0:  # no ids either
         return jnp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
     return jnp.take(x, _clamped(ids, x.shape[axis]), axis=axis, mode="clip")
 
@@ -180,7 +179,7 @@ def detect_signs(positions: Float[Array, "*batch bits"], *, epsilon: float = 0.0
 # ------------------------------------------------------------------------------------- surrogate
 @jax.custom_jvp
 def _surrogate(margin: jax.Array, difference: jax.Array) -> jax.Array:
-    """Zero, whose derivative in `margin` is the surrogate derivative times `difference`."""
+    """Return zero; its `margin` derivative is the surrogate gradient times `difference`."""
     zeros = jnp.zeros(jnp.broadcast_shapes(margin.shape, difference.shape), difference.dtype)
     return mapped_as(zeros, margin, difference)
 
@@ -200,10 +199,10 @@ def _read(
     targets: Any = None,
     n_outputs: int | None = None,
 ) -> jax.Array:
-    """Rows of each detector's table, with the surrogate's derivative in each margin.
+    """Read each detector's row, with the surrogate gradient for each margin.
 
-    ``weights [T, R, O]``, ``row [..., T]`` -> ``[..., T, O]``; with targets ``weights [T, R, K]`` -> ``[..., T * K, n_outputs]``: slots
-    at their outputs, and zeros.
+    ``weights [T, R, O]``, ``row [..., T]`` -> ``[..., T, O]``; with targets ``weights [T, R, K]``
+    -> ``[..., T * K, n_outputs]``: slots scattered to their outputs.
     """
     weights = jnp.asarray(weights)
     detector = jax.lax.broadcasted_iota(jnp.int32, row.shape, row.ndim - 1)
@@ -236,7 +235,7 @@ def _read(
 
 
 def _at_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
-    """Values of slots at their targets and zeros elsewhere: ``[..., T, K]`` -> ``[..., T * K, n_outputs]``."""
+    """Scatter slots to their targets: ``[..., T, K]`` -> ``[..., T * K, n_outputs]``."""
     output = jax.lax.broadcasted_iota(jnp.int32, (*targets.shape, n_outputs), targets.ndim)
     found = jnp.where(targets[..., None] == output, values[..., None], 0)
     *batch, n_detectors, n_slots = targets.shape
@@ -247,7 +246,7 @@ def _at_outputs(values: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Ar
 def _sum(
     values: jax.Array, axis: int | tuple[int, ...], dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Return the sum of addends (section 7), in the given dtype."""
+    """Sum addends (section 7) in the given dtype."""
     total = jnp.sum(values, axis).astype(dtype)
     if accumulate is None:
         return total
@@ -255,7 +254,7 @@ def _sum(
     return with_derivative_of(accumulate.total(integers, dtype), total)
 
 
-# ------------------------------------------------------------------------------------- look-ups
+# ------------------------------------------------------------------------------------- lookups
 @_sharded_as(_leading("detection", 1))
 def lookup(
     weights: Float[Array, "detectors rows outputs"],
@@ -271,7 +270,7 @@ def lookup(
 def _sum_groups(
     values: jax.Array, groups: int | None, dtype: Any, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Sum over the detectors of each group, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
+    """Sum over each group's detectors, ``[..., T, O]`` -> ``[..., G, O]``, or ``[..., O]``."""
     if groups is None:
         return _sum(values, -2, dtype, accumulate)
     *batch, n_detectors, n_outputs = values.shape
@@ -298,7 +297,7 @@ def sparse_lookup(
 def _sum_edges(
     weights: jax.Array, d: Detection, edges: Edges, groups: int | None, accumulate: FixedPoint | None
 ) -> jax.Array:
-    """Every edge for every sample: its weight where the sample reads its row."""
+    """Evaluate every edge for every sample: its weight if the sample reads its row."""
     n_detectors, n_rows, n_outputs = edges.n_detectors, edges.n_rows, edges.n_outputs
     number = jnp.arange(edges.size, dtype=jnp.int32)
     place = jnp.searchsorted(jnp.asarray(edges.first), number, side="right") - 1
@@ -311,7 +310,7 @@ def _sum_edges(
 
     main = read(d.index)
     margin = _take(d.margin, detector)
-    # Products of both rows are added apart.
+    # Products for both rows are separate addends.
     parts = [main, *(_surrogate(margin, jax.lax.stop_gradient(a)) for a in (main, -read(d.index ^ d.flip)))]
     group = detector * (groups or 1) // max(n_detectors, 1)
     output = jnp.clip(as_int32(jnp.asarray(edges.target)), 0, n_outputs - 1) + group * n_outputs
@@ -346,7 +345,7 @@ def weighted_lookup(
 
 @jax.custom_jvp
 def _weighted(c: jax.Array, rows: jax.Array, reads: jax.Array) -> jax.Array:
-    """Rows times coefficients; where nothing is read 0 whatever the row, and the coefficient has its derivative all the same."""
+    """Return rows times coefficients, 0 if unread, always with coefficient derivatives."""
     return jnp.where(reads, c, 0) * jnp.where(reads, rows, 0)
 
 
@@ -413,7 +412,7 @@ def scored_lut(
 
 
 def _to_the_bit(read: Read, u: Any, scalars: Any, keep: Any, accumulate: FixedPoint) -> jax.Array:
-    """Return the coefficients of a read, of which addends are made: the floats that section 7 defines to the bit."""
+    """Return a read's bitwise-defined coefficients for addends (section 7)."""
     u, scalars, keep = jax.lax.stop_gradient((u, dict(scalars), keep))
     coefficients = read(u, scalars, accumulate=accumulate)[1]
     return coefficients if keep is None else reproducible(jnp.multiply)(keep, coefficients)
@@ -436,7 +435,7 @@ def _pairs(
     block_mask: Any,
     block_sizes: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Distance ``[..., Lq, Lk]`` of each pair, and whether it counts; of all sequences, or with leading axes of each."""
+    """Return each pair's distance and mask, ``[..., Lq, Lk]``, shared or per sequence."""
     start = jnp.asarray(0 if (start := difference(query_start, key_start)) is None else start, jnp.int32)
     place = jnp.arange(n_queries, dtype=jnp.int32)[:, None] - jnp.arange(n_keys, dtype=jnp.int32)[None, :] - 1
     distance = _align(place, start.ndim + 2) + start[..., None, None]
@@ -457,12 +456,12 @@ def _pairs(
 
 
 def _at_distance(values: jax.Array, distance: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``values [distances, ...]`` at each distance, clamped to the last, in the given shape."""
+    """Gather ``values [distances, ...]`` at clamped distances, in the given shape."""
     return jnp.broadcast_to(_align(_take(values, distance, axis=0), len(shape)), shape)
 
 
 def _align(a: jax.Array, ndim: int) -> jax.Array:
-    """Return `a` with leading axes of size 1 up to `ndim`."""
+    """Prepend size-1 axes up to `ndim`."""
     return a.reshape((1,) * (ndim - a.ndim) + a.shape)
 
 
@@ -510,7 +509,7 @@ def lookup_attention(
         row = row | p.index
         p_margin = p.margin.astype(margin.dtype)
         position_is_closest = jnp.abs(p_margin) < jnp.minimum(jnp.abs(q.margin), jnp.abs(k.margin))
-        # Where it is not closest, flipping nothing leaves a difference of zero: times a number, too, where the margin is NaN.
+        # Elsewhere, flip 0 gives a zero difference; margin 1 replaces NaN, so the product is 0.
         p_margin = jnp.where(position_is_closest, p_margin, 1)
         flips.append((p_margin, jnp.where(position_is_closest, p.flip, 0)))
 
@@ -519,12 +518,12 @@ def lookup_attention(
 
 
 def _where_counts(counts: jax.Array, margin: jax.Array) -> jax.Array:
-    """``margin [..., Lq, Lk, T]`` of the pairs that count; the others' would turn a NaN times zero into a gradient."""
+    """Mask ``margin [..., Lq, Lk, T]`` outside `counts`, where NaN times 0 would be a gradient."""
     return jnp.where(_align(counts[..., None], margin.ndim), margin, 1)
 
 
 def _sum_pairs(value: jax.Array, counts: jax.Array, dtype: Any, accumulate: FixedPoint | None) -> jax.Array:
-    """``value [..., Lq, Lk, T, O]`` over detectors and the keys that count -> ``[..., Lq, O]``."""
+    """Sum ``value [..., Lq, Lk, T, O]`` over detectors and counted keys -> ``[..., Lq, O]``."""
     value = jnp.where(_align(counts[..., None, None], value.ndim), value, 0)
     return _sum(value, (-3, -2), dtype, accumulate)
 
@@ -646,7 +645,7 @@ def conv_lut(
 def _patches(
     images: Any, size: tuple[int, int], step: tuple[int, int], around: tuple[int, int], n_parts: int
 ) -> jax.Array:
-    """Values of each window, ``[..., rows, columns, parts, values]``; parts have so many channels that follow each other."""
+    """Return windows ``[..., rows, columns, parts, values]``; parts are contiguous channels."""
     lead, channels = images.shape[:-3], images.shape[-1]
     padded = jnp.pad(images, [(0, 0)] * len(lead) + [(n, n) for n in (*around, 0)])
     ids = windows(padded.shape[-3:], size, step)
@@ -741,7 +740,7 @@ GATES = np.array(
     ],
     np.float32,
 )
-"""Coefficients of 1, a, b and ab of the sixteen gates of two inputs; bit 3 of a number is its answer to ab = 00."""
+"""Gate coefficients for 1, a, b and ab; bit 3 in a gate number is its output for ab = 00."""
 
 
 @_sharded_as(_replicated)
@@ -758,7 +757,7 @@ def gate_coefficients(
 
 
 def _wired(x: jax.Array, wires: Array, feature_axis: int, dtype: Any) -> list[jax.Array]:
-    """Return the inputs that gates read through each of their wires, features last: each ``[..., G]``."""
+    """Gather inputs ``[..., G]`` for each wire, features last."""
     x = jnp.moveaxis(x, feature_axis, -1).astype(dtype)
     return [_take(x, wires[:, place]) for place in range(wires.shape[1])]
 
@@ -768,7 +767,7 @@ def _unwired(y: jax.Array, feature_axis: int, dtype: Any) -> jax.Array:
 
 
 def _over_samples(a: jax.Array, rank: int) -> jax.Array:
-    """``[G, ...]`` with axes of size 1 in front, as many as samples have."""
+    """Prepend size-1 sample axes to ``[G, ...]``."""
     return a.reshape(*(1,) * (rank - 1), *a.shape)
 
 
@@ -842,7 +841,7 @@ def logic_trees(
     batch, n_pixels = x.shape[1:], math.prod(places.image)
     n_channels = x.shape[0] // n_pixels
     values = jnp.moveaxis(x.astype(dtype).reshape(n_channels, n_pixels, *batch), 0, 1).reshape(x.shape)
-    values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last one is around the image
+    values = jnp.concatenate([values, jnp.zeros((1, *batch), dtype)])  # the last row pads the image
     ids = windows((*places.image, n_channels), places.kernel, places.stride, padding=places.padding)
     of_leaves = _take(jnp.asarray(ids).reshape(*places.counts, ids.shape[-1]), leaves)
     at_places = jnp.moveaxis(values[of_leaves], (2, 3), (1, 0))  # [leaves, trees, rows, columns, ...]
@@ -859,7 +858,7 @@ def logic_trees(
             nodes = above
         return nodes[0]
 
-    # The first place with the largest value is chosen, and its leaves alone are read: what other places hold counts as nothing.
+    # Select the first position with the largest value and read only its leaves.
     around = ((0, 0), (0, 0), *((p, p) for p in places.pool_padding), *((0, 0),) * len(batch))
     (down, right), (rows, columns) = places.pool, places.groups
 
@@ -890,7 +889,7 @@ def soft_lut(
 ) -> Float[Array, "..."]:
     x, table = jnp.asarray(x), jnp.asarray(table)
     dtype = accumulator(x.dtype, table.dtype)
-    share = jnp.ones((), dtype)  # of each slot, [..., G, 2**n]
+    share = jnp.ones((), dtype)  # per slot, [..., G, 2**n]
     for place, of_wire in enumerate(_wired(x, wires, feature_axis, dtype)):
         bit = (jnp.arange(table.shape[1]) >> place & 1).astype(dtype)
         bit = _over_samples(bit[None], x.ndim)
@@ -918,7 +917,7 @@ def binary_lut(
         address = address + ((of_wire > 0).astype(jnp.int32) << place)
     gate = jax.lax.broadcasted_iota(jnp.int32, address.shape, address.ndim - 1)
     value = table.astype(dtype)[gate, address]
-    # A term of value 0 for each wire, whose derivative is the extended finite difference.
+    # Per wire, a zero-valued term with the extended finite difference as derivative.
     smooth = value
     slot = _over_samples(jnp.arange(2**n, dtype=jnp.int32)[None], x.ndim)
     for place, of_wire in enumerate(read):
