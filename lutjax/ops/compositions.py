@@ -196,7 +196,7 @@ def lut_attention(
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., L, O]``  with dtype ``weights.dtype``. The first position has no earlier key and gives
+      ``[..., L, O]`` with dtype ``weights.dtype``. The first position has no earlier key and gives
       0.
 
     Raises:

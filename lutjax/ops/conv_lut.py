@@ -136,7 +136,7 @@ def conv_lut(
     def by_place(a: jax.Array, *of_detector: int) -> jax.Array:
         return a.reshape(*lead, *places, n_detectors, *of_detector)
 
-    with trusted_ids():  # those of places are made of anchors that are checked
+    with trusted_ids():  # built from checked anchors
         if isinstance(weights, QuantizedTables):
             # A scored read takes margins one by one. Without a gradient they are not saved.
             each = n_detectors // n_groups * n_comparisons

@@ -22,7 +22,7 @@ from lutjax.ops.bilinear_gates import bilinear_gates
 from lutjax.values._dtypes import accumulator
 from lutjax.values._ids import as_int32, as_jax
 
-# Evaluates one tree level: inputs (features first), node slice, copies per node, wires, fan-out lists.
+# Evaluates one level: inputs (features first), node slice, copies per node, wires, fan-out lists.
 Level = Callable[[jax.Array, slice, int, Any, Any], jax.Array]
 
 
@@ -139,7 +139,7 @@ def in_levels(
     x = x.reshape(math.prod(x.shape[:3]), *batch)
     if readers is not None:
         readers = _readers_of_image(places, n_channels, readers, wires)
-    # Leaves at all positions become gates over one padded image. Above them, positions join the batch.
+    # Leaves at all positions become gates over the padded image. Above, positions join the batch.
     y = level(x, slice(0, n_nodes[0]), rows * columns, _wires_of_image(places, n_channels, wires), readers)
     y = y.reshape(n_nodes[0], rows, columns, *batch)
     first = n_nodes[0]

@@ -129,8 +129,8 @@ def lookup_attention(
     ``query.index << (key.bits + N) | key.index << N | position.index[d]``, and
     ``y[j] = sum over keys i before j, and over detectors t, of weights[t, row]``: a sum, not a
     mean. In each pair, the closer margin among query and key receives the gradient (the key on
-    ties). The position receives a gradient as well if strictly closer than both. Memory does not
-    grow with the number of pairs.
+    ties). The position receives a gradient as well if strictly closer than both. No pair-sized
+    arrays are stored.
 
     Definition for one sequence. ``dy`` is the output cotangent, and ``dquery``, ``dkey`` and
     ``dposition`` are the margin cotangents. Without `position` its index has 0 bits. See below for
@@ -206,7 +206,7 @@ def lookup_attention(
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., Lq, O]``  with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
+      ``[..., Lq, O]`` with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
       Queries without earlier keys give 0.
 
     Large rows are safe as for `lutjax.lookup` on CPUs and, with at most 511 keys or a smaller

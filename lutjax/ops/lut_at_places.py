@@ -202,8 +202,8 @@ def lut_at_places(
         by atomics.
 
     Returns:
-      ``[..., rows, columns, n_outputs]``, without targets ``[..., rows, columns, groups * O]``;
-      with dtype ``weights.dtype``.
+      ``[..., rows, columns, n_outputs]``, without targets ``[..., rows, columns, groups * O]``. The
+      dtype is ``weights.dtype``.
 
     Raises:
       ValueError, TypeError: a wrong shape or dtype.

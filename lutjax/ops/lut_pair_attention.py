@@ -121,8 +121,8 @@ def lut_pair_attention(
 
     For a query ``j``, an earlier key ``i`` and detector ``t``, the vector
     ``z = [x[i], x[j], positions[d, t]]`` with ``d = j - i - 1`` is detected as in `lutjax.detect`,
-    and ``y[j] += weights[t, index]``. The backward pass recomputes detections, so memory does not
-    grow with the number of pairs.
+    and ``y[j] += weights[t, index]``. The backward pass recomputes detections, and no pair-sized
+    arrays are stored.
 
     Definition for one sequence. ``dy`` is the output cotangent. In self-attention ``keys`` is
     ``x``, with cotangent ``dx + dkeys``, and ``key_segments`` is ``segments``. Without `positions`
@@ -185,7 +185,7 @@ def lut_pair_attention(
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., L, O]``  with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
+      ``[..., L, O]`` with dtype ``weights.dtype``. 16-bit tables are accumulated in float32.
 
     Large rows are safe as for `lutjax.lookup` on CPUs and GPUs. On TPUs products of `dy` with rows
     are subtracted: the error is about ``2**-20 * sum(|dy| (|row| + |flipped row|))``, and each of

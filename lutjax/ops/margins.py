@@ -61,7 +61,7 @@ def margins(
     Args:
       x: ``[..., I]`` float32, bfloat16, float16 or float64; with `groups` ``[..., G, I]``, or
         ``[..., 1, I]`` if all groups share the input.
-      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs, compared with 0.
+      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs to compare with 0.
         Out-of-range traced ids are clamped.
       groups: number of groups ``G``. The first ``T / G`` detectors read the first input, and so on.
         None means one group without a group axis.

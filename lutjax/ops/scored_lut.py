@@ -93,7 +93,7 @@ def scored_lut(
         the input.
       weights: ``[T, 2**C, O]`` floats, or `lutjax.QuantizedTables` for integer accumulation without
         a gradient.
-      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs, compared with 0.
+      anchors: int32 ``[T, C, 2]`` input pairs, or ``[T, C]`` single inputs to compare with 0.
       scalars: the read's learned scalars by name, as returned by ``read.initial()``.
       read: one of `lutjax.reads`, or a custom read.
       groups: number of groups ``G``. Each group's tables are contiguous. None means one group
