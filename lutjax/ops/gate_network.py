@@ -105,7 +105,7 @@ def gate_network(
       implementation: see `lutjax.detect`.
 
     Returns:
-      ``[..., O]``, or ``[O, ...]``, the outputs of the last layer with dtype ``x.dtype``. Computed
+      ``[..., O]``, or ``[O, ...]``, the last layer's outputs with dtype ``x.dtype``. Computed
       in the wider of both dtypes, at least float32, and rounded once.
 
     Raises:
