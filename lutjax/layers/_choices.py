@@ -1,12 +1,14 @@
-"""Wires that scores choose: a gate reads one wire for each of its inputs, and all candidates for it get a gradient.
+"""Gradients for learned wires: a gate input reads one wire, and all candidates get a gradient.
 
-To read candidate `j` instead of the chosen wire changes the loss, to first order, by the sum over samples of ``slope * (x[j] - x[chosen])``, where
-`slope` is the cotangent of that input of the gate. With shares ``p = softmax(scores)`` the scores get the gradient of a mixture of the
-candidates by these shares, taken where the chosen wire is read instead of the mixture.
+To first order, reading candidate `j` instead of the chosen wire changes the loss by the sum over
+samples of ``slope * (x[j] - x[chosen])``, where `slope` is the cotangent of the gate input. With
+shares ``p = softmax(scores)``, the scores get the gradient of the candidates' mixture by these
+shares, evaluated at the chosen wire instead of the mixture.
 
-For each of `k` candidates that sum reads an input for all samples. Instead the batch is divided into `k` parts, and part `j` stands for
-all samples where candidate `j` is judged: together one read for each input of a gate, and the same expectation if samples are in random order.
-Parts of large batches are smaller still.
+The exact sum reads an input in all samples for each of `k` candidates. Instead, the batch is
+divided into `k` parts, and part `j` represents all samples for candidate `j`: together one read per
+gate input, with the same expectation if samples are in random order. Parts of large batches are
+smaller still.
 """
 
 import functools
@@ -24,10 +26,10 @@ from lutjax.values._derivatives import FORWARD_MODE, reverse_only
 from lutjax.values._dtypes import accumulator
 
 Slopes = Callable[[Any, list[jax.Array], jax.Array], Sequence[jax.Array]]
-"""Cotangents of each input of gates, from their tables, these inputs, and the cotangent of their outputs: ``[G, B]`` each."""
+"""Cotangents of each gate input, from tables, inputs and output cotangent: ``[G, B]`` each."""
 
 _JUDGES = 64
-"""Samples that judge a candidate, at most: more would cost more than they tell."""
+"""Maximum number of samples per candidate: more would cost more than they contribute."""
 
 _NO_FORWARD_MODE = f"scores of wires have gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
 
@@ -43,7 +45,7 @@ def judged(
     slopes: Slopes,
     feature_axis: int,
 ) -> jax.Array:
-    """Return `y`, what gates make of the wires that were chosen, with a gradient for the scores of all candidates.
+    """Return gate outputs `y` for the chosen wires, with a gradient for all scores.
 
     Args:
       y: ``[..., G]``, or ``[G, ...]`` with ``feature_axis=0``.
@@ -51,8 +53,8 @@ def judged(
       x: inputs ``[..., I]``, or ``[I, ...]``.
       wires: the chosen ones, int32 ``[G, n]``.
       candidates: int32 ``[G, n, k]``, or None: all inputs in their order.
-      tables: what `slopes` takes.
-      slopes: of the gates.
+      tables: argument of `slopes`.
+      slopes: computes the gates' input cotangents.
     """
 
     def gradient(
@@ -78,7 +80,7 @@ def judged(
 def _with_gradient(
     gradient: Callable[..., jax.Array], y: jax.Array, scores: jax.Array, rest: Any
 ) -> jax.Array:
-    """Return `y`; the gradient of scores is that of a function of the cotangent of `y`, of scores and the rest."""
+    """Return `y`; the score gradient is a function of `dy`, the scores and the other arguments."""
     return y
 
 
@@ -105,9 +107,9 @@ def _gradient(
     candidates: Any,
     tables: Any,
 ) -> jax.Array:
-    """Return the gradient of scores ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
+    """Return the score gradient ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)
-    # XLA would compute each of them anew for every candidate that reads it.
+    # Without this, XLA recomputes each of them for every candidate that reads it.
     x, wires, dy = jax.lax.optimization_barrier((x, wires, dy))
     if candidates is None:
         inputs = [read(x, of_pin).astype(dtype) for of_pin in wires.T]
@@ -122,7 +124,7 @@ def _gradient(
 def _gains(
     slopes: Slopes, dy: jax.Array, x: jax.Array, wires: jax.Array, candidates: jax.Array, tables: Any
 ) -> list[jax.Array]:
-    """Return for each input of gates what candidates add to the loss, read instead of the chosen wire: ``[G, k]`` each."""
+    """Return the loss change per gate input and candidate: ``[G, k]`` each."""
     n_candidates = candidates.shape[-1]
     x, dy, n_parts, is_judge, scale = _judges(x, dy, n_candidates)
     inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
@@ -146,11 +148,12 @@ def _gains(
 def _judges(
     x: jax.Array, dy: jax.Array, n_candidates: int
 ) -> tuple[jax.Array, jax.Array, int, jax.Array | None, Any]:
-    """Select the samples that judge each candidate.
+    """Select the samples for each candidate.
 
     Returns:
-      Inputs and cotangents of these samples, one part after the other; the number of parts; a mask ``[parts, samples of a part]``, or None
-      where every sample counts; and the factor by which sums over a part stand for those over the batch.
+      Inputs and cotangents of these samples, one part after the other; the number of parts; a mask
+      ``[parts, samples per part]``, or None if every sample counts; and the factor that scales sums
+      over a part to the batch.
     """
     batch = x.shape[-1]
     if isinstance(batch, int):
@@ -159,7 +162,7 @@ def _judges(
             return x, dy, 1, None, 1.0
         used = n_candidates * size
         return x[:, :used], dy[:, :used], n_candidates, None, batch / size
-    # The size of the parts depends on the symbolic batch, so each gets room for the largest size, and a mask.
+    # The part size depends on the symbolic batch, so each part has the maximum size, and a mask.
     n = jnp.asarray(batch, jnp.int32)
     size = jnp.minimum(n // n_candidates, _JUDGES)
     first = jnp.arange(n_candidates, dtype=jnp.int32)[:, None] * size
@@ -172,12 +175,11 @@ def _judges(
 
 
 def _summed(values: jax.Array) -> jax.Array:
-    """Return sums over the last axis."""
 
     def by_product(values: jax.Array) -> jax.Array:
         return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")
 
-    # On a CPU a sum over the last axis adds one number after the other; elsewhere it is a part of what makes the values.
+    # On a CPU, a sum over the last axis is sequential; elsewhere XLA fuses it into its producer.
     found: jax.Array = jax.lax.platform_dependent(
         values, cpu=by_product, default=lambda values: jnp.sum(values, -1)
     )

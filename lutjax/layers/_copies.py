@@ -1,7 +1,8 @@
-"""Functions in the state that `pickle` and `copy.deepcopy` take of a layer.
+"""Function handling in layer state for `pickle` and `copy.deepcopy`.
 
-`jax.nn.relu` and `jnp.sin` are objects that hold a function of the same name. `pickle` refuses them and `copy.deepcopy` makes another
-object, for which `jit` compiles again. Layers therefore store the name of such a function in their copied state.
+`jax.nn.relu` and `jnp.sin` are objects that hold a function with the same name. `pickle` rejects
+them, and `copy.deepcopy` creates another object, so `jit` recompiles. Layers therefore store the
+name of such a function in their copied state.
 """
 
 import importlib
@@ -11,11 +12,11 @@ from typing import Any
 
 
 class ByName:
-    """A function that is found again by its module and name.
+    """Function reference by module and name.
 
     Args:
-      module: its module.
-      name: its qualified name in the module.
+      module: module name.
+      name: qualified name in the module.
     """
 
     def __init__(self, module: str, name: str) -> None:
@@ -26,12 +27,12 @@ class ByName:
 
 
 def find(module: str, name: str) -> Any:
-    """Return the object of a qualified name in a module."""
+    """Return the object with a qualified name in a module."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def by_name(value: Any) -> Any:
-    """Return a `ByName` of a callable object that a module holds under the object's own name; other values as they are."""
+    """Return a `ByName` for a callable that its module holds by name; other values as is."""
     module, name = (getattr(value, attribute, None) for attribute in ("__module__", "__qualname__"))
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str) or "<" in name:
         return value
@@ -42,12 +43,12 @@ def by_name(value: Any) -> Any:
 
 
 def state_of(layer: Any) -> dict[str, Any]:
-    """Return the attributes of a layer or spec for a copy, with functions by their names."""
+    """Return the attributes of a layer or spec for a copy, with functions by name."""
     return {name: by_name(value) for name, value in vars(layer).items()}
 
 
 def can_be_pickled(value: Any) -> bool:
-    """Return whether `pickle` takes a value; it refuses functions that are defined in functions."""
+    """Return True if `pickle` accepts a value; it rejects functions defined in functions."""
     try:
         pickle.dumps(by_name(value))
     except (AttributeError, TypeError, pickle.PicklingError):

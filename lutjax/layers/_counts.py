@@ -1,4 +1,4 @@
-"""Attention that remembers of its keys how many had each row, and not which: for `LUTAttention` without positions."""
+"""Attention over counts of key codes instead of keys: for `LUTAttention` without positions."""
 
 import functools
 import math
@@ -18,10 +18,10 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import FixedPoint, nan_where_apart
 
 _MOST_NUMBERS = 2**20
-"""Counts that are in memory at a time, of the positions of a call beside each other; it bounds the memory and changes no result beyond rounding."""
+"""Maximum number of counts in memory at a time; affects results only by rounding."""
 
 _SYMBOLIC_SIZE = 32
-"""Size that stands for a symbolic dimension of an export when positions are divided into blocks."""
+"""Assumed size of symbolic dimensions when positions are divided into blocks."""
 
 
 def attended(
@@ -33,14 +33,16 @@ def attended(
     accumulate: FixedPoint | None,
     implementation: Implementation,
 ) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:
-    """Attend from new positions to those before them, of which counts say how many had each code; return outputs and new counts.
+    """Attend to earlier positions, given by their counts per code; return outputs and new counts.
 
-    ``y[j] = sum over detectors t and codes c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where ``counts_j`` counts the keys
-    before ``j``. In fixed point the addends of a row are multiplied by its count as integers, so a sum is that of all keys, bit for bit.
+    ``y[j] = sum over detectors t and codes c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``,
+    where ``counts_j`` counts the keys before ``j``. In fixed point, integer addends are multiplied
+    by their row's count, so the result equals the sum over all keys, bit for bit.
 
     Args:
-      counts: of earlier keys. index: codes of the new positions, as queries and as keys.
-      is_key: False of padding, which sees nothing and is not counted.
+      counts: counts of earlier keys.
+      index: codes of the new positions, as queries and as keys.
+      is_key: False for padding, which is neither a query nor a key.
 
     Source: docs/semantics.md, section 5.
     """
@@ -68,7 +70,7 @@ def attended(
 def _attended_block(
     weights: Array, counts: Any, index: Array, is_key: Array, **sums: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Do what `attended` does, with counts for each position at once."""
+    """Compute `attended` with counts for all positions at once."""
     n_codes = counts.shape[-1]
 
     def counted(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
@@ -96,10 +98,10 @@ def _summed(
     accumulate: FixedPoint | None,
     implementation: Implementation,
 ) -> jax.Array:
-    """Return the sum of the rows of queries, each as often as its count says."""
+    """Return the sum of the queries' rows, weighted by their counts."""
     n_codes = counts.shape[-1]
     rows = jnp.asarray(index)[..., None] * n_codes + _codes(index, n_codes)
-    # Counts beyond 2**24 are rounded here, as so many floats would be when they are added.
+    # Counts beyond 2**24 are rounded here, as in a sum of equally many floats.
     in_floats = jnp.asarray(counts).astype(accumulator(weights.dtype))
     y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, implementation=implementation)
     if accumulate is None:
@@ -114,7 +116,7 @@ def _summed(
 
 
 def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint) -> jax.Array:
-    """Return the same sum of integers: the addends of rows times their counts."""
+    """Return the same sum as integers: row addends times their counts."""
     *batch, n_detectors, n_codes = counts.shape
     n_outputs = weights.shape[-1]
     by_table = jnp.moveaxis(index, -1, 0).reshape(n_detectors, -1)
@@ -131,12 +133,12 @@ def _sum_of_integers(weights: Array, index: Array, counts: Array, *, accumulate:
 
 
 def _codes(index: Array, n: int) -> jax.Array:
-    """Return the codes from 0 on along a last axis of their own, as all numbers of `index` have them."""
+    """Return all codes along a new last axis, broadcast to the rank of `index`."""
     return jnp.arange(n, dtype=jnp.int32).reshape((1,) * index.ndim + (n,))
 
 
 def _in_blocks(a: Array, n: int, size: int, axis: int) -> jax.Array:
-    """Return parts of so many places along an axis, first; the last is filled up with zeros."""
+    """Split an axis into `n` zero-padded blocks, and move the block axis to the front."""
     axis %= a.ndim
     widths = [(0, n * size - a.shape[axis]) if i == axis else (0, 0) for i in range(a.ndim)]
     parts = jnp.pad(a, widths).reshape(*a.shape[:axis], n, size, *a.shape[axis + 1 :])

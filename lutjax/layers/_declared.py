@@ -1,4 +1,4 @@
-"""Tables as the layers of a model declare them while they run: for libraries whose parameters are plain arrays."""
+"""Table declarations of running layers, for libraries whose parameters are plain arrays."""
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -16,7 +16,7 @@ _found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared",
 
 
 def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
-    """Tell whoever asks of the variables of the layer at a path in the parameters."""
+    """Declare the variables of the layer at a parameter path to an enclosing `tables_of`."""
     found = _found.get()
     if found is not None:
         found.extend(("/".join((*path, v.name)), v.kind) for v in variables)
@@ -25,11 +25,11 @@ def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
 def on_host(
     placement: Any, path: Iterable[str], variables: Iterable[Variable], *, making: bool
 ) -> dict[str, HostTable]:
-    """Return the tables of the layer at a path that lie in the memory of the host, by the names of its variables.
+    """Return the host-resident tables of the layer at a parameter path, by variable name.
 
     Args:
-      placement: of the layer; tables that are not there yet are added to `HostTables`.
-      making: whether the layer is making its variables: then tables are read as zeros.
+      placement: placement of the layer; missing tables are added to `HostTables`.
+      making: whether the layer is initializing its variables: then tables are read as zeros.
     """
     found = dict[str, HostTable]()
     for v in variables:
@@ -42,14 +42,14 @@ def on_host(
 
 
 def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[str]:
-    """Return the names of the parameters that are tables, as the layers of a model say while `init` makes them.
+    """Return the names of table parameters, as declared by the layers when `init` runs.
 
-    A name is the path in the parameters, joined by ``/``, as in ``"first/weights"``. It is what the option `tables` of
-    `lutjax.optim` and `lutjax.sharding` takes.
+    A name is the parameter path joined by ``/``, as in ``"first/weights"``. The option `tables` in
+    `lutjax.optim` and `lutjax.sharding` takes these names.
 
     Args:
-      init: ``init`` of a Flax Linen module or of a transformed function of Haiku.
-      args, kwargs: of `init`: arrays, or their shapes and dtypes. Nothing is computed.
+      init: ``init`` method of a Flax Linen module or a transformed Haiku function.
+      args, kwargs: arguments of `init`: arrays, or their shapes and dtypes. Nothing is computed.
 
     Raises:
       ValueError: `init` runs no layer of lutjax.
@@ -75,7 +75,7 @@ def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[
     found: list[tuple[str, str]] = []
     token = _found.set(found)
     try:
-        with jax.disable_jit():  # a function that was compiled before would say nothing
+        with jax.disable_jit():  # a compiled function would not run its layers again
             jax.eval_shape(run, [leaf for leaf, array in zip(leaves, arrays, strict=True) if array])
     finally:
         _found.reset(token)

@@ -1,4 +1,4 @@
-"""Docstrings of the layers of a library, from those of their specifications."""
+"""Layer docstrings for each library, derived from the specifications."""
 
 import inspect
 import textwrap
@@ -10,10 +10,10 @@ from lutjax.layers._spec import Spec, arguments, layer_name
 
 
 class Library(NamedTuple):
-    """Text that a library adds to the documentation of a layer.
+    """Library text added to layer documentation.
 
     Attributes:
-      argument: documentation of an argument of its own.
+      argument: documentation of the library's own argument.
       note: where the library keeps variables.
       example: example of a layer with ``{name}``, ``{arguments}``, ``{inputs}`` and ``{outputs}``.
     """
@@ -24,10 +24,10 @@ class Library(NamedTuple):
 
 
 def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
-    """Return the docstring of a layer: the docstring of its spec, with the argument, note and example of a library.
+    """Return a layer's docstring: the spec docstring plus a library's argument, note and example.
 
     Args:
-      own: text about the layer in this library, which replaces the example if it contains one.
+      own: text about the layer in this library; it replaces the example if it contains one.
     """
     text = inspect.getdoc(spec_type) or ""
     if library.argument and arguments(spec_type):
@@ -47,11 +47,11 @@ def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
 def method_of(
     spec_type: type[Spec], name: str, call: Callable[..., Any], *first: inspect.Parameter
 ) -> Callable[..., Any]:
-    """Return a method of a layer that calls the method of its spec with the same name.
+    """Return a layer method that calls the spec method with the same name.
 
     Args:
-      call: gets the layer, the name of the method, and its arguments.
-      first: parameters before those of the method of the spec, in place of its arrays.
+      call: called with the layer, the method name, and the arguments.
+      first: leading parameters in place of the spec method's arrays.
     """
 
     def method(self: Any, *args: Any, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def method_of(
 
 
 def call_of(spec_type: type[Spec]) -> Callable[..., Any]:
-    """Return a copy of the call of a layer with the name ``__call__``, by which Flax and Haiku name scopes and intermediates."""
+    """Return a copy of a layer call named ``__call__``, the name of scopes and intermediates."""
     call = spec_type.call
     copy = types.FunctionType(
         call.__code__, call.__globals__, "__call__", call.__defaults__, call.__closure__

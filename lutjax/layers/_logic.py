@@ -1,4 +1,4 @@
-"""Layers of differentiable logic: arguments, variables, estimators and forward pass, for all libraries."""
+"""Differentiable logic layers for all libraries: variables, estimators and forward pass."""
 
 import copy
 import dataclasses
@@ -40,15 +40,15 @@ from lutjax.wiring._names import EVEN, Wiring, drawn
 
 INT32 = jnp.dtype("int32")
 S = TypeVar("S", bound="_LogicSpec")
-CHOSEN = ("top-k", "full")  # wirings of which a soft layer, too, reads one wire for each input of a gate
+CHOSEN = ("top-k", "full")  # a soft layer with these wirings reads one wire per gate input
 _WITH_CANDIDATES = ("top-k", "learnable")
 GRADIENTS = ("straight_through", "soft")
 
-# Numbers of the gates that need no input, false and true, and of those that need one: a, b, not b, not a.
+# Ids of gates without inputs (false, true), and with one (a, b, not b, not a).
 _CONSTANTS, _OF_ONE_INPUT = np.array([0, 15]), np.array([3, 5, 10, 12])
 
-# A list of readers has room for the most read input. Where that is so much more than the average, it would be
-# mostly empty, and the gradient is scattered instead.
+# A reader list is as wide as the largest fan-out. If this is far above the average, the list would
+# be mostly empty, so the gradient is scattered instead.
 _MOST_READ = 8
 
 RESIDUAL = residual_gates()
@@ -56,12 +56,12 @@ GAUSSIAN = Normal(1.0)
 
 
 def uniform_table(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Return tables drawn from uniform(-1, 1)."""
+    """Return tables sampled from uniform(-1, 1)."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
 def _within(layer: str, values: jax.Array) -> jax.Array:
-    """Return values clipped to [-1, 1]. At the ends, only a gradient that leads back inside passes."""
+    """Clip values to [-1, 1]. At the ends, only gradients pointing inward pass."""
     refusal = f"{layer}: a table has gradients and {FORWARD_MODE}; use jax.grad or jax.vjp."
     return _clipped(reverse_only(values, refusal))
 
@@ -80,13 +80,13 @@ _clipped.defvjp(lambda values: (_clipped(values), values), _clipped_backward)
 
 
 def truth_of(gates: Int[Array, " gates"]) -> jax.Array:
-    """Return the truth tables of gates by their numbers, for `lutjax.packed_lut`: bool ``[gates, 4]``."""
-    # Bit 3 of a gate's number is its answer to ab = 00, bit 2 to 01; in an address a is the lowest bit.
+    """Return truth tables for gate ids, for `lutjax.packed_lut`: bool ``[gates, 4]``."""
+    # Bit 3 of a gate id is its output for ab = 00, bit 2 for 01; in an address a is the lowest bit.
     return (jnp.asarray(gates)[:, None] >> jnp.asarray([[3, 1, 2, 0]])) & 1 == 1
 
 
 def _keys(key: Any) -> Any:
-    """Return the keys of the noise of tables and of scores, of the key of a call."""
+    """Split a call's key into noise keys for tables and for scores."""
     return (None, None) if key is None else jax.random.split(key)
 
 
@@ -95,9 +95,10 @@ def _one_hot(scores: jax.Array) -> jax.Array:
 
 
 def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Array]:
-    """Return gates that each mix two candidates: coefficients ``[4, G * n * k / 2]`` and wires, from shares and wires ``[G, n, k]``.
+    """Return gates that each mix two candidates.
 
-    Shares of two candidates are the coefficients of a gate, c1 a + c2 b, and so its kernels mix.
+    Shares and wires ``[G, n, k]`` become coefficients ``[4, G * n * k / 2]`` and wire pairs. The
+    shares of two candidates are the coefficients in ``c1 a + c2 b``, so the gate kernels mix them.
     """
 
     def gates(shares: jax.Array, wires: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +106,7 @@ def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Arr
         a, b = shares.reshape(-1, 2).T
         return jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2)
 
-    def specs(*arrays: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate follow each other
+    def specs(*arrays: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate are adjacent
         of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
         return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
 
@@ -121,7 +122,7 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
             return x.reshape(*x.shape[:-1], k, size).sum(-1)
         return x.reshape(k, size, *x.shape[1:]).sum(1)
 
-    def spec(x: jax.Array) -> Any:  # groups need not divide as features do
+    def spec(x: jax.Array) -> Any:  # the group axis may need other sharding than the feature axis
         axes = _meshes.spec_of(x)
         return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
 
@@ -130,14 +131,17 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
 
 
 def _with_whole(x: Array, axis: int) -> PartitionSpec:
-    """Return the partition of an array over the explicit axes of its mesh, but for one of its axes, which is whole."""
+    """Return the partition over explicit mesh axes, with one array axis unsharded."""
     places = list(_meshes.spec_of(x))
     places[axis] = None
     return PartitionSpec(*places)
 
 
 def _checked_features(spec: Any, x: Any, size: int) -> Any:
-    """Return inputs of the right size as floats. An op cannot check: wires are ids of as many inputs as there are."""
+    """Return inputs with the right size as floats.
+
+    Ops cannot check the size, because wires are ids into any number of inputs.
+    """
     x = spec._bits(x)
     require_array(spec.layer, "x", x)
     if not x.ndim or x.shape[spec.feature_axis] != size:
@@ -185,7 +189,7 @@ def recurrent_call(
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _LogicSpec(Spec):
-    """Base of specs with wires and estimators; `wires_fan_out` is the largest fan-out of an input of explicit wires."""
+    """Base spec with wires and estimators; `wires_fan_out` is the fan-out of explicit wires."""
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"
@@ -215,7 +219,7 @@ class _LogicSpec(Spec):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Check the arguments that a kind of layer adds."""
+        """Check the arguments added by a subclass."""
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
@@ -229,7 +233,7 @@ class _LogicSpec(Spec):
         return self.estimator == "gumbel"
 
     def at(self: S, temperature: Any) -> S:
-        """Return the spec at another temperature: a number, or a scalar that may be traced. None: at its own.
+        """Return the spec at another temperature, a number or a traced scalar; None keeps its own.
 
         Raises:
           ValueError: the temperature is impossible.
@@ -241,12 +245,12 @@ class _LogicSpec(Spec):
         if np.shape(temperature):
             raise self._error(f"temperature has shape {list(np.shape(temperature))}; expected one number.")
         self._check_other_temperature()
-        spec = copy.copy(self)  # no further checks: a traced number cannot be compared
+        spec = copy.copy(self)  # no further checks: a traced value cannot be compared
         spec.temperature = temperature
         return spec
 
     def _check_other_temperature(self) -> None:
-        """Check that a call may take a temperature."""
+        """Check that a call may override the temperature."""
 
     def _estimate(
         self,
@@ -257,7 +261,7 @@ class _LogicSpec(Spec):
         hard: Callable[[jax.Array], jax.Array],
         estimator: str | None = None,
     ) -> jax.Array:
-        """Apply an estimator to logits, given the soft and the hard network as functions of them."""
+        """Apply an estimator to logits, given functions for the soft and the hard network."""
         estimator = self.estimator if estimator is None else estimator
         relaxed = soft(self._at_temperature(logits, key, noise, estimator))
         return with_derivative_of(hard(logits), relaxed) if estimator == "straight_through" else relaxed
@@ -265,7 +269,7 @@ class _LogicSpec(Spec):
     def _at_temperature(
         self, logits: jax.Array, key: Any, noise: Callable[..., jax.Array], estimator: str
     ) -> jax.Array:
-        """Return logits over the temperature, with the noise of an estimator that has some."""
+        """Return logits divided by the temperature, with noise if the estimator has any."""
         if estimator == "gumbel":
             if key is None:
                 raise self._error("estimator is 'gumbel', which needs rngs for its noise.")
@@ -275,7 +279,7 @@ class _LogicSpec(Spec):
     def _wires(
         self, n_inputs: int, shape: tuple[int, ...], fan_out: int | None, draw: Callable[[Any], Any]
     ) -> tuple[Variable, ...]:
-        """Return the variables of wires, and of their readers unless that list would be mostly empty."""
+        """Return wire variables, with readers unless the list would be mostly empty."""
         wires = Variable("wires", "wires", shape, INT32, draw)
         balanced = -(-math.prod(shape) // n_inputs)
         fan_out = balanced if fan_out is None else fan_out
@@ -294,16 +298,16 @@ class _LogicSpec(Spec):
         return {"readers": lutjax.readers(*self._listed(arrays["wires"]))}
 
     def _listed(self, wires: Any) -> tuple[Any, int]:
-        """Return the wires ``[gates, inputs]`` whose reverse `readers` is, and the number of ids that they choose from."""
+        """Return the wires ``[gates, inputs]`` inverted by `readers`, and their id range."""
         return wires.reshape(-1, wires.shape[-1]), self._n_readable
 
     @property
     def _n_readable(self) -> int:
-        """Number of values that wires choose from."""
+        """Number of values available to wires."""
         raise NotImplementedError
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
-        if variable.name != "readers":  # wires of a checkpoint may have another fan-out
+        if variable.name != "readers":  # wires in a checkpoint may have another fan-out
             super()._check_shape(variable, array)
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -326,7 +330,7 @@ class _LogicSpec(Spec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class WiredSpec(_LogicSpec):
-    """Base of specs whose gates or tables read inputs of a vector.
+    """Base spec for gates or tables over a vector.
 
     Trained scores choose among the candidates of learned wirings (`CHOSEN`), or mix them.
     """
@@ -346,7 +350,7 @@ class WiredSpec(_LogicSpec):
 
     @property
     def arity(self) -> int:
-        """Number of inputs of a gate."""
+        """Number of inputs per gate."""
         raise NotImplementedError
 
     def _check_sizes(self) -> None:
@@ -391,14 +395,15 @@ class WiredSpec(_LogicSpec):
         def draw(key: Any) -> jax.Array:
             return self._drawn_wires(key, shape)
 
-        # Scores choose other wires in each step, and other wirings do not say how often they read an input.
+        # Scores change the wires in each step, and other wirings do not bound the fan-out of an
+        # input.
         if self.wiring in CHOSEN or not (self.wiring in EVEN or self.wires_fan_out):
             return Variable("wires", "wires", shape, INT32, draw), *trained
         return (*self._wires(self._n_readable, shape, self.wires_fan_out, draw), *trained)
 
     @names_layer
     def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
-        """Return wires, or candidates, that are not given: of shape `shape`."""
+        """Return sampled wires or candidates with shape `shape`."""
         if self.wiring in wiring.LEARNED:
             wires = wiring.balanced(key, self._n_readable, self.out_features, math.prod(shape[1:]))
             return wires.reshape(shape)
@@ -428,14 +433,14 @@ class WiredSpec(_LogicSpec):
         temperature: Any = None,
         tables: Any = None,
     ) -> jax.Array:
-        """Return outputs for inputs; `tables`: those of `relaxed`, where they are known."""
+        """Return outputs for inputs; `tables` are precomputed by `relaxed`, if known."""
         spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
         return spec._outputs(arrays, x, tables, deterministic, scores_key)
 
     def _ready(
         self, arrays: Arrays, x: Any, deterministic: bool, key: Any, temperature: Any, tables: Any
     ) -> tuple["WiredSpec", Any, Any, Any]:
-        """Return the spec at a temperature, checked inputs, tables of the estimator, and the key of scores."""
+        """Return the spec at a temperature, checked inputs, estimator tables, and the score key."""
         spec = self.at(temperature)
         table_key, scores_key = _keys(key)
         x = _checked_features(spec, x, spec.in_features)
@@ -446,19 +451,19 @@ class WiredSpec(_LogicSpec):
     def _outputs(
         self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
     ) -> jax.Array:
-        """Return the outputs of gates or tables of the estimator, or hard ones, for all that wires choose from."""
+        """Return the gate or table outputs for any wiring."""
         if self.wiring in CHOSEN:
             return self._of_chosen_wires(arrays, x, tables, deterministic, scores_key)
         x, wires, readers = self._read(arrays, x, deterministic, scores_key)
         return self._apply(x, tables, wires, readers, deterministic)
 
     def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
-        """Run the op with tables of the estimator, or with hard ones."""
+        """Run the op with estimator or hard tables."""
         y: jax.Array = self.op(x, tables, wires, readers=readers, **self._options)
         return y
 
     def _read(self, arrays: Arrays, x: Any, deterministic: bool, key: Any) -> tuple[Any, Any, Any]:
-        """Return the values that gates read, wires into these values, and their readers."""
+        """Return the gates' input values, wires into these values, and their readers."""
         wires, readers = arrays["wires"], arrays.get("readers")
         if self.wiring != "learnable":
             return x, wires, readers
@@ -477,14 +482,14 @@ class WiredSpec(_LogicSpec):
     def _of_chosen_wires(
         self, arrays: Arrays, x: Any, tables: Any, deterministic: bool, scores_key: Any
     ) -> jax.Array:
-        """Run the op on the wires with the highest scores; in training with a gradient for all scores."""
+        """Run the op on the best wires; in training with a gradient for all scores."""
         scores = arrays["scores"]
         if not deterministic:
             scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)
-            # Without a key the estimate of tables says what is missing.
+            # Without a key, the table estimate raises the error.
             if self.estimator == "gumbel" and scores_key is not None:
                 scores = scores + jax.random.gumbel(scores_key, scores.shape, scores.dtype)
-        # XLA would choose anew for every sample.
+        # XLA would recompute the choice for every sample.
         wires = jax.lax.optimization_barrier(self._chosen_wires({**arrays, "scores": scores}))
         y = self._apply(x, tables, wires, None, deterministic)
         if deterministic:
@@ -501,11 +506,16 @@ class WiredSpec(_LogicSpec):
         )
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return the tables of the estimator, or hard ones, as the op takes them."""
+        """Return estimator or hard tables in the op's format."""
         raise NotImplementedError
 
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
-        """Return the cotangents of each input of gates, from these inputs and the cotangent of their outputs: ``[G, B]`` each."""
+        """Return the cotangents of each gate input: ``[G, B]`` each.
+
+        Args:
+          inputs: values of the gate inputs.
+          dy: cotangent of the gate outputs.
+        """
         arity, n_gates = len(inputs), len(dy)
         wires = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(arity, n_gates).T
         readers = jnp.argsort(wires.reshape(-1))[:, None].astype(INT32)
@@ -529,7 +539,10 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]`` and bool tables ``[G, 2**n]``."""
+        """Return the hard network's wires ``[G, n]`` and bool tables ``[G, 2**n]``.
+
+        They are arguments of `lutjax.packed_lut`.
+        """
         learned = self.wiring in wiring.LEARNED
         wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
@@ -539,53 +552,64 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
-        """Return for each gate the expected number of inputs that it needs, and the probability that it needs any: ``[G]`` each.
+        """Return the expected number of inputs each gate needs, and the probability of any.
 
-        Tables are drawn with the probabilities that training has for them, at a temperature in place of the layer's own.
+        Both are ``[G]``. Tables are sampled with their training probabilities, optionally at
+        another temperature.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicGatesSpec(WiredSpec):
-    """Differentiable logic gates of two inputs, each a mixture of all sixteen: `lutjax.logic_gates`.
+    """Differentiable two-input logic gates, each a mixture of all sixteen: `lutjax.logic_gates`.
 
-    With ``deterministic=True``, an argument of the layer and of each call, every gate is the one with the largest logit: bits in, bits out.
+    With ``deterministic=True``, an argument of the layer and of each call, every gate is the one
+    with the largest logit: bits in, bits out.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
-      wires: int32 ids of inputs ``[out_features, 2]``; of candidates ``[out_features, 2, candidates]``. Absent with the wiring ``"full"``.
-      readers: int32 ``[in_features, fan-out]``: inverse wires, for the gradient. Absent if the fan-out is unknown, with learned wires, and where
-        explicit wires are so unbalanced that the list would be mostly empty.
-      scores: trained, of the shape of `wires`, or ``[out_features, 2, in_features]``; only with learned wires.
+      wires: int32 input ids ``[out_features, 2]``; candidates ``[out_features, 2, candidates]``.
+        Absent with the wiring ``"full"``.
+      readers: int32 ``[in_features, fan-out]``: inverse wires, for the gradient. Absent if the
+        fan-out is unknown, with learned wires, and if explicit wires are so unbalanced that the
+        list would be mostly empty.
+      scores: trained, shaped like `wires`, or ``[out_features, 2, in_features]``; only with learned
+        wires.
 
     Args:
       in_features: number of inputs, values from 0 to 1 or bits.
       out_features: number of gates, with one output each.
-      wiring: inputs of gates, by name or a function as in `lutjax.wiring`. Random: ``"balanced"``: every input is read about equally often.
-        ``"unique"``: balanced, with different pairs of inputs. ``"butterfly"``: outputs of several layers depend on as many inputs as possible.
-        ``"random"``: independent wires. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: windows of an image, groups of inputs. Learned by trained
-        scores, whose maximum the hard network reads: ``"top-k"``: one of `candidates` per gate input, also in a soft layer, at about the cost of fixed
-        wires. ``"full"``: one of all inputs, with a matrix product in the backward pass. ``"learnable"``: a soft layer reads the mixture of candidates.
-      candidates: number of candidates of each gate input; even for ``"learnable"``.
-      scores_init: initializer of scores; normal(0, 1) by default.
-      logits_init: initializer of logits; by default `lutjax.layers.initializers.residual_gates()`: a gate passes on its first input with
-        probability 0.9. ``jax.nn.initializers.normal(1.0)`` is a common alternative.
-      estimator: relaxation in training. ``"soft"``: mixtures of gates. ``"gumbel"``: mixtures with Gumbel noise on the logits, sampled in each call and
-        shared by all samples, from the stream ``gates`` in Flax and from the key of `apply` in Haiku. ``"straight_through"``: the hard network forward,
-        with the gradient of a mixture.
-      temperature: divisor of logits and scores; a lower one is closer to the hard network. A call can override it, ``layer(x, temperature=t)``, also
-        with a traced value of a schedule.
+      wiring: gate inputs, by name or a function as in `lutjax.wiring`. Random: ``"balanced"``:
+        nearly equal fan-out for all inputs. ``"unique"``: balanced, with distinct input pairs.
+        ``"butterfly"``: outputs of stacked layers depend on as many inputs as possible.
+        ``"random"``: independent wires. `lutjax.wiring.Windows`, `lutjax.wiring.Groups`: image
+        windows, input groups. Learned by trained scores, whose maximum the hard network reads:
+        ``"top-k"``: one of `candidates` per gate input, also in a soft layer, at about the cost of
+        fixed wires. ``"full"``: one of all inputs, with a matrix product in the backward pass.
+        ``"learnable"``: a soft layer reads the mixture of candidates.
+      candidates: number of candidates per gate input; even for ``"learnable"``.
+      scores_init: score initializer; normal(0, 1) by default.
+      logits_init: logit initializer; by default `lutjax.layers.initializers.residual_gates()`: a
+        gate passes on its first input with probability 0.9. ``jax.nn.initializers.normal(1.0)`` is
+        a common alternative.
+      estimator: relaxation in training. ``"soft"``: gate mixtures. ``"gumbel"``: mixtures with
+        Gumbel noise on the logits, sampled in each call and shared by all samples, from the stream
+        ``gates`` in Flax and from the key of `apply` in Haiku. ``"straight_through"``: the hard
+        network forward, with a mixture's gradient.
+      temperature: divisor of logits and scores; a lower one is closer to the hard network. A call
+        can override it, ``layer(x, temperature=t)``, also with a traced schedule value.
       feature_axis: -1, or 0 for inputs and outputs ``[features, ...]``: the fast layout.
       accumulate: fixed-point accumulation, not with learned wires; see `lutjax.FixedPoint`.
-      dtype: dtype of outputs, to which inputs are cast; by default they are not cast.
+      dtype: output dtype, to which inputs are cast; by default they are not cast.
       param_dtype: dtype of logits and scores: float32, bfloat16, float16 or float64.
       implementation: implementation of the op; see `lutjax.bilinear_gates`.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of random ones. A gate may read one input twice.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead
+        of random ones. A gate may read one input twice.
       deterministic: whether calls run the hard network.
 
     Raises:
-      ValueError: a size is impossible, there are not enough different pairs, or a wire is not an input.
+      ValueError: a size is impossible, there are too few distinct pairs, or a wire is not an input.
 
     Source: docs/logic.md, sections 1 and 4.
     """
@@ -602,17 +626,17 @@ class LogicGatesSpec(WiredSpec):
         return self._trained("logits", (self.out_features, 16), self.logits_init)
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return the coefficients of the gates of the estimator, or of hard ones: ``[4, gates]``."""
+        """Return estimator or hard gate coefficients: ``[4, gates]``."""
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
         return self.of_mixtures(arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key)))
 
     def mixed_logits(self, arrays: Arrays, key: Any) -> jax.Array:
-        """Return the logits of the mixtures of gates in training: ``[gates, 16]``."""
+        """Return the logits for gate mixtures in training: ``[gates, 16]``."""
         return self._at_temperature(arrays["logits"], key, jax.random.gumbel, self.estimator)
 
     def of_mixtures(self, arrays: Arrays, mixtures: jax.Array) -> jax.Array:
-        """Return the coefficients of the estimator, from those of `mixed_logits`: ``[4, gates]``."""
+        """Return estimator coefficients from the coefficients of `mixed_logits`: ``[4, gates]``."""
         if self.estimator != "straight_through":
             return mixtures
         return with_derivative_of(lutjax.gate_coefficients(arrays["logits"], hard=True), mixtures)
@@ -634,23 +658,27 @@ class LogicGatesSpec(WiredSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicRNNSpec(LogicGatesSpec):
-    """Recurrent layer of differentiable logic gates, which read the inputs of a step and the state and output the next state.
+    """Recurrent layer of logic gates that map a step's inputs and the state to the next state.
 
-    Inputs are ``[..., length, in_features]`` and outputs, the state after each step, ``[..., length, out_features]``; with ``feature_axis=0``
-    ``[features, length, ...]``. The initial state is 0, or an argument of the call. With ``deterministic=True`` every gate is the one with the largest
-    logit: bits in, bits out, and `from_words` runs 32 sequences per word.
+    Inputs are ``[..., length, in_features]`` and outputs, the state after each step,
+    ``[..., length, out_features]``; with ``feature_axis=0`` ``[features, length, ...]``. The
+    initial state is 0, or an argument of the call. With ``deterministic=True`` every gate is the
+    one with the largest logit: bits in, bits out, and `from_words` runs 32 sequences per word.
 
     Variables:
       logits: trained, ``[out_features, 16]``.
-      wires, readers, scores: as in `LogicGates`, of ``in_features + out_features`` inputs: those of the layer, then the state.
+      wires, readers, scores: as in `LogicGates`, for ``in_features + out_features`` inputs: the
+        layer's inputs, then the state.
 
     Args:
-      in_features: inputs of a step, values from 0 to 1 or bits.
-      out_features: number of gates, and size of the state.
+      in_features: inputs per step, values from 0 to 1 or bits.
+      out_features: number of gates, and state size.
       estimator: as in `LogicGates`. All steps of a call share the noise.
-      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead of random ones: ids below `in_features` are inputs,
-        and ``in_features + g`` is the state of gate g.
-      wiring, candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in `LogicGates`.
+      wires: int32 ``[out_features, 2]``, or candidates ``[out_features, 2, candidates]``, instead
+        of random ones: ids below `in_features` are inputs, and ``in_features + g`` is the state of
+        gate g.
+      wiring, candidates, scores_init, logits_init, temperature, feature_axis, dtype, param_dtype,
+        implementation, deterministic: as in `LogicGates`.
       accumulate: as in `LogicGates`, in each step; sums over steps are floats.
 
     Raises:
@@ -683,7 +711,7 @@ class LogicRNNSpec(LogicGatesSpec):
         temperature: Any = None,
         tables: Any = None,
     ) -> jax.Array:
-        """Return the states after each step; `tables`: those of `relaxed`, where they are known."""
+        """Return the states after each step; `tables` are precomputed by `relaxed`, if known."""
         spec, x, tables, scores_key = self._ready(arrays, x, deterministic, key, temperature, tables)
         if x.ndim < 2:
             expected = "[..., length, features]" if self.feature_axis else "[features, length, ...]"
@@ -694,7 +722,7 @@ class LogicRNNSpec(LogicGatesSpec):
             state = whole(spec._outputs(arrays, read, tables, deterministic, scores_key))
             return state, state
 
-        # On a mesh with explicit axes features are whole: inputs of a gate are of both.
+        # On a mesh with explicit axes, features are unsharded: gates read both inputs and state.
         axis = self.feature_axis
         join = _meshes.divided_by_compiler(
             lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
@@ -703,7 +731,7 @@ class LogicRNNSpec(LogicGatesSpec):
         return self._scanned(step, x, self._first(x, state, (arrays, tables)))
 
     def _first(self, x: Any, state: Any, read: Any) -> jax.Array:
-        """Return the state before the first step, of steps that read these arrays, too."""
+        """Return the initial state for steps that also read these arrays."""
         x, read = jax.tree.map(jnp.asarray, (x, read))
         axes = _meshes.varying_over((x, read))
         shape = list(x.shape)
@@ -727,7 +755,7 @@ class LogicRNNSpec(LogicGatesSpec):
         return found
 
     def _scanned(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
-        """Return the states after each step, along the axis that steps have in `x`."""
+        """Return the states after each step, along the step axis of `x`."""
         _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
         return jnp.moveaxis(states, 0, self._steps_axis)
 
@@ -738,10 +766,11 @@ class LogicRNNSpec(LogicGatesSpec):
         words: UInt32[Array, "inputs length *batch"],
         state: UInt32[Array, "outputs *batch"] | None = None,
     ) -> UInt32[jax.Array, "outputs length *batch"]:
-        """Return the states of the hard network, of 32 sequences a word, ``[out_features, length, ...]``.
+        """Return hard network states for 32 sequences per word, ``[out_features, length, ...]``.
 
         Args:
-          words: uint32 ``[in_features, length, ...]``, whatever the `feature_axis`. state: before the first step, ``[out_features, ...]``.
+          words: uint32 ``[in_features, length, ...]``, for any `feature_axis`.
+          state: state before the first step, ``[out_features, ...]``.
         """
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
             raise self._error(
@@ -760,7 +789,7 @@ class LogicRNNSpec(LogicGatesSpec):
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
-    """Call of a layer of gates or tables: its spec, its arrays, and the options of the call but for `tables`."""
+    """Call of a gate or table layer: its spec, its arrays, and the options except `tables`."""
 
     spec: Any
     arrays: Arrays
@@ -772,10 +801,10 @@ class LayerCall:
 
 
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
-    """Return the outputs of the last of layers that follow one another, for inputs of the first.
+    """Run a sequence of layers and return the last outputs.
 
-    Outputs are those of calls of each layer. The mixtures of layers whose logits have the same shape are computed at once: on a GPU in the
-    time of one layer's.
+    Equivalent to calling each layer. Mixtures of layers whose logits have equal shapes are computed
+    at once: on a GPU in the time of one layer.
     """
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
@@ -785,7 +814,7 @@ def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
 
 
 def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
-    """Return the coefficients of layers of gates in training that share a shape with another one, by their number."""
+    """Return training coefficients of gate layers that share a logit shape, by position."""
     gates: dict[int, LogicGatesSpec] = {}
     logits: dict[Any, dict[int, jax.Array]] = {}
     for number, call in enumerate(calls):
@@ -797,7 +826,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
     found = {}
     for same in logits.values():
         if len(same) > 1:
-            # Layers get an axis of their own, because that of gates may be divided over devices.
+            # Layers get their own axis, because the gate axis may be sharded.
             mixtures = jax.vmap(lutjax.gate_coefficients)(jnp.stack(list(same.values())))
             for mixture, number in zip(mixtures, same, strict=True):
                 found[number] = gates[number].of_mixtures(calls[number].arrays, mixture)
@@ -806,7 +835,7 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _TableSpec(WiredSpec):
-    """Base of specs with tables over bits."""
+    """Base spec for tables over bits."""
 
     _: dataclasses.KW_ONLY
     n_inputs: int = 4
@@ -828,7 +857,7 @@ class _TableSpec(WiredSpec):
         return (self.out_features, 2**self.n_inputs)
 
     def _corners(self, arrays: Arrays) -> jax.Array:
-        """Return for each slot of the tables the probability that training has for a 1."""
+        """Return each slot's training probability of a 1."""
         raise NotImplementedError
 
     @names_layer
@@ -849,26 +878,31 @@ class _TableSpec(WiredSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SoftLUTSpec(_TableSpec):
-    """Tables over up to 8 inputs between 0 and 1, interpolated between their corners: `lutjax.soft_lut`.
+    """Tables over up to 8 inputs between 0 and 1, interpolated between corners: `lutjax.soft_lut`.
 
     With ``deterministic=True`` corners above 1/2 are 1 and other corners 0: bits in, bits out.
 
     Variables:
       table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest address bit.
-      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs per table.
 
     Args:
       in_features: number of inputs, values from 0 to 1 or bits.
       out_features: number of tables, with one output each.
-      n_inputs: inputs of each table, 1 to 8.
-      parameterization: meaning of the trained values. ``"light"``: logits of corners. ``"walsh"``: Walsh coefficients ``c``; the logit of corner k is
-        ``-sum_s c[s] (-1)**(number of common bits of s and k)``. For bits this is the "warp" parameterization of other libraries, which apply the
-        sigmoid after the interpolation. ``"raw"``: values v clipped to [-1, 1], with corners ``(v + 1) / 2``. Outside, only gradients that lead back pass.
-      table_init: initializer of the table; by default `lutjax.layers.initializers.residual_table`, corners of 0.9 where the first input is 1 and 0.1
-        elsewhere.
-      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the logits of corners, and excludes raw tables.
+      n_inputs: inputs per table, 1 to 8.
+      parameterization: meaning of the trained values. ``"light"``: corner logits. ``"walsh"``:
+        Walsh coefficients ``c``; the logit of corner k is
+        ``-sum_s c[s] (-1)**(number of common bits of s and k)``. For bits this is the "warp"
+        parameterization in other libraries, which apply the sigmoid after the interpolation.
+        ``"raw"``: values v clipped to [-1, 1], with corners ``(v + 1) / 2``. Outside, only
+        gradients pointing inward pass.
+      table_init: table initializer; by default `lutjax.layers.initializers.residual_table`, corners
+        of 0.9 where the first input is 1 and 0.1 elsewhere.
+      estimator: as in `LogicGates`; ``"gumbel"`` adds logistic noise to the corner logits, and
+        excludes raw tables.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
-      candidates, scores_init, temperature, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
+      candidates, scores_init, temperature, feature_axis, accumulate, dtype, param_dtype,
+        implementation, wires, deterministic: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
@@ -904,7 +938,7 @@ class SoftLUTSpec(_TableSpec):
         return self._trained("table", self.table_shape, init)
 
     def _logits(self, arrays: Arrays) -> jax.Array:
-        """Return numbers that are positive where a corner's bit is 1: logits, or raw values."""
+        """Return values that are positive where a corner's bit is 1: logits, or raw values."""
         table = jnp.asarray(arrays["table"])
         if self.parameterization == "raw":
             return _within(self.layer, table)
@@ -915,7 +949,7 @@ class SoftLUTSpec(_TableSpec):
         return -jnp.matmul(table, jnp.asarray(walsh, table.dtype), precision="highest")
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return the tables of the estimator, or hard ones: ``[tables, 2**n_inputs]``."""
+        """Return estimator or hard tables: ``[tables, 2**n_inputs]``."""
 
         def hard(logits: jax.Array) -> jax.Array:
             return (logits > 0).astype(logits.dtype)
@@ -940,24 +974,28 @@ class SoftLUTSpec(_TableSpec):
 class BinaryLUTSpec(_TableSpec):
     """Tables over up to 8 inputs, addressed by their signs: `lutjax.binary_lut`.
 
-    An address bit is ``x > 0``, so inputs are bits 0 and 1, or values around 0. Outputs are bits too, ``value > 0`` of the addressed slot. The slot and
-    the inputs receive gradients, the extended finite difference, as if there were no threshold, so training already runs the hard network. With
-    ``estimator="soft"`` outputs are the values themselves, for the last layer before a sum of groups, or before another layer of this kind. Values
-    are clipped to [-1, 1]; outside, only gradients that lead back pass. With ``deterministic=True`` outputs are bits for every estimator.
+    An address bit is ``x > 0``, so inputs are bits 0 and 1, or values around 0. Outputs are also
+    bits, ``value > 0`` for the addressed slot. The slot and the inputs receive gradients, the
+    extended finite difference, as if there were no threshold, so training already runs the hard
+    network. With ``estimator="soft"`` outputs are the values themselves, for the last layer before
+    a group sum, or before another such layer. Values are clipped to [-1, 1]; outside, only
+    gradients pointing inward pass. With ``deterministic=True`` outputs are bits for every
+    estimator.
 
     Variables:
       table: trained, ``[out_features, 2**n_inputs]``; the first input is the lowest address bit.
-      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs of a table.
+      wires, readers, scores: as in `LogicGates`, for `n_inputs` inputs per table.
 
     Args:
       in_features: number of inputs.
       out_features: number of tables, with one output each.
-      n_inputs: inputs of each table, 1 to 8.
-      table_init: initializer of the tables; uniform(-1, 1) by default.
+      n_inputs: inputs per table, 1 to 8.
+      table_init: table initializer; uniform(-1, 1) by default.
       estimator: ``"straight_through"`` or ``"soft"``.
-      temperature: divisor of the scores of learned wires, whose forward pass is the hard choice.
+      temperature: divisor of learned wire scores, whose forward pass is the hard choice.
       wiring: as in `LogicGates`; ``"unique"`` is for 2 inputs.
-      candidates, scores_init, feature_axis, accumulate, dtype, param_dtype, implementation, wires, deterministic: as in `LogicGates`.
+      candidates, scores_init, feature_axis, accumulate, dtype, param_dtype, implementation, wires,
+        deterministic: as in `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not an input.
@@ -980,7 +1018,7 @@ class BinaryLUTSpec(_TableSpec):
 
     @property
     def scores_estimator(self) -> str:
-        return "straight_through"  # a mixture of bits would be above 0 if any of them is
+        return "straight_through"  # a mixture with any 1 bit would be above 0
 
     def _apply(self, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool) -> jax.Array:
         y = super()._apply(x, tables, wires, readers, deterministic)
@@ -989,7 +1027,7 @@ class BinaryLUTSpec(_TableSpec):
         return with_derivative_of((y > 0).astype(y.dtype), y)
 
     def relaxed(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
-        """Return the values of slots, or hard ones: ``[tables, 2**n_inputs]``."""
+        """Return slot values, or hard ones: ``[tables, 2**n_inputs]``."""
         table = _within(self.layer, jnp.asarray(arrays["table"]))
         return (table > 0).astype(table.dtype) if deterministic else table
 
@@ -1002,12 +1040,13 @@ class BinaryLUTSpec(_TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GroupSumSpec(Spec):
-    """Sums of contiguous groups of features over a temperature: votes of gates for classes.
+    """Sums of contiguous feature groups over a temperature: gate votes for classes.
 
-    Outputs are ``[..., k]`` for inputs ``[..., features]``, and ``[k, ...]`` for ``[features, ...]`` with ``feature_axis=0``.
+    Outputs are ``[..., k]`` for inputs ``[..., features]``, and ``[k, ...]`` for
+    ``[features, ...]`` with ``feature_axis=0``.
 
     Args:
-      k: number of groups and outputs, a divisor of the number of features.
+      k: number of groups and outputs; must divide the number of features.
       tau: divisor of the sums.
       feature_axis: -1, or 0 for features first.
       accumulate: fixed-point accumulation; see `lutjax.FixedPoint`.
@@ -1059,10 +1098,10 @@ class GroupSumSpec(Spec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ThermometerSpec(Spec):
-    """Thresholds that turn numbers into bits: ``x > threshold`` for each threshold of a feature.
+    """Thresholds that convert values to bits: ``x > threshold`` for each threshold of a feature.
 
-    Outputs are ``[..., in_features * n_thresholds]``, with adjacent bits of a feature, for inputs ``[..., in_features]``; the first axis with
-    ``feature_axis=0``. NaN gives bits of 0.
+    Outputs are ``[..., in_features * n_thresholds]``, with adjacent bits per feature, for inputs
+    ``[..., in_features]``; on the first axis with ``feature_axis=0``. NaN gives bits 0.
 
     Variables:
       thresholds: ``[in_features, n_thresholds]``, trained only if learnable.
@@ -1070,20 +1109,25 @@ class ThermometerSpec(Spec):
 
     Args:
       in_features: number of inputs.
-      n_thresholds: thresholds, and bits, of each input.
-      learnable: whether thresholds are trained; they may then cross. Otherwise neither inputs nor thresholds get a gradient.
-      gradient: gradient of learnable thresholds. ``"straight_through"``: outputs are bits, with the gradient of a sigmoid of
-        ``(x - threshold) / temperature``. ``"soft"``: outputs are that sigmoid, and bits with ``deterministic=True``.
-      temperature: width of that sigmoid, in units of `x`.
-      widths: ``[in_features]``, positive factors of `temperature`, for features with different units.
+      n_thresholds: thresholds, and bits, per input.
+      learnable: whether thresholds are trained; they may then cross. Otherwise neither inputs nor
+        thresholds get a gradient.
+      gradient: gradient of learnable thresholds. ``"straight_through"``: outputs are bits, with the
+        gradient of ``sigmoid((x - threshold) / temperature)``. ``"soft"``: outputs are this
+        sigmoid, and bits with ``deterministic=True``.
+      temperature: width of this sigmoid, in units of `x`.
+      widths: ``[in_features]``, positive factors of `temperature`, for features with different
+        units.
       feature_axis: -1, or 0 for features first.
-      dtype: dtype of outputs, to which inputs are cast; by default they are not cast.
-      param_dtype: dtype of the thresholds.
-      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in (0, 1).
+      dtype: output dtype, to which inputs are cast; by default they are not cast.
+      param_dtype: threshold dtype.
+      thresholds: `lutjax.thermometer_thresholds` of the training data; by default evenly spaced in
+        (0, 1).
       deterministic: whether calls return bits.
 
     Raises:
-      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not positive.
+      ValueError: a size is impossible, thresholds do not fit or are NaN, or widths are not
+        positive.
 
     Source: docs/logic.md, section 4.
     """
@@ -1143,7 +1187,7 @@ class ThermometerSpec(Spec):
 
     @property
     def out_features(self) -> int:
-        """Number of bits of all features."""
+        """Number of bits for all features."""
         return self.in_features * self.n_thresholds
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Layer of differentiable logic over images: arguments, variables and forward pass, for all libraries."""
+"""Differentiable logic layer over images for all libraries."""
 
 import dataclasses
 import functools
@@ -31,35 +31,49 @@ LEAVES = ("balanced", "random")
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LogicConvSpec(_LogicSpec):
-    """Convolution of an image with trees of gates, and OR-pooling of neighboring windows.
+    """Convolution of an image with gate trees, and OR-pooling of neighboring windows.
 
-    A kernel is a complete tree of gates whose leaves are values in a window of the image, with the same gates and wires in all windows. The output is
-    the largest of ``pool`` windows, for bits their OR, and its gradient goes to the first maximum. Gates read the image itself, without copied windows.
+    A kernel is a complete tree of gates whose leaves are values in an image window, with the same
+    gates and wires in all windows. The output is the maximum over ``pool`` windows, for bits their
+    OR, and its gradient goes to the first maximum. Gates read the image itself, without copied
+    windows.
 
     Variables:
-      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has ``n_inputs**(depth - 1) + ... + 1`` nodes.
-      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, if nodes are tables.
-      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window in the order row, column, channel.
-      readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``. Absent if it would be mostly empty.
+      logits: trained, ``[n_kernels * nodes of a tree, 16]``, the first level first. A tree has
+        ``n_inputs**(depth - 1) + ... + 1`` nodes.
+      table: trained, ``[n_kernels * nodes of a tree, 2**n_inputs]``, instead of logits, if nodes
+        are tables.
+      wires: int32 ``[n_kernels * n_inputs**(depth - 1), n_inputs]``: leaves, ids in the window in
+        the order row, column, channel.
+      readers: int32 ``[channels, fan-out]``: ``lutjax.readers(wires % channels, channels)``. Absent
+        if it would be mostly empty.
 
     Args:
-      in_shape: height, width and channels of the image. Inputs are ``[..., height, width, channels]``; with ``feature_axis=0``
+      in_shape: height, width and channels of the image. Inputs are
+        ``[..., height, width, channels]``; with ``feature_axis=0``
         ``[channels, height, width, ...]``. Outputs have the same layout.
-      n_kernels: number of trees, and of output channels.
+      n_kernels: number of trees and output channels.
       kernel: height and width of a window, or one number for both.
-      depth: number of levels of gates.
-      stride: from one window to the next, in rows and in columns.
+      depth: number of gate levels.
+      stride: step between windows, in rows and in columns.
       padding: rows and columns of zeros around the image; less than `kernel`.
-      pool: height and width of pooling groups; it divides the number of windows with their padding.
-      pool_padding: empty rows and columns around the windows that groups may reach into; less than `pool`.
-      channels_per_kernel: number of channels that a tree reads, sampled so that trees read all about equally often. None: all.
-      wiring: wiring of leaves: ``"balanced"``: all values about equally often; ``"random"``: independent wires.
-      n_inputs: inputs of a node, 2 to 8.
-      parameterization: ``"gates"``: nodes are gates of two inputs, as in `LogicGates`. ``"light"``, ``"walsh"``, ``"raw"``: tables, as in `SoftLUT`.
+      pool: height and width of pooling groups; must divide the number of windows with their
+        padding.
+      pool_padding: empty rows and columns around the windows that groups may reach into; less than
+        `pool`.
+      channels_per_kernel: number of channels per tree, sampled with nearly equal fan-out for all
+        channels. None: all.
+      wiring: leaf wiring: ``"balanced"``: nearly equal fan-out for all values; ``"random"``:
+        independent wires.
+      n_inputs: inputs per node, 2 to 8.
+      parameterization: ``"gates"``: nodes are gates with two inputs, as in `LogicGates`.
+        ``"light"``, ``"walsh"``, ``"raw"``: tables, as in `SoftLUT`.
       logits_init: as in `LogicGates`.
       table_init: as in `SoftLUT`.
-      wires: explicit leaves, instead of random ones; those of `lutjax.wiring.trees` are ``leaves.reshape(-1, n_inputs)``.
-      estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in `LogicGates`.
+      wires: explicit leaves, instead of random ones; for `lutjax.wiring.trees` use
+        ``leaves.reshape(-1, n_inputs)``.
+      estimator, temperature, feature_axis, dtype, param_dtype, implementation, deterministic: as in
+        `LogicGates`.
 
     Raises:
       ValueError: a size is impossible, or a wire is not in the window.
@@ -124,7 +138,7 @@ class LogicConvSpec(_LogicSpec):
 
     # ------------------------------------------------------------------------------------- sizes
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
-        """Return the spec of all nodes of all trees, without their wires."""
+        """Return the spec for all nodes in all trees, without their wires."""
         n_nodes = sum(self.levels)
         names = ("estimator", "param_dtype")
         options: dict[str, Any] = {name: getattr(self, name) for name in names} | {"class_name": self.layer}
@@ -149,12 +163,12 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Numbers of rows and columns of windows."""
+        """Number of window rows and columns."""
         return self._places.counts
 
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Height and width of groups of places, and of their padding."""
+        """Height and width of pooling groups, and of their padding."""
         return pair(self.layer, "pool", self.pool), pair(self.layer, "pool_padding", self.pool_padding, 0)
 
     @property
@@ -170,24 +184,24 @@ class LogicConvSpec(_LogicSpec):
 
     @property
     def levels(self) -> list[int]:
-        """Number of nodes of each level, all trees together."""
+        """Number of nodes per level, all trees together."""
         return [self.n_kernels * self.n_inputs**level for level in reversed(range(self.depth))]
 
     @property
     def connectivity(self) -> Connectivity:
-        """Windows at all places, and the trees there, before the or: for `lutjax.wiring.show`."""
+        """Windows and their trees before the OR: for `lutjax.wiring.show`."""
         return wiring.window_groups(
             self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.n_kernels
         )
 
     def compared(self, arrays: Arrays) -> np.ndarray:
-        """Return neighboring leaves of nodes at each place, ids of values of the image: ``[places, pairs, 2]``."""
+        """Return neighboring leaves in each window, as image value ids: ``[places, pairs, 2]``."""
         wires = np.asarray(arrays["wires"])
         pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
         size, stride, around = self.geometry
         windows = wiring.windows(self.in_shape, size, stride, padding=around).reshape(-1, self.window)
         ids = windows[:, pairs]
-        ids = np.where(ids < 0, ids[..., ::-1], ids)  # outside of the image there is nothing to draw
+        ids = np.where(ids < 0, ids[..., ::-1], ids)  # outside the image there is nothing to draw
         found: np.ndarray = np.where(ids < 0, windows.max(1)[:, None, None], ids)
         return found
 
@@ -203,12 +217,12 @@ class LogicConvSpec(_LogicSpec):
             return self._drawn_leaves(key).reshape(shape)
 
         trained = self._nodes()._trained_tables()
-        if self.wiring == "random" and not self.wires_fan_out:  # nothing says how often a value is read
+        if self.wiring == "random" and not self.wires_fan_out:  # this wiring does not bound the fan-out
             return Variable("wires", "wires", shape, INT32, draw), trained
         return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
 
     def _drawn_leaves(self, key: Any) -> jax.Array:
-        """Return the leaves of each tree, ids in the window: ``[n_kernels, n_inputs**depth]``."""
+        """Return each tree's leaves, ids in the window: ``[n_kernels, n_inputs**depth]``."""
         own, channels = self.channels_per_kernel, self.in_shape[2]
 
         def leaves_of(key: Any, n_values: int) -> jax.Array:
@@ -225,7 +239,7 @@ class LogicConvSpec(_LogicSpec):
         return leaves // own * channels + jnp.take_along_axis(of_tree, leaves % own, 1)
 
     def _most_readers(self) -> int:
-        """Return a bound of the number of leaves that read a channel: all, or what the wiring promises."""
+        """Return an upper bound for the fan-out of a channel."""
         height, width = self.geometry[0]
         pixels, channels, own = height * width, self.in_shape[2], self.channels_per_kernel
         n_leaves = self.levels[0] * self.n_inputs
@@ -266,20 +280,20 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def from_words(self, arrays: Arrays, words: UInt32[Array, "..."]) -> UInt32[jax.Array, "..."]:
-        """Return the bits of the hard trees, of 32 samples a word: ``[kernels, rows, columns, ...]``.
+        """Return hard tree outputs for 32 samples per word: ``[kernels, rows, columns, ...]``.
 
         Args:
-          words: uint32 ``[channels, height, width, ...]``, whatever the `feature_axis`.
+          words: uint32 ``[channels, height, width, ...]``, for any `feature_axis`.
         """
         wires, truth = self.hard(arrays)
         return self.of_words(truth, wires, words)
 
     def hard(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the wires of leaves and bool tables of all nodes ``[nodes, 2**n_inputs]``, for `of_words`."""
+        """Return leaf wires and bool node tables ``[nodes, 2**n_inputs]``, for `of_words`."""
         return jnp.asarray(arrays["wires"], INT32), self._nodes()._truth(arrays)
 
     def of_words(self, truth: Any, wires: Any, words: Any) -> jax.Array:
-        """Return the same as `from_words` for tables of bits ``[nodes, 2**n_inputs]``."""
+        """Return the outputs of `from_words` for bit tables ``[nodes, 2**n_inputs]``."""
         height, width, channels = self.in_shape
         if words.dtype != np.uint32 or words.shape[:3] != (channels, height, width):
             raise self._error(
@@ -295,9 +309,9 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard trees of one window: wires ``[G, n]`` and bool tables ``[G, 2**n]``, the kernels' outputs last.
+        """Return the hard trees' wires ``[G, n]`` and bool tables ``[G, 2**n]``, roots last.
 
-        Ids below `window` are values of the window, and ``window + g`` is node g.
+        Ids below `window` are window values, and ``window + g`` is node g.
         """
         n_inner = sum(self.levels) - self.levels[0]
         inner = jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs) + self.window
@@ -306,7 +320,7 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def expected_needs(self, arrays: Arrays, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
-        """Return for each node, which is at all places, what `LogicGates` returns for each gate."""
+        """Return `LogicGates.expected_needs` for each node, shared by all windows."""
         return self.at(temperature)._nodes().expected_needs(arrays)
 
     def _features_first(self, x: Any) -> jax.Array:
@@ -324,7 +338,7 @@ class LogicConvSpec(_LogicSpec):
         return jnp.moveaxis(x, (-1, -3, -2), (0, 1, 2)) if self.feature_axis else x
 
     def _trees_of_gates(self, x: jax.Array, coefficients: jax.Array, wires: Any, readers: Any) -> jax.Array:
-        """Return the outputs of trees of gates, ``[kernels, rows, columns, ...]``."""
+        """Return gate tree outputs, ``[kernels, rows, columns, ...]``."""
         y = logic_trees(
             x.reshape(math.prod(self.in_shape), *x.shape[3:]),
             _meshes.divided_by_compiler(self._by_tree, self._spec_by_tree)(coefficients),
@@ -336,7 +350,10 @@ class LogicConvSpec(_LogicSpec):
         return y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
 
     def _by_tree(self, coefficients: jax.Array) -> jax.Array:
-        """Return coefficients of nodes level by level in the order of trees: ``[4, nodes]`` -> ``[4, kernels, nodes of a tree]``."""
+        """Reorder level-major coefficients by tree.
+
+        ``[4, nodes]`` becomes ``[4, kernels, nodes of a tree]``.
+        """
         ends = list(itertools.accumulate(self.levels))[:-1]
         parts = jnp.split(coefficients, ends, 1)
         return jnp.concatenate([part.reshape(4, self.n_kernels, -1) for part in parts], 2)

@@ -1,9 +1,10 @@
-"""Layers without a library: arguments, variables, checks and casts.
+"""Library-independent layer specifications: arguments, variables, checks and casts.
 
-A layer is a dataclass such as ``LUTSpec`` in `_tables.py`, `_images.py`, `_projection.py`, `_memory.py`, `_product_keys.py`, `_logic.py` or
-`_logic_images.py`. Its fields are the constructor arguments, and its docstring is the documentation of the layer in every library. It declares the
-variables, checks them, and computes the forward pass from a mapping of names to arrays. A spec holds no arrays: the layer of a library stores the
-variables in its own way.
+A layer is a dataclass such as ``LUTSpec`` in `_tables.py`, `_images.py`, `_projection.py`,
+`_memory.py`, `_product_keys.py`, `_logic.py` or `_logic_images.py`. Its fields are the constructor
+arguments, and its docstring documents the layer in every library. It declares and checks the
+variables, and computes the forward pass from a mapping of names to arrays. A spec holds no arrays:
+each library stores the variables in its own way.
 """
 
 import dataclasses
@@ -27,29 +28,30 @@ from lutjax.tables.host_tables import HostTables
 from lutjax.values._dtypes import FLOATS, holds_all_of
 from lutjax.values._ids import check_once, trusted_ids
 
-_MOST_NUMBERS = 1 << 43  # of a trained array
+_MOST_NUMBERS = 1 << 43  # largest size of a trained array
 
 Arrays = Mapping[str, Any]
 Initializer = Callable[..., Any]
 Example = tuple[str, tuple[int, ...], tuple[int, ...]]  # arguments, shapes of inputs and outputs
 F = TypeVar("F", bound=Callable[..., Any])
-QUANTIZED = "quantised"  # a collection in checkpoints of earlier versions, hence its spelling
+QUANTIZED = "quantised"  # a collection in old checkpoints, hence its spelling
 
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """Array that a layer keeps.
+    """Array stored by a layer.
 
     Attributes:
-      name: the same in every library.
-      kind: ``"params"``, ``"tables"`` or ``"scalars"``, which are trained, or ``"anchors"``, ``"targets"``, ``"wires"`` (ids),
-        ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"`` (of tables in the memory of the host): kept, never trained.
-      shape: its shape.
-      dtype: its dtype.
-      init: draws it from a key of `jax.random`.
-      derive: makes it from the variables before it, instead of `init`.
-      drawn: of a key, the variable that it draws into the memory of the host.
-      initializer: makes `init`, of key, shape and dtype.
+      name: name in every library.
+      kind: ``"params"``, ``"tables"`` or ``"scalars"`` if trained. Never trained: ``"anchors"``,
+        ``"targets"``, ``"wires"`` (ids), ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"``
+        (PRNG keys for host-resident tables).
+      shape: array shape.
+      dtype: array dtype.
+      init: samples the array from a `jax.random` key.
+      derive: computes the array from earlier variables, instead of `init`.
+      drawn: host-resident variable initialized from this key.
+      initializer: initializer behind `init`, called with key, shape and dtype.
     """
 
     name: str
@@ -63,73 +65,72 @@ class Variable:
 
     @property
     def collection(self) -> str:
-        """``"params"`` for all that is trained, or else its kind."""
+        """``"params"`` for all trained variables, or else the kind."""
         return "params" if self.kind in ("tables", "scalars") else self.kind
 
     def make(self, key: Callable[[], Any], before: Arrays) -> Any:
-        """Return its first value; `key` is called only if it is drawn."""
+        """Return the initial value; `key` is called only if the value is sampled."""
         return self.init(key()) if self.derive is None else self.derive(before)
 
 
-# Specs are values and never change. They are not frozen because `__post_init__` normalizes arguments.
+# Treat specs as immutable. They are not frozen because `__post_init__` normalizes arguments.
 @dataclasses.dataclass(unsafe_hash=True)
 class Spec:
-    """Base of all specs, which add arguments, variables and a forward pass."""
+    """Base class for specs, which add arguments, variables and a forward pass."""
 
     example: ClassVar[Example]
-    given: ClassVar[tuple[str, ...]] = ()  # arguments that are variables, instead of drawn ones
-    implied: ClassVar[tuple[str, ...]] = ()  # fields that follow from those, and are no arguments
-    methods: ClassVar[tuple[str, ...]] = ()  # that layers have too
+    given: ClassVar[tuple[str, ...]] = ()  # arguments that are explicit variables
+    implied: ClassVar[tuple[str, ...]] = ()  # fields inferred from explicit variables; not arguments
+    methods: ClassVar[tuple[str, ...]] = ()  # methods shared by the layers
     call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
-    stream: ClassVar[str] = "gates"  # of random numbers, where the library has streams
+    stream: ClassVar[str] = "gates"  # random stream, in libraries with streams
 
     class_name: str = dataclasses.field(default="", kw_only=True, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle` and `copy.deepcopy`."""
         state = state_of(self)
-        state.pop("all_variables", None)  # they hold functions, which `pickle` refuses
+        state.pop("all_variables", None)  # they hold functions, which `pickle` rejects
         return state
 
     @functools.cached_property
     def all_variables(self) -> tuple[Variable, ...]:
-        """The result of `variables`, computed once: every call needs the names."""
+        """Cached result of `variables`: every call needs the names."""
         return self.variables()
 
     @property
     def random(self) -> bool:
-        """True if a call that is not deterministic draws random numbers."""
+        """Whether nondeterministic calls need random numbers."""
         return False
 
     @property
     def layer(self) -> str:
-        """Name of the layer in messages: that of its class, which may be a subclass written by a user."""
+        """Layer name in messages: the class name, which may be a user's subclass."""
         return self.class_name or layer_name(type(self))
 
     def _error(self, message: str) -> ValueError:
-        """Return an error with the name of the layer."""
         return ValueError(f"{self.layer}: {message}")
 
     @classmethod
     def arrays_of(cls, given: Arrays) -> Arrays:
-        """Return explicit variables by their names: an argument may be more than one array."""
+        """Return explicit variables by name: an argument may consist of several arrays."""
         return given
 
     @classmethod
     def implied_by(cls, given: Arrays) -> dict[str, Any]:
-        """Return the fields `implied` by variables that are given explicitly."""
+        """Return the `implied` fields of explicit variables."""
         return {}
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return the arrays that the layer keeps, in the order in which they are drawn."""
+        """Return the layer's variables, in initialization order."""
         return ()
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the fields that arrays decide. Those of a pruned layer differ from its arguments."""
+        """Return fields inferred from array shapes, which pruning can change."""
         return {}
 
     def fitted(self, arrays: Arrays) -> "Spec":
-        """Return the spec of these arrays: itself, unless they have other sizes.
+        """Return the spec that fits the arrays: itself if the sizes are equal.
 
         Raises:
           ValueError: no layer has such sizes.
@@ -140,11 +141,11 @@ class Spec:
         return dataclasses.replace(self, **sizes)
 
     def follow(self, name: str, arrays: Arrays) -> dict[str, Any]:
-        """Return the variables that follow from the one of this name, which was replaced."""
+        """Return the variables derived from the replaced variable `name`."""
         return {}
 
     def check(self, arrays: Arrays) -> None:
-        """Check variables that come from elsewhere: explicit ones, or those of a checkpoint.
+        """Check explicit or restored variables.
 
         Raises:
           ValueError: one has a wrong shape or holds an id that does not exist.
@@ -155,7 +156,7 @@ class Spec:
                 self._check_values(variable, arrays)
 
     def held(self, arrays: Arrays) -> Arrays:
-        """Return arrays with which a call may begin: all are there, and ids whose values are known exist.
+        """Return the arrays for a call, after checking that they have values and valid known ids.
 
         Raises:
           ValueError: an id is out of range, or an array has no values.
@@ -166,7 +167,7 @@ class Spec:
         return arrays
 
     def check_ids(self, name: str, array: Any) -> None:
-        """Check an array that takes the place of a variable's, if that holds ids and their values are known.
+        """Check a replacement array for a variable, if it holds ids with known values.
 
         Raises:
           ValueError: an id is out of range.
@@ -191,7 +192,7 @@ class Spec:
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
-        """Check the values of a variable; `arrays` has it, and perhaps others."""
+        """Check the values of a variable; `arrays` contains it, and possibly others."""
 
     def _require_size(self, name: str, least: int) -> None:
         size = getattr(self, name)
@@ -234,7 +235,7 @@ class Spec:
             setattr(self, name, jnp.dtype(dtype))
 
     def _bits(self, x: Any) -> Any:
-        """Return inputs of a logic layer as floats: bits may be bools or integers."""
+        """Return logic layer inputs as floats; they may be bools or integers."""
         dtype = getattr(x, "dtype", None)
         if dtype is None or not (dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)):
             return x
@@ -263,26 +264,27 @@ class Spec:
         return jnp.asarray(array).astype(dtype)
 
     def _promoted(self, x: Any) -> Any:
-        """Return the dtype of projections and outputs of a layer: its own, or that of inputs and parameters."""
+        """Return the layer's dtype, by default promoted from inputs and parameters."""
         own, of_parameters = self.dtype, self.param_dtype  # type: ignore[attr-defined]
         return jnp.promote_types(jnp.asarray(x).dtype, of_parameters) if own is None else own
 
     def _stored(self, tables: Any) -> Any:
-        """Return tables in the dtype in which an op reads them: their own, unless `dtype` is wider.
+        """Return tables in the dtype read by an op: their own, unless `dtype` is wider.
 
-        An op rounds its float32 sums to the dtype of its tables. So tables narrower than `dtype` are widened, in a copy; a
-        narrower `dtype` rounds the sums alone, in `_rounded`, and the op reads the stored rows.
+        Ops round float32 sums to the table dtype, so tables narrower than `dtype` are widened in a
+        copy. With a narrower `dtype` the op reads the stored rows, and `_rounded` rounds only the
+        sums.
         """
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):
             return tables  # the array itself: see lutjax.optim
         widened = self._cast(tables)
         if (reads := _table_reads.current()) is not None:
-            reads.stand_in(tables, widened)  # a sparse gradient of the copy is that of the table
+            reads.stand_in(tables, widened)  # a sparse gradient of the copy is also the table's
         return widened
 
     def _rounded(self, y: jax.Array) -> jax.Array:
-        """Return sums of rows in `dtype`, or in the dtype of the tables without one."""
+        """Return row sums in `dtype`, or in the table dtype without one."""
         dtype = self.dtype  # type: ignore[attr-defined]
         return y if dtype is None else y.astype(dtype)
 
@@ -302,10 +304,10 @@ def switched_call(
 
 
 def missing(layer: str, name: str, hint: str = "") -> ValueError:
-    """Return the error about a layer that is called without a variable.
+    """Return an error for a layer called without a variable.
 
     Args:
-      hint: what to do in the library of the layer.
+      hint: what to do in the layer's library.
     """
     return ValueError(
         f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
@@ -314,9 +316,9 @@ def missing(layer: str, name: str, hint: str = "") -> ValueError:
 
 
 def names_layer(method: F) -> F:
-    """Return a method of a spec whose errors name the layer, also those that an op raises in it.
+    """Decorate a spec method so that its errors, including errors from ops, name the layer.
 
-    The layer has checked its ids (`Spec.held`), so ops do not check them again, nor ids that the method makes of them.
+    The layer has checked its ids (`Spec.held`), so ops skip checks on them and on derived ids.
     """
 
     @functools.wraps(method)
@@ -333,24 +335,24 @@ def names_layer(method: F) -> F:
 
 
 def cached(function: F) -> F:
-    """Return a function that caches its results, with its own type: mypy does not take classes of specs for hashable."""
+    """Cache a function and keep its type: mypy does not treat spec classes as hashable."""
     return functools.cache(function)  # type: ignore[return-value]
 
 
 def layer_name(spec_type: type[Spec]) -> str:
-    """Return the name of the layer of a spec."""
+    """Return a spec's layer name."""
     return spec_type.__name__.removesuffix("Spec")
 
 
 @cached
 def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
-    """Return the names of the arguments of a layer."""
+    """Return a layer's argument names."""
     others = {*spec_type.implied, "class_name"}
     return tuple(field.name for field in dataclasses.fields(spec_type) if field.name not in others)
 
 
 def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect.Parameter]:
-    """Return the parameters of the constructor of a layer.
+    """Return a layer's constructor parameters.
 
     Args:
       inferred: whether `in_features` may be None, to be inferred from the first input.
@@ -370,7 +372,7 @@ def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect
 
 @cached
 def sizes(spec_type: type[Spec]) -> frozenset[str]:
-    """Return the names of the attributes that a layer shares with its spec."""
+    """Return the names of attributes shared by a layer and its spec."""
     fields = set(arguments(spec_type)) | set(spec_type.implied)
     fields -= set(spec_type.given)
     derived = ("out_features", "out_shape", "connectivity")
@@ -378,7 +380,7 @@ def sizes(spec_type: type[Spec]) -> frozenset[str]:
 
 
 def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
-    """Return the number of inputs of `x` for a layer whose `in_features` is None, and None for other layers."""
+    """Return the number of inputs if a layer has ``in_features=None``, or else None."""
     if options.get("in_features", 0) is not None:
         return None
     require_array(layer, "x", x)
@@ -389,7 +391,7 @@ def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
 
 
 def unknown_inputs(layer: str) -> ValueError:
-    """Return the error about a layer without `in_features`, and without the array that `init` keeps its number of inputs in."""
+    """Return an error for a layer without `in_features` and without the array that records it."""
     return ValueError(
         f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init returned."
     )
@@ -398,15 +400,16 @@ def unknown_inputs(layer: str) -> ValueError:
 def build(
     spec_type: type[Spec], options: Mapping[str, Any], *, name: str = "", owner: bool = False
 ) -> tuple[Any, tuple[Variable, ...]]:
-    """Return the spec of a layer and its variables, those that are given explicitly in place of drawn ones.
+    """Return a layer's spec and variables, with explicit variables in place of sampled ones.
 
     Args:
-      name: class of the layer, for messages; by default that of the spec.
-      owner: whether the layer has tables in the memory of the host itself; otherwise its `placement` may be `HostTables`, of which the spec knows only that they are there.
+      name: layer class, for messages; by default the spec's.
+      owner: whether the layer itself owns its host-resident tables; otherwise its `placement` may
+        be `HostTables`, and the spec only knows that such tables exist.
 
     Raises:
       ValueError: a size is impossible, or a given array does not fit the sizes or holds a wrong id.
-      TypeError: an argument is of another kind than it should be.
+      TypeError: an argument has the wrong type.
     """
     explicit = {name: options[name] for name in spec_type.given if options[name] is not None}
     options = {name: value for name, value in options.items() if name not in spec_type.given}

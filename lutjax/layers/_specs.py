@@ -7,7 +7,7 @@ _MODULES = (_tables, _projection, _images, _logic, _logic_images, _memory, _prod
 
 
 def specs() -> dict[str, type[Spec]]:
-    """Return the specs of all layers, by the names of the layers. A spec with an example is one; others are bases."""
+    """Return the specs of all layers by layer name; only specs with an example are layers."""
     return {
         layer_name(spec): spec
         for module in _MODULES

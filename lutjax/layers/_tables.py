@@ -1,4 +1,4 @@
-"""Layers that add rows of tables: arguments, variables, forward pass and decoding, for all libraries."""
+"""Lookup-table layers for all libraries: arguments, variables, forward pass and decoding."""
 
 import dataclasses
 import operator
@@ -30,13 +30,13 @@ CACHED = ("keys", "ids", "counts")
 
 
 def uniform_positions(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Return positions drawn from uniform(-1, 1): as many bits start at 0 as at 1."""
+    """Return positions sampled from uniform(-1, 1), so bits start at 0 and at 1 equally often."""
     return jax.random.uniform(key, shape, dtype, -1, 1)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class TableSpec(Spec):
-    """Base of the specs of layers that add rows of tables."""
+    """Base spec for layers that add table rows."""
 
     _: dataclasses.KW_ONLY
     n_detectors: int
@@ -68,36 +68,35 @@ class TableSpec(Spec):
         self._check_inputs()
 
     def _most_bits(self) -> str:
-        """Return what most bits of a row come from, for messages."""
         return f"n_anchors is {self.n_anchors}"
 
     def _check_features(self) -> None:
-        """Check the sizes of inputs and outputs."""
+        """Check the input and output sizes."""
 
     def _check_sizes(self) -> None:
-        """Check the arguments that a kind of layer adds."""
+        """Check the arguments added by a subclass."""
 
     def _check_inputs(self) -> None:
         """Check that detectors have enough inputs to compare."""
 
     @property
     def n_inputs(self) -> int:
-        """Number of values that anchors choose from."""
+        """Number of values available to anchors."""
         raise NotImplementedError
 
     @property
     def n_outputs(self) -> int:
-        """Number of outputs to which a table adds."""
+        """Number of outputs per table."""
         raise NotImplementedError
 
     @property
     def n_tables(self) -> int:
-        """Number of detectors of all groups, each with one table."""
+        """Number of detectors in all groups, each with one table."""
         return self.n_detectors
 
     @property
     def row_bits(self) -> int:
-        """Bits of the address of a row: a table has ``2**row_bits`` rows."""
+        """Bits of a row address: a table has ``2**row_bits`` rows."""
         return self.n_anchors
 
     @property
@@ -125,13 +124,13 @@ class TableSpec(Spec):
 
     @property
     def _sums(self) -> dict[str, Any]:
-        """Options of ops that do not compare values."""
+        """Options for ops without comparisons."""
         return {"accumulate": self.accumulate, "implementation": self.implementation}
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _TableSpec(TableSpec):
-    """Base of the specs of layers that add rows of tables over a vector."""
+    """Base spec for layers that add table rows over a vector."""
 
     in_features: int
     out_features: int
@@ -164,7 +163,10 @@ class _TableSpec(TableSpec):
         return {"n_detectors": weights[0], "n_anchors": anchors[1], "out_features": weights[2]}
 
     def _inputs(self, x: Any, name: str = "x") -> Any:
-        """Return inputs, checked and cast. An op cannot check: anchors are ids of as many inputs as there are."""
+        """Return checked and cast inputs.
+
+        Ops cannot check the size, because anchors are ids into any number of inputs.
+        """
         require_array(self.layer, name, x)
         if x.ndim < self.min_rank or x.shape[-1] != self.in_features:
             length = "length, " * (self.min_rank - 1)
@@ -178,27 +180,30 @@ class _TableSpec(TableSpec):
 class LUTSpec(_TableSpec):
     """Fully connected lookup tables: ``y = lutjax.lut(x, weights, anchors)``.
 
-    Each detector compares `n_anchors` pairs of inputs. The comparison bits select a row of its table, and the output is the sum of the selected rows.
-    There is no bias, because a constant input selects rows too. With `groups`, the detectors of a group read its inputs and add to its outputs.
+    Each detector compares `n_anchors` pairs of inputs. The comparison bits select a row of its
+    table, and the output is the sum of the selected rows. There is no bias, because a constant
+    input selects rows too. With `groups`, each group has its own inputs and outputs.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, initially zeros; with `groups` ``[..., out_features / groups]``.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
+      weights: trained, ``[n_detectors, 2**n_anchors, out_features]``, initially zeros; with
+        `groups` ``[..., out_features / groups]``.
+      anchors: int32 input ids ``[n_detectors, n_anchors, 2]``.
 
     Args:
       in_features: number of inputs.
       out_features: number of outputs.
       n_detectors: number of detectors, each with one table.
-      n_anchors: number of anchor pairs of each detector.
-      epsilon: half-width of the dead zone of a comparison.
-      dtype: dtype of the output, to which inputs are cast. Rows are read in the dtype of the tables and summed in at least float32; only the sum is
-        rounded to `dtype`. Tables narrower than `dtype` are widened in a copy. None: inputs are not cast, and the output has the dtype of the tables.
-      param_dtype: dtype of the tables: float32, bfloat16, float16 or float64.
-      weights_init: initializer of the tables, as in `jax.nn.initializers`.
-      accumulate: fixed-point accumulation, whose results do not depend on the order; see `lutjax.FixedPoint`.
+      n_anchors: number of anchor pairs per detector.
+      epsilon: half-width of the comparison dead zone.
+      dtype: output dtype, to which inputs are cast. Rows are read in the table dtype and summed in
+        at least float32; only the sum is rounded to `dtype`. Tables narrower than `dtype` are
+        widened in a copy. None: inputs are not cast, and the output has the table dtype.
+      param_dtype: table dtype: float32, bfloat16, float16 or float64.
+      weights_init: table initializer, as in `jax.nn.initializers`.
+      accumulate: fixed-point accumulation, with order-independent results; see `lutjax.FixedPoint`.
       implementation: implementation of the op; see `lutjax.lut`.
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of random ones.
-      groups: number of groups; anchors are ids of the inputs of a group.
+      groups: number of groups; anchors are input ids within a group.
 
     Raises:
       ValueError: a size is impossible, groups do not divide a size, or an anchor is not an input.
@@ -240,7 +245,7 @@ class LUTSpec(_TableSpec):
 
     @names_layer
     def run(self, op: Callable[..., jax.Array], x: Any, weights: Any, *arguments: Any) -> jax.Array:
-        """Check and cast inputs and tables, and return the outputs of an op, those of all groups side by side."""
+        """Check and cast inputs and tables, run an op, and concatenate outputs of groups."""
         x, arguments = self._inputs(x), (self._stored(weights), *arguments)
         if self.groups is None:
             return self._rounded(op(x, *arguments, **self._options))
@@ -253,7 +258,7 @@ class LUTSpec(_TableSpec):
 
 
 class _WithTargets(TableSpec):
-    """Spec of a layer whose rows may reach only some of the outputs; `targets_shape` is the shape of explicit targets."""
+    """Spec for layers with row targets; `targets_shape` is the shape of explicit targets."""
 
     n_targets: int | None
     targets_per: str
@@ -280,7 +285,7 @@ class _WithTargets(TableSpec):
 
     @property
     def _targets_shape(self) -> tuple[int, ...] | None:
-        """Shape of the targets; None where rows reach all outputs."""
+        """Shape of the targets; None if rows reach all outputs."""
         if self.targets_shape is not None:
             return self.targets_shape
         if self.n_targets is None:
@@ -310,7 +315,7 @@ class _WithTargets(TableSpec):
             return super().variables()
 
         def draw(key: Array) -> jax.Array:
-            # The places of the k largest of as many random numbers as outputs: k different outputs.
+            # The top k of uniform samples, one per output, are k distinct outputs.
             numbers = jax.random.uniform(key, (*shape[:2], self.n_outputs))
             return jax.lax.top_k(numbers, shape[2])[1].astype(jnp.int32)
 
@@ -320,23 +325,30 @@ class _WithTargets(TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SparseLUTSpec(_WithTargets, LUTSpec):
-    """Lookup tables whose rows reach only some of the outputs: `lutjax.sparse_lut`.
+    """Lookup tables whose rows reach only some outputs: `lutjax.sparse_lut`.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, initially zeros; of an edge list ``[edges]``.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an unused slot; of an edge list ``[edges]``.
-      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only of an edge list.
+      weights: trained, ``[n_detectors, 2**n_anchors, n_targets]``, initially zeros; with an edge
+        list ``[edges]``.
+      anchors: int32 input ids ``[n_detectors, n_anchors, 2]``.
+      targets: int32 output ids ``[n_detectors or 1, 2**n_anchors or 1, n_targets]``, -1 for an
+        unused slot; with an edge list ``[edges]``.
+      first_edges: int32 ``[n_detectors * 2**n_anchors + 1]``, the first edge of each row, only with
+        an edge list.
 
     Args:
-      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors: as in `LUT`.
-      groups: as in `LUT`; targets are ids of the outputs of a group.
-      n_targets: number of outputs that each row reaches, sampled without replacement.
-      targets_per: unit with its own list of targets: each ``"row"``, each ``"table"``, or the whole ``"layer"``.
-      targets: explicit targets instead of `n_targets`, or an edge list of `lutjax.wiring.from_edges`, with any number of targets per row.
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init,
+        accumulate, implementation, anchors: as in `LUT`.
+      groups: as in `LUT`; targets are output ids within a group.
+      n_targets: number of outputs per row, sampled without replacement.
+      targets_per: unit with its own list of targets: each ``"row"``, each ``"table"``, or the whole
+        ``"layer"``.
+      targets: explicit targets instead of `n_targets`, or an edge list from
+        `lutjax.wiring.from_edges`, with any number of targets per row.
 
     Raises:
-      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor
+        -1.
 
     Source: docs/semantics.md, section 4.
     """
@@ -431,7 +443,7 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         self._check_targets()
 
     def targets_of(self, arrays: Arrays) -> Any:
-        """Return the targets as the op takes them."""
+        """Return the targets in the format expected by the op."""
         if self.edge_sizes is None:
             return arrays["targets"]
         return Edges(arrays["first_edges"], arrays["targets"], *self.edge_sizes)
@@ -459,25 +471,29 @@ def attention_call(
     """Return outputs ``[..., length, out_features]`` for inputs ``[..., length, in_features]``.
 
     Args:
-      x: inputs of the queries, and of the keys where `keys` is not given.
-      keys: inputs of the keys, for attention from one sequence to another.
-      segments: ids ``[..., length]``; a query attends only to keys of its own segment. While decoding they are ids from 0 on, 0 by
-        default, which the cache keeps; negative ones are padding, which sees nothing and is not seen: texts of different lengths
-        are padded before their first position.
+      x: query inputs, also used as keys if `keys` is not given.
+      keys: key inputs, for attention from one sequence to another.
+      segments: ids ``[..., length]``; a query attends only to keys in its own segment. While
+        decoding, ids are non-negative, 0 by default, and stored in the cache. Negative ids mark
+        padding, which is neither a query nor a key: pad sequences with different lengths before
+        their first position.
       key_segments: the same for `keys`.
-      query_start: place of the first query, where `keys` is given, or those of each sequence ``[...]``; 0 by default.
-      key_start: the same of the first key.
-      block_mask: bools ``[blocks of queries, blocks of keys]``: only pairs of these blocks count, see `lutjax.lookup_attention`.
-      block_sizes: queries and keys of a block, or one number for both.
-      block_tables: where the cache is a pool of blocks, the ids of the blocks of each sequence, ``[..., M]``, -1 for none: position ``p`` lies in
-        block ``block_tables[p // size % M]``, at ``p % size`` there. Blocks that sequences share are read by all; new positions are written
-        to the blocks of their places, which no other sequence may have. Padding comes after new positions there.
-      lengths: positions of each sequence that are in the blocks, ``[...]``; they go together.
-      decode: whether `x` continues the positions in the cache, which then holds the latest keys. Takes precedence over
-        the layer's own `decode`.
+      query_start: position of the first query if `keys` is given, or one per sequence ``[...]``; 0
+        by default.
+      key_start: the same for the first key.
+      block_mask: bools ``[query blocks, key blocks]``: only pairs in these blocks count, see
+        `lutjax.lookup_attention`.
+      block_sizes: queries and keys per block, or one number for both.
+      block_tables: block ids for each sequence if the cache is a block pool, ``[..., M]``, -1 for
+        none: position ``p`` is stored in block ``block_tables[p // size % M]``, at ``p % size``.
+        Sequences may share blocks for reading. New positions are written to their own blocks, which
+        no other sequence may use. Padding comes after new positions there.
+      lengths: stored positions per sequence, ``[...]``; required with `block_tables`.
+      decode: whether `x` continues the cached positions; the call then caches the latest keys.
+        Takes precedence over the layer's own `decode`.
 
     Raises:
-      ValueError: decoding without a cache, or with arguments that the cache replaces.
+      ValueError: decoding without a cache, or with arguments replaced by the cache.
     """
     others = {
         "segments": segments,
@@ -495,7 +511,7 @@ def attention_call(
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _SequenceSpec(_WithTargets, _TableSpec):
-    """Base of the two kinds of attention: positions, window, segments and the cache."""
+    """Base spec for both kinds of attention: positions, window, segments and the cache."""
 
     min_rank: ClassVar[int] = 2
 
@@ -571,7 +587,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     @property
     def capacity(self) -> int:
-        """Number of keys that a cache holds: as many as one query can see."""
+        """Cache capacity: the number of keys visible to one query."""
         if self.pool is not None:
             raise self._error(
                 f"pool is {self.pool}, so there is no decoding: a cache does not keep where blocks of keys begin."
@@ -584,7 +600,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return capacity
 
     def _check_counts(self) -> None:
-        """Raise ValueError if counts of keys do not say what a query sees."""
+        """Raise ValueError if key counts cannot represent the visible keys."""
         reasons = {
             "cached": (not self._has_counts, "keys have no rows of their own, which could be counted"),
             "n_position_bits": (
@@ -605,7 +621,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
-        """Raise ValueError if there is no cache in blocks of this number and size."""
+        """Raise ValueError if the spec has no block pool with these sizes."""
         if blocks is None:
             return
         if not (
@@ -623,7 +639,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     @property
     def cache_names(self) -> tuple[str, ...]:
-        """Names of the variables of a cache of keys or ids, and of counts."""
+        """Names of the cache variables for keys or ids, and for counts."""
         keys = (*self._cached(jnp.float32), "cached_segments", "cache_index")
         return (*keys, "cached_counts") if self._has_counts else keys
 
@@ -635,15 +651,17 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         cached: str | None = None,
         blocks: tuple[int, int] | None = None,
     ) -> dict[str, jax.Array]:
-        """Return a cache without keys, for inputs ``[*batch, any length, in_features]`` of a dtype.
+        """Return a cache without keys, for inputs ``[*batch, any length, in_features]``.
 
-        Keys lie at the right end, the latest last; ``cache_index`` counts the places that were decoded, and ``cached_segments``
-        says of which segment each is: -1 where there is no key. Counts have neither places nor segments. A pool of blocks has keys alone.
+        Keys are right-aligned, the latest last. ``cache_index`` counts the decoded positions, and
+        ``cached_segments`` holds the segment of each key, -1 for none. Counts have neither
+        positions nor segments. A block pool stores only keys.
 
         Args:
-          cached: what it keeps, as the layer's `cached`, which is the default: of ids as few bytes as hold them. Pairs with keys of earlier
-            calls then have a gradient of the table alone. Where keys are not detected by themselves ids change nothing.
-          blocks: number and size of the blocks of a pool, as the layer's `blocks`, which is the default.
+          cached: cache contents; the layer's `cached` by default. Ids use as few bytes as possible,
+            and pairs with keys from earlier calls then have only a table gradient. Ids change
+            nothing if keys are not detected independently.
+          blocks: number and size of pool blocks; the layer's `blocks` by default.
 
         Raises:
           ValueError: it is impossible for this layer.
@@ -681,13 +699,15 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         lengths: Int[Array, "*#batch"] | None = None,
         **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:
-        """Attend from the positions in `x` to those before them, in `x` and in the cache.
+        """Attend from the positions in `x` to all earlier positions in `x` and the cache.
 
-        Any number of new positions at once: filling the cache and decoding one by one are the same.
+        Accepts any number of new positions: filling the cache at once and decoding one by one are
+        equivalent.
 
         Args:
-          segments: ids of the new positions from 0 on; negative for padding, which sees nothing and is not seen. None: all 0.
-          block_tables, lengths: of a pool of blocks, as a call takes them.
+          segments: non-negative ids of the new positions; negative for padding, which is neither a
+            query nor a key. None: all 0.
+          block_tables, lengths: block pool arguments, as in a call.
 
         Returns:
           The outputs, and the cache with the latest keys.
@@ -722,10 +742,11 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_held(
         self, arrays: Arrays, chunk: Arrays, held: Arrays, of_held: Any, of_queries: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-        """Attend to keys that are held, as many as a query can see, and to new ones; return outputs, and all keys and their segments.
+        """Attend to cached and new keys; return the outputs, all keys and their segments.
 
         Args:
-          chunk: the new keys. of_held, of_queries: segments of the held ones and of the new ones.
+          chunk: the new keys.
+          of_held, of_queries: segments of the cached and the new keys.
         """
         capacity, keys = self.capacity, {}
         for name, new in chunk.items():
@@ -742,7 +763,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             window=capacity,
             query_start=capacity,
             key_start=0,
-            # A query that is padding is of no segment that any key is of.
+            # Padding queries get a segment without keys.
             query_segments=jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries),
             key_segments=of_keys,
         )
@@ -751,7 +772,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_blocks(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any, block_tables: Any, lengths: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Do what `attend_with_cache` does, with the keys of all sequences in blocks."""
+        """Run `attend_with_cache` on a block pool for all sequences."""
         *batch, length, _ = next(iter(chunk.values())).shape
         n_blocks, size = next(iter(cache.values())).shape[:2]
         kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
@@ -773,7 +794,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _tables_of(
         self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """Return tables and lengths of all sequences, checked."""
+        """Return checked block tables and lengths for all sequences."""
         n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
         found = []
         for name, value, shape in (
@@ -796,7 +817,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return found[0], found[1]
 
     def _check_one_segment(self, segments: Any, what: str) -> None:
-        """Raise ValueError if ids of segments are known, and of several."""
+        """Raise ValueError if segment ids are known and differ."""
         if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
             raise self._error(
                 f"segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
@@ -804,7 +825,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             )
 
     def _segments_of(self, segments: Any, batch: tuple[int, ...], length: int) -> jax.Array:
-        """Return segments of new positions as the cache keeps them; without axes of the batch where they are not given."""
+        """Return segments of new positions for the cache, without batch dimensions if not given."""
         if segments is None:
             return jnp.zeros((1,) * len(batch) + (length,), jnp.int32)
         given_ids, _ = _checks.segments(
@@ -815,7 +836,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _attend_to_counts(
         self, arrays: Arrays, cache: Arrays, chunk: Arrays, segments: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Do what `attend_with_cache` does, with a cache of counts."""
+        """Run `attend_with_cache` on a cache of counts."""
         index = chunk["cached_key_index"]
         *batch, length, n_detectors = index.shape
         counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
@@ -835,7 +856,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return self._rounded(finish(y)), {"cached_counts": counts, "cache_index": count}
 
     def _check_cache(self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str) -> dict[str, Any]:
-        """Raise ValueError if a cache does not fit new keys; return the dtypes of its arrays of keys."""
+        """Raise ValueError if a cache does not fit new keys; return dtypes of its key arrays."""
         kept = {name: jnp.dtype(new.dtype) for name, new in chunk.items() if name in cache}
         if len(kept) < len(chunk):
             kept = {name: jnp.dtype(dtype) for name, (_, dtype) in self._cached_ids().items()}
@@ -910,9 +931,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         query_start: Any,
         key_start: Any,
     ) -> jax.Array:
-        """Return the sums over blocks of keys of the mean of the rows that count in each.
+        """Return sums over key blocks, each the mean of its visible rows.
 
-        A block is a sequence of its own, with a start of its own; keys behind the last whole block are another one.
+        Each block is a sequence with its own start. Keys behind the last whole block form another
+        block.
         """
         assert self.pool is not None
         n_queries, n_keys = (next(iter(of.values())).shape[-2] for of in (queries, keys))
@@ -962,16 +984,16 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return result
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
-        """Options of ops that say which outputs rows reach."""
+        """Target options of ops."""
         return {"targets": arrays["targets"], "n_outputs": self.n_outputs} if "targets" in arrays else {}
 
     @property
     def _sight(self) -> dict[str, Any]:
-        """Options of ops that say which keys a query sees."""
+        """Visibility options of ops."""
         return {"window": self.window} if self.causal else {"causal": False}
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
-        """Return tables, and positions as ops count distances: where they are not causal, from the last key on."""
+        """Return tables and positions; without causality, positions start at the last key."""
         weights, positions = self._stored(arrays["weights"]), self._cast(arrays.get("positions"))
         if self.causal or positions is None:
             return weights, positions
@@ -982,44 +1004,44 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return weights, positions[self.n_positions + 1 - n_keys :]
 
     def _run_op(self, arrays: Arrays, x: Any, **sight: Any) -> jax.Array:
-        """Run the op on inputs, which attend to themselves unless `keys` are given."""
+        """Run the op on inputs, with self-attention unless `keys` are given."""
         raise NotImplementedError
 
     def _cached(self, dtype: Any) -> dict[str, tuple[int, Any]]:
-        """Return the last dimension and the dtype of each array that the cache keeps of a key."""
+        """Return the last dimension and dtype of each cached array."""
         raise NotImplementedError
 
     def _cached_ids(self) -> dict[str, tuple[int, Any]]:
-        """Return the same of a cache of ids; nothing where keys are not detected by themselves."""
+        """Return the same for a cache of ids; nothing if keys are not detected independently."""
         return {}
 
     @property
     def _has_counts(self) -> bool:
-        """True where keys are detected by themselves, so that they can be counted."""
+        """Whether keys are detected independently, so that they can be counted."""
         return bool(self._cached_ids())
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
-        """Return the arrays that attention reads of each position of `x`, by their names in the cache."""
+        """Return the arrays read by attention for each position in `x`, by their cache names."""
         raise NotImplementedError
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
-        """Attend from queries to keys, both as `_keys` returns them."""
+        """Attend from queries to keys, both as returned by `_keys`."""
         raise NotImplementedError
 
 
 def _of_one_rank(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
-    """Return two arrays, the one with fewer axes with axes of size 1 in front."""
+    """Prepend axes of size 1 to the array with fewer axes."""
     rank = max(np.ndim(a), np.ndim(b))
     one, other = (jnp.asarray(x).reshape((1,) * (rank - np.ndim(x)) + np.shape(x)) for x in (a, b))
     return one, other
 
 
 _PADDING = -1
-"""Segment of places in a cache that have no key, and of padding."""
+"""Segment of padding and empty cache slots."""
 
 
 def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
-    """Return the keys of a cache and new ones after them along an axis; on a mesh with explicit axes they lie as the cache does."""
+    """Append new keys to a cache along an axis, with its sharding on a mesh with explicit axes."""
     join = _meshes.divided_by_compiler(
         lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
     )
@@ -1029,44 +1051,51 @@ def _appended(cache: Array, new: Array, axis: int) -> jax.Array:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTAttentionSpec(_SequenceSpec):
-    """Concatenated lookup-table attention, with one row per pair of positions: `lutjax.lut_attention`.
+    """Concatenated lookup-table attention, with one row per position pair: `lutjax.lut_attention`.
 
-    The row address of a pair consists of the bits of the query, of the key and of their distance. A query attends to earlier positions, or with
-    ``causal=False`` to all. Outputs are sums, so position 0 of a causal layer outputs 0. There are no heads: use more detectors.
+    A pair's row address concatenates the bits of the query, the key and their distance. A query
+    attends to earlier positions, or to all with ``causal=False``. Outputs are sums, so position 0
+    of a causal layer outputs 0. There are no heads: use more detectors.
 
     Variables:
-      weights: trained, ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``, initially zeros.
-      targets: int32 ids of outputs ``[n_detectors or 1, rows or 1, n_targets]``, only if rows have targets.
-      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only with position bits; with ``causal=False``
-        ``[2 * n_positions + 1, ...]``, from the key farthest after the query to the farthest before it.
-      anchors: int32 ids of inputs ``[n_detectors, n_anchors, 2]``.
-      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: latest keys, only for decoding. With ``cached="ids"``
-        neither flips nor margins; with ``"counts"`` ``cached_counts`` ``[..., n_detectors, 2**n_anchors]`` instead of keys.
+      weights: trained,
+        ``[n_detectors, 2**(2 * n_anchors + n_position_bits), out_features or n_targets]``,
+        initially zeros.
+      targets: int32 output ids ``[n_detectors or 1, rows or 1, n_targets]``, only with targets.
+      positions: trained, ``[n_positions, 1 or n_detectors, n_position_bits]``, only with position
+        bits; with ``causal=False`` ``[2 * n_positions + 1, ...]``, from the farthest later key to
+        the farthest earlier one.
+      anchors: as in `LUT`.
+      cached_key_index, cached_key_flip, cached_key_margin, cached_segments, cache_index: latest
+        keys, only for decoding. With ``"ids"`` no flips or margins; with ``"counts"``
+        ``cached_counts`` ``[..., n_detectors, 2**n_anchors]``.
 
     Args:
-      in_features, out_features, n_detectors, epsilon, weights_init, accumulate, implementation, anchors: as in `LUT`.
-      dtype: as in `LUT`. Positions are cast to `dtype`.
-      param_dtype: as in `LUT`, also of positions.
-      n_anchors: number of anchor pairs of each detector, the same for queries and keys.
+      in_features, out_features, n_detectors, epsilon, weights_init, accumulate, implementation,
+        anchors: as in `LUT`.
+      dtype, param_dtype: as in `LUT`, also for positions.
+      n_anchors: number of anchor pairs per detector, the same for queries and keys.
       n_positions: largest distance with a position; the longest sequence is one longer.
-      n_position_bits: number of position bits; with 0 there are no positions, and any length is allowed.
+      n_position_bits: number of position bits; 0: no positions, sequences of any length.
       shared_positions: whether all detectors share positions.
       positions_init: initializer of positions; uniform(-1, 1) by default.
       window: number of earlier positions visible to a query; all by default.
-      causal: whether a query sees only earlier positions. With ``causal=False`` there is no `window`, `decode`, `query_start` or `key_start`.
-      decode: whether a call continues the sequence of earlier calls, with their keys in a cache.
-      cached: contents of the cache. ``"keys"``: everything that gradients need. ``"ids"``: row ids, one or two bytes per detector instead of twelve.
-        ``"counts"``: number of keys per row, constant memory for sequences of any length; every query sees all earlier keys. Counts exclude positions,
-        window and pool, need rows that reach all outputs or have one list of targets, and texts of one segment. Ids and counts leave out gradients of
-        earlier keys and of their queries; tables have theirs.
-      blocks: number and size of the blocks of a pool ``[blocks, size, n_detectors]`` for the keys of all sequences; calls then take ``block_tables``.
-        By default each sequence has its own cache.
-      pool: size of key blocks: outputs are sums over blocks of the mean of the visible rows in each. With `causal`, without `decode` and ``block_mask``.
-      n_targets: as in `SparseLUT`; by default rows reach all outputs.
-      targets_per, targets: as in `SparseLUT`.
+      causal: whether a query sees only earlier positions. ``causal=False`` excludes `window`,
+        `decode`, `query_start` and `key_start`.
+      decode: whether calls continue a sequence, with earlier keys in a cache.
+      cached: cache contents. ``"keys"``: everything needed for gradients. ``"ids"``: row ids, one
+        or two bytes per detector instead of twelve. ``"counts"``: key count per row, constant
+        memory for any length; queries see all earlier keys. Counts exclude positions, window and
+        pool, and need one segment and rows with all outputs or one target list. Ids and counts omit
+        gradients to earlier keys and their queries, but not to tables.
+      blocks: number and size of blocks in a shared key pool ``[blocks, size, n_detectors]``; calls
+        then take ``block_tables``. By default each sequence has its own cache.
+      pool: key block size: outputs are sums over blocks of the mean visible row. With `causal`,
+        without `decode` and ``block_mask``.
+      n_targets, targets_per, targets: as in `SparseLUT`; all outputs by default.
 
     Raises:
-      ValueError: a size is impossible, an anchor is not an input, or a target neither an output nor -1.
+      ValueError: a size is impossible, or an anchor or target is out of range.
 
     Source: docs/semantics.md, section 5.
     """
@@ -1112,10 +1141,12 @@ class LUTAttentionSpec(_SequenceSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LUTPairAttentionSpec(_SequenceSpec):
-    """Lookup-table attention that detects each pair of positions as one vector: `lutjax.lut_pair_attention`.
+    """Lookup-table attention that detects each position pair jointly: `lutjax.lut_pair_attention`.
 
-    Anchors compare values of the joint vector ``[earlier position, later position, position of their distance]``, concatenated or interleaved. A query
-    attends to earlier positions, or with ``causal=False`` to all, where "earlier" means the key and "later" the query. Outputs are sums.
+    Anchors compare values in the joint vector
+    ``[earlier position, later position, position of their distance]``, concatenated or interleaved.
+    A query attends to earlier positions, or to all with ``causal=False``, where "earlier" means the
+    key and "later" the query. Outputs are sums.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_features or n_targets]``, initially zeros.
@@ -1124,11 +1155,14 @@ class LUTPairAttentionSpec(_SequenceSpec):
       cached_x, cached_segments, cache_index: latest inputs, only for decoding.
 
     Args:
-      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init, accumulate, implementation, anchors: as in `LUT`.
-      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode, blocks, pool: as in `LUTAttention`.
+      in_features, out_features, n_detectors, n_anchors, epsilon, dtype, param_dtype, weights_init,
+        accumulate, implementation, anchors: as in `LUT`.
+      n_positions, n_position_bits, shared_positions, positions_init, window, causal, decode,
+        blocks, pool: as in `LUTAttention`.
       n_targets, targets_per, targets: as in `LUTAttention`.
-      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no rows of their own.
-      interleave: whether the joint vector takes one value of each part in turn, which needs ``n_position_bits == in_features``.
+      cached: ``"keys"``. ``"ids"`` changes nothing, as keys have no separate rows.
+      interleave: whether the joint vector alternates between values from each part, which needs
+        ``n_position_bits == in_features``.
 
     Raises:
       ValueError: a size is impossible, or an anchor is not in the joint vector.

@@ -1,7 +1,7 @@
-"""First values of gates and of tables over bits, in the form of `jax.nn.initializers`.
+"""Initializers for gates and bit-addressed tables, compatible with `jax.nn.initializers`.
 
-Residual: every gate starts by passing on its first input, so deep networks start as the identity of some
-inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialization.
+Residual initialization: every gate initially passes on its first input, so deep networks start as
+the identity on some inputs. `jax.nn.initializers.normal(1.0)` is the Gaussian initialization.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from lutjax._typing import Array
 
 __all__ = ["residual_gates", "residual_table"]
 
-_FIRST_INPUT = 3  # the gate that is its first input
+_FIRST_INPUT = 3  # the gate that passes on its first input
 
 
-# Initializers are values: those of the same arguments are equal, and layers that hold them can be pickled.
+# Initializers are values: equal arguments give equal initializers, and layers can be pickled.
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Initializer of normally distributed numbers, `jax.nn.initializers.normal`."""
+    """Normal initializer, `jax.nn.initializers.normal`."""
 
     deviation: float
 
@@ -33,7 +33,7 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True)
 class LecunNormal:
-    """Initializer of matrices with a variance of one over the number of inputs, `jax.nn.initializers.lecun_normal`."""
+    """LeCun normal initializer for matrices, `jax.nn.initializers.lecun_normal`."""
 
     def __call__(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         drawn: jax.Array = jax.nn.initializers.lecun_normal()(jnp.asarray(key), shape, dtype)
@@ -42,7 +42,7 @@ class LecunNormal:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualGates:
-    """Initializer of logits ``[gates, 16]``: see `residual_gates`."""
+    """Initializer for logits ``[gates, 16]``: see `residual_gates`."""
 
     logit: float | int
 
@@ -52,7 +52,7 @@ class ResidualGates:
 
 @dataclasses.dataclass(frozen=True)
 class ResidualTable:
-    """Initializer of tables ``[gates, 2**inputs]``: see `residual_table`."""
+    """Initializer for tables ``[gates, 2**inputs]``: see `residual_table`."""
 
     probability: float | int
     parameterization: str
@@ -76,11 +76,11 @@ def _probability(where: str, probability: float | int) -> float | int:
 
 
 def residual_gates(probability: float | int = 0.9, *, strength: float | int | None = None) -> ResidualGates:
-    """Return an initializer of logits ``[gates, 16]`` whose gates pass on their first input.
+    """Return an initializer for logits ``[gates, 16]`` whose gates pass on their first input.
 
     Args:
-      probability: of that gate; the other 15 share the rest.
-      strength: its logit instead, where the others are 0; the published cellular automata use 10.
+      probability: probability of this gate; the other 15 share the remainder.
+      strength: its logit instead, with all other logits 0; the published cellular automata use 10.
 
     Raises:
       ValueError: `probability` is not between 0 and 1.
@@ -99,11 +99,11 @@ def residual_gates(probability: float | int = 0.9, *, strength: float | int | No
 
 
 def residual_table(probability: float | int = 0.9, parameterization: str = "light") -> ResidualTable:
-    """Return an initializer of tables ``[gates, 2**inputs]`` whose output is the first input.
+    """Return an initializer for tables ``[gates, 2**inputs]`` whose output is the first input.
 
     Args:
-      probability: each corner's value where it is 1 in the hard table; one minus it where it is 0.
-      parameterization: what the numbers are: ``"light"``, ``"walsh"`` or ``"raw"``, as in
+      probability: value of corners that are 1 in the hard table; its complement elsewhere.
+      parameterization: meaning of the trained values: ``"light"``, ``"walsh"`` or ``"raw"``, as in
         `lutjax.layers.nnx.SoftLUT`.
 
     Raises:

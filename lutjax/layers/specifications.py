@@ -1,6 +1,6 @@
-"""Layer specifications, which the layers of all libraries share, for configs, models and converters.
+"""Layer specifications for configs, models and converters, shared by the layers of all libraries.
 
-A specification holds the options of a layer: it checks them, and defines the layer's variables and outputs.
+A specification holds the layer options, checks them, and defines the variables and outputs.
 """
 
 from lutjax.layers._logic import (
