@@ -1,4 +1,4 @@
-"""Layers of tables with geometry: arguments, variables and forward pass, for all libraries."""
+"""Table layers with geometry for all libraries: arguments, variables and forward pass."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ _window_groups = functools.lru_cache(maxsize=32)(wiring.window_groups)
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _ReadSpec(ScoredSpec, TableSpec):
-    """Base of the specs of layers of tables over images, which read one row each or rows with scores."""
+    """Base spec for table layers over images, with one row per table or scored rows."""
 
     _: dataclasses.KW_ONLY
     read: Read | None = None
@@ -56,20 +56,20 @@ class _ReadSpec(ScoredSpec, TableSpec):
         return found + (() if self.read is None else scalars_of(self.read))
 
     def tables_of(self, arrays: Arrays) -> Any:
-        """Return the tables as ops take them."""
+        """Return the tables in the op's format."""
         return super().tables_of(arrays) if self.quantized else self._stored(arrays["weights"])
 
     def _kept(
         self, x: Any, shape: tuple[int, ...], deterministic: bool | None, key: Array | None
     ) -> jax.Array | None:
-        """Draw factors of the tables of each image, for images ``[*lead, *shape]``; None where none is dropped."""
+        """Sample dropout factors per image ``[*lead, *shape]``; None without dropout."""
         if self._all_tables(deterministic):
             return None
         return self._keep(key, (*x.shape[: x.ndim - len(shape)], self.n_tables), accumulator(x.dtype))
 
     @property
     def _reads(self) -> dict[str, Any]:
-        """Options of ops of scored reads: sums of integer tables are exact already."""
+        """Options for scored reads: integer tables already have exact sums."""
         return {**self._sums, "accumulate": None} if self.quantized else self._sums
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -89,10 +89,10 @@ class _ReadSpec(ScoredSpec, TableSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _ImageSpec(_ReadSpec):
-    """Base of the specs of layers of tables in groups, each with inputs of its own."""
+    """Base spec for grouped table layers with separate inputs per group."""
 
     def _groups(self) -> Connectivity:
-        """Return the groups of detectors."""
+        """Return the detector groups."""
         raise NotImplementedError
 
     def _check_inputs(self) -> None:
@@ -108,7 +108,7 @@ class _ImageSpec(_ReadSpec):
         return self._groups().n_groups * self.n_detectors
 
     def compared(self, arrays: Arrays) -> np.ndarray:
-        """Return the pairs of inputs that the detectors of each group compare, ``[groups, pairs, 2]``."""
+        """Return the input pairs compared in each group, ``[groups, pairs, 2]``."""
         pairs: np.ndarray = np.asarray(arrays["anchors"]).reshape(self._groups().n_groups, -1, 2)
         return pairs
 
@@ -131,7 +131,7 @@ class _ImageSpec(_ReadSpec):
         return self._groups().n_groups
 
     def _one_row_each(self, arrays: Arrays, x: Any, targets: jax.Array | None = None) -> jax.Array:
-        """Return sums of rows without a score, ``[..., outputs of all groups]``, or with targets ``[..., outputs]``."""
+        """Return unscored row sums ``[..., group outputs]``; ``[..., outputs]`` with targets."""
         y = lut_at_places(
             x[..., None, None, :],
             self._stored(arrays["weights"]),
@@ -145,7 +145,7 @@ class _ImageSpec(_ReadSpec):
         return y[..., 0, 0, :]
 
     def _outputs_of_groups(self, arrays: Arrays, x: Any, keep: jax.Array | None) -> jax.Array:
-        """Return the sums of the tables of each group, ``[..., groups, outputs]``, of inputs ``[..., inputs]``."""
+        """Return table sums per group, ``[..., groups, outputs]``, for inputs ``[..., inputs]``."""
         scalars = self.scalars_of(arrays)
         if self.read is None or scalars is None:
             y = self._one_row_each(arrays, x)
@@ -159,25 +159,31 @@ class _ImageSpec(_ReadSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SpatialLUTSpec(_ImageSpec):
-    """Lookup tables between two maps: groups of detectors with receptive and projective fields.
+    """Lookup tables between two maps: detector groups with receptive and projective fields.
 
-    The detectors of a group compare pairs of inputs in its receptive field, and their tables add to the outputs in its projective field.
-    `lutjax.wiring.projections` makes the fields, and `lutjax.wiring.show` draws them. Inputs are ``[..., *connectivity.in_shape]`` and outputs
+    The detectors in a group compare pairs of inputs in its receptive field, and their tables add to
+    the outputs in its projective field. `lutjax.wiring.projections` makes the fields, and
+    `lutjax.wiring.show` draws them. Inputs are ``[..., *connectivity.in_shape]`` and outputs
     ``[..., *connectivity.out_shape]``; an output without a group is 0.
 
     Variables:
-      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, initially zeros. The detectors of a group are adjacent.
-      anchors: int32 ids of inputs ``[groups * n_detectors, n_anchors, 2]``.
-      targets: int32 ids of outputs ``[groups, 1, outputs of a group]``, -1 for an unused slot.
+      weights: trained, ``[groups * n_detectors, 2**n_anchors, outputs of a group]``, initially
+        zeros. The detectors in a group are adjacent.
+      anchors: int32 input ids ``[groups * n_detectors, n_anchors, 2]``.
+      targets: int32 output ids ``[groups, 1, outputs of a group]``, -1 for an unused slot.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not trained, with ``quantized=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, outputs of a group]``, not
+        trained, with ``quantized=True``.
 
     Args:
-      connectivity: groups of `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or `lutjax.wiring.full`.
-      n_detectors: number of detectors of each group, each with one table.
+      connectivity: groups from `lutjax.wiring.projections`, `lutjax.wiring.window_groups` or
+        `lutjax.wiring.full`.
+      n_detectors: number of detectors per group, each with one table.
       n_anchors: as in `LUT`.
-      read: one of `lutjax.reads`, with a score of the comparison margins. None: one row of each table.
-      table_dropout: share of tables dropped in training, for each image; other tables are scaled up. Only with a `read`.
+      read: a read from `lutjax.reads`, with a score from the comparison margins. None: one row per
+        table.
+      table_dropout: share of tables dropped in training, for each image; other tables are scaled
+        up. Only with a `read`.
       deterministic, quantized: as in `ProjectionLUT`.
       epsilon: as in `LUT`; not with a `read`.
       dtype, param_dtype, weights_init, implementation: as in `LUT`.
@@ -185,7 +191,8 @@ class SpatialLUTSpec(_ImageSpec):
       anchors: int32 ``[groups * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a group has fewer than two inputs, or an anchor is not an input.
+      ValueError: a size is impossible, a group has fewer than two inputs, or an anchor is not an
+        input.
 
     Source: docs/semantics.md, section 11.
     """
@@ -241,10 +248,10 @@ class SpatialLUTSpec(_ImageSpec):
 
 
 def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
-    """Add outputs of groups ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
+    """Add group outputs ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
 
     def added(y: jax.Array, targets: jax.Array) -> jax.Array:
-        ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # those beyond the end are dropped
+        ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # out-of-range ids are dropped
         total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
@@ -258,7 +265,7 @@ def _added(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
 
 
 def _check_windows(spec: Any) -> None:
-    """Check the sizes of windows over images of `in_shape`, and keep sequences of sizes as tuples."""
+    """Check window sizes over images with `in_shape`, and store size sequences as tuples."""
     spec.in_shape = shape_of(spec.layer, "in_shape", spec.in_shape, (2, 3))
     names = ("kernel", "stride", "padding")
     sizes = window_sizes(spec.layer, spec.in_shape, *(getattr(spec, name) for name in names))
@@ -269,33 +276,37 @@ def _check_windows(spec: Any) -> None:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class WindowLUTSpec(_ImageSpec):
-    """Lookup tables over windows of an image, with separate tables for each window.
+    """Lookup tables over image windows, with separate tables for each window.
 
-    The detectors of a window compare pairs of its values, and their tables add to its outputs. Inputs are ``[..., *in_shape]`` and outputs
-    ``[..., rows, columns, out_features]``, with one row and column for each window.
+    The detectors in a window compare pairs of its values, and their tables add to its outputs.
+    Inputs are ``[..., *in_shape]`` and outputs ``[..., rows, columns, out_features]``, with one row
+    and column for each window.
 
     Variables:
-      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, initially zeros; detectors of a window are adjacent, and windows
-        are in row-major order.
-      anchors: int32 ids of values of the image ``[rows * columns * n_detectors, n_anchors, 2]``.
+      weights: trained, ``[rows * columns * n_detectors, 2**n_anchors, out_features]``, initially
+        zeros; detectors in a window are adjacent, and windows are in row-major order.
+      anchors: int32 ids of image values ``[rows * columns * n_detectors, n_anchors, 2]``.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not trained, with ``quantized=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[rows * columns, out_features]``, not
+        trained, with ``quantized=True``.
 
     Args:
       in_shape: height and width of the image, and optionally channels.
-      out_features: outputs of each window.
-      n_detectors: number of detectors of each window, each with one table.
+      out_features: outputs per window.
+      n_detectors: number of detectors per window, each with one table.
       n_anchors: as in `LUT`.
       kernel: height and width of a window, or one number for both.
-      stride: from one window to the next, in rows and in columns.
-      padding: rows and columns around the image. Windows at the border have fewer values, as padding is not compared.
+      stride: step between windows, in rows and in columns.
+      padding: rows and columns around the image. Windows at the border have fewer values, as
+        padding is not compared.
       read, table_dropout, epsilon: as in `SpatialLUT`.
       deterministic, quantized: as in `ProjectionLUT`.
       dtype, param_dtype, weights_init, accumulate, implementation: as in `LUT`.
       anchors: int32 ``[rows * columns * n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than the image or has fewer than two values, or an anchor is not in the image.
+      ValueError: a size is impossible, a window is larger than the image or has fewer than two
+        values, or an anchor is not in the image.
 
     Source: docs/semantics.md, section 11.
     """
@@ -315,7 +326,7 @@ class WindowLUTSpec(_ImageSpec):
 
     @property
     def connectivity(self) -> Connectivity:
-        """Groups of detectors, one for each place of the window."""
+        """Detector groups, one for each window."""
         return _window_groups(
             self.in_shape, self.kernel, self.stride, padding=self.padding, outputs=self.out_features
         )
@@ -343,26 +354,32 @@ class WindowLUTSpec(_ImageSpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ConvLUTSpec(_ReadSpec):
-    """Lookup tables over windows of an image, with tables shared by all windows: `lutjax.conv_lut`.
+    """Lookup tables over image windows, with tables shared by all windows: `lutjax.conv_lut`.
 
-    Detectors compare pairs of values in a window, and their tables add to its outputs. Windows are not copied: memory holds images, detections and
-    outputs, and on NVIDIA GPUs without a `read` no detections. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
-    ``(rows, columns, out_channels)``, with one row and column for each window, or fewer with `pool`.
+    Detectors compare pairs of values in a window, and their tables add to its outputs. Windows are
+    not copied: memory holds images, detections and outputs, and on NVIDIA GPUs without a `read` no
+    detections. Inputs are ``[..., *in_shape]`` and outputs ``[..., *out_shape]``:
+    ``(rows, columns, out_channels)``, with one row and column for each window, or fewer with
+    `pool`.
 
     Variables:
       weights: trained, ``[n_detectors, 2**n_anchors, out_channels / groups]``, initially zeros.
-      anchors: int32 ids of values in a window of a group ``[n_detectors, n_anchors, 2]``, in the order row, column, channel, for any image size.
+      anchors: int32 value ids in a group's window ``[n_detectors, n_anchors, 2]``, in the order
+        row, column, channel, for any image size.
       log_beta, log_gamma, log_tau: trained scalars of a read, by their names in ``read.initial()``.
-      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``, not trained, with ``quantized=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[groups, out_channels / groups]``,
+        not trained, with ``quantized=True``.
 
     Args:
       in_shape, n_anchors, kernel, stride: as in `WindowLUT`.
-      out_channels: outputs of each window.
+      out_channels: outputs per window.
       n_detectors: number of detectors, each with one table.
       padding: rows and columns of zeros around the image.
-      groups: number of channel groups: the detectors of a group read its channels and add to its outputs.
-      pool: average pooling of outputs: rows and columns of a block of windows, or one number for both. Incomplete blocks are left out. ``"all"``:
-        average over all windows, with outputs ``[..., out_channels]``.
+      groups: number of channel groups: a group's detectors read its channels and add to its
+        outputs.
+      pool: average pooling of outputs: rows and columns per block of windows, or one number for
+        both. Incomplete blocks are left out. ``"all"``: average over all windows, with outputs
+        ``[..., out_channels]``.
       read, table_dropout, epsilon: as in `SpatialLUT`.
       deterministic, quantized: as in `ProjectionLUT`.
       accumulate: as in `LUT`; averages are sums of floats.
@@ -370,8 +387,8 @@ class ConvLUTSpec(_ReadSpec):
       anchors: int32 ``[n_detectors, n_anchors, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, a window is larger than the padded image or has fewer than two values, groups do not divide
-        a size, or an anchor is not in a window.
+      ValueError: a size is impossible, a window is larger than the padded image or has fewer than
+        two values, groups do not divide a size, or an anchor is not in a window.
 
     Source: docs/semantics.md, section 11.
     """
@@ -441,19 +458,19 @@ class ConvLUTSpec(_ReadSpec):
 
     @property
     def window_shape(self) -> tuple[int, int, int]:
-        """Map of the values of a window, for pictures: height, width and channels, with one window of each group below the other."""
+        """Height, width and channels of a plotted window, with group windows stacked."""
         height, width, channels = self._window
         return self.groups * height, width, channels
 
     @property
     def _window(self) -> tuple[int, int, int]:
-        """Height, width and channels of the window of a group."""
+        """Height, width and channels of a group's window."""
         height, width = pair(self.layer, "kernel", self.kernel)
         return height, width, as_image(self.in_shape)[2] // self.groups
 
     @property
     def _places(self) -> tuple[int, int]:
-        """Rows and columns of places of the window."""
+        """Number of window rows and columns."""
         sizes = window_sizes(self.layer, self.in_shape, self.kernel, self.stride, self.padding)
         each = zip(self.in_shape[:2], *sizes, strict=True)
         rows, columns = ((n + 2 * p - k) // s + 1 for n, k, s, p in each)
@@ -461,7 +478,7 @@ class ConvLUTSpec(_ReadSpec):
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Shape of the outputs of an image: that of the images of a next layer."""
+        """Output shape for one image, as the next layer's `in_shape`."""
         if self.pool == "all":
             return (self.out_channels,)
         (rows, columns), (high, wide) = self._places, self._block
@@ -469,7 +486,7 @@ class ConvLUTSpec(_ReadSpec):
 
     @property
     def _block(self) -> tuple[int, int]:
-        """Rows and columns of places whose outputs are averaged."""
+        """Rows and columns per averaged block of windows."""
         if self.pool is None or isinstance(self.pool, str):
             return (1, 1) if self.pool is None else self._places
         return pair(self.layer, "pool", self.pool)
@@ -494,7 +511,7 @@ class ConvLUTSpec(_ReadSpec):
         deterministic: bool | None = None,
         key: Any = None,
     ) -> jax.Array:
-        """Check and cast inputs, and return the outputs of `lutjax.conv_lut` with the options of the layer."""
+        """Check and cast inputs, and run `lutjax.conv_lut` with the layer's options."""
         images = self._images(x, self.in_shape)
         y = op(
             images if len(self.in_shape) == 3 else images[..., None],
@@ -514,7 +531,7 @@ class ConvLUTSpec(_ReadSpec):
 
 
 def _averaged(y: jax.Array, block: Sequence[int]) -> jax.Array:
-    """Return averages of whole blocks of places ``[..., rows, columns, outputs]``."""
+    """Return averages over whole blocks of windows ``[..., rows, columns, outputs]``."""
     high, wide = block
 
     def averages(y: jax.Array) -> jax.Array:

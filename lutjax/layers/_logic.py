@@ -189,7 +189,7 @@ def recurrent_call(
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _LogicSpec(Spec):
-    """Base spec with wires and estimators; `wires_fan_out` is the fan-out of explicit wires."""
+    """Base spec with wires and estimators; `wires_fan_out` is the largest explicit fan-out."""
 
     _: dataclasses.KW_ONLY
     estimator: str = "soft"

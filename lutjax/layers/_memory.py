@@ -1,4 +1,4 @@
-"""Memory of n-grams: arguments, variables, forward pass and what it keeps while decoding, for all libraries."""
+"""N-gram memory for all libraries: arguments, variables, forward pass and decoding state."""
 
 import dataclasses
 import functools
@@ -27,24 +27,24 @@ from lutjax.values._dtypes import accumulator
 from lutjax.values._ngrams import check_hashes, places, rows_at
 
 NORMAL_ROWS = Normal(0.02)
-"""First values of rows of a memory."""
+"""Initializer for memory rows."""
 
 MATRIX = LecunNormal()
-"""First values of projections of a memory."""
+"""Initializer for memory projections."""
 
 _NOT_THERE = np.iinfo(np.int32).min
-"""Segment of what is before the first token."""
+"""Segment before the first token."""
 
 _EPSILON = 1e-6
 
 
 class History(NamedTuple):
-    """State of earlier tokens that a memory of n-grams keeps while it decodes: a pytree, which `NgramMemory.history` makes.
+    """Decoding state of an n-gram memory: a pytree made by `NgramMemory.history`.
 
     Attributes:
-      tokens: the latest, as many as the longest n-gram has before its last token.
-      segments: those of the latest tokens, as many as the convolution reaches back.
-      values: gated rows of as many tokens, as the convolution reads them, ``[..., reach, features]``.
+      tokens: latest tokens, one fewer than the longest n-gram.
+      segments: latest segment ids, covering `tokens` and the convolution's reach.
+      values: gated rows for the convolution, ``[..., reach, features]``.
     """
 
     tokens: Int[Array, "*batch _"]
@@ -60,16 +60,17 @@ def memory_call(
     segments: Int[Array, "*#batch length"] | None = None,
     history: History | None = None,
 ) -> Any:
-    """Return what is to be added to the vectors of tokens, ``[..., length, features]``.
+    """Return the update to add to the token vectors, ``[..., length, features]``.
 
     Args:
-      x: vectors of the tokens, from which the gate has its query.
-      tokens: ids of any range, taken modulo ``2**32``.
-      segments: ids ``[..., length]``; n-grams and the convolution see tokens alone that follow each other in one segment.
-      history: of the tokens before, while decoding; see `history`.
+      x: token vectors, from which the gate computes its query.
+      tokens: ids in any range, taken modulo ``2**32``.
+      segments: ids ``[..., length]``; n-grams and the convolution read only consecutive tokens
+        within one segment.
+      history: state from earlier tokens, while decoding; see `history`.
 
     Returns:
-      The output; with a `history` also that of the next call.
+      The output; with a `history` also the history for the next call.
 
     Raises:
       ValueError, TypeError: a shape or dtype is wrong.
@@ -81,42 +82,51 @@ def memory_call(
 class NgramMemorySpec(Spec):
     """Hashed n-gram tables next to attention: the last tokens address rows, and a gate reads them.
 
-    Add ``y = memory(x, tokens)`` to `x`, the token vectors at some depth of a model. Each n-gram that ends at a token has a row in `heads` tables for
-    each of the `orders`: `row_ids` computes them from token ids, so they are known before the model runs. The concatenated rows are projected to a key
-    and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with the query `x`; both are divided by their root mean square, and scaled. A
-    short causal depthwise convolution of gated values, with SiLU, is added to the gated value. Its kernel is initially zero.
+    Add ``y = memory(x, tokens)`` to `x`, the token vectors at some depth of a model. Each n-gram
+    that ends at a token has a row in `heads` tables for each of the `orders`: `row_ids` computes
+    them from token ids, so they are known before the model runs. The concatenated rows are
+    projected to a key and a value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with the
+    query `x`; both are divided by their root mean square, and scaled. A short causal depthwise
+    convolution over gated values, with SiLU, is added to the gated value. Its kernel is initially
+    zero.
 
     Variables:
       weights: tables, trained, ``[len(orders) * heads, rows, width]``, normal(0.02).
       key_kernel, value_kernel: trained, ``[len(orders) * heads * width, features]``, LeCun normal.
       query_scale, key_scale, conv_scale: trained, ``[features]``, ones.
-      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is for the token itself. Only with a `kernel`.
+      conv_kernel: trained, ``[kernel, features]``, zeros; the last row is for the token itself.
+        Only with a `kernel`.
 
     Args:
       features: size of token vectors and outputs.
-      orders: lengths of the n-grams; 2 is a token and its predecessor.
-      rows: rows of each table; any number.
+      orders: n-gram lengths; 2 is a token and its predecessor.
+      rows: rows per table; any number.
       heads: number of tables for each order, each with its own hash.
-      width: size of a row; by default all rows of a token together have `features` values, rounded up.
-      kernel: number of tokens that the convolution reads, spaced by the longest n-gram; 0: no convolution.
-      seed: seed of the hashes; layers with different seeds have different collisions.
-      dtype: dtype of projections and output; by default promoted from inputs and parameters. Rows keep theirs.
+      width: row size; by default all rows for a token together have `features` values, rounded up.
+      kernel: number of tokens read by the convolution, spaced by the longest n-gram; 0: no
+        convolution.
+      seed: hash seed; layers with different seeds have different collisions.
+      dtype: dtype of projections and output; by default promoted from inputs and parameters. Rows
+        keep theirs.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
-      weights_init, kernel_init: initializers of tables and projections, as in `jax.nn.initializers`.
-      row_axis: mesh axis that shards table rows and the samples of a call, inside of a `jax.shard_map` whose `weights` are a block; see
-        `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
-      accumulate: fixed-point accumulation of the lookup; see `lutjax.FixedPoint`.
+      weights_init, kernel_init: initializers of tables and projections, as in
+        `jax.nn.initializers`.
+      row_axis: mesh axis that shards table rows and the batch, inside a `jax.shard_map` whose
+        `weights` are a block; see `lutjax.sharding.lookup_in_blocks`. None: the tables are whole.
+      accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.weighted_lookup`.
-      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a `lutjax.optim.host.HostTables` elsewhere. Then `weights` is a
-        `lutjax.optim.host.HostTable`, and the layer keeps the key of its initial rows, `weights_key`. See docs/host-memory.md.
+      placement: ``"device"``, or host memory: ``"host"`` in Flax NNX, and a
+        `lutjax.optim.host.HostTables` elsewhere. Then `weights` is a `lutjax.optim.host.HostTable`,
+        and the layer keeps the PRNG key for its initial rows, `weights_key`. See
+        docs/host-memory.md.
 
     Raises:
       ValueError: a size is impossible.
 
     Source: docs/semantics.md, section 14.
 
-    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without the merging of
-    tokens of equal meaning and with one branch.
+    Published: Cheng et al., Conditional Memory via Scalable Lookup, 2026 (Engram), without merging
+    of tokens with equal meaning and with one branch.
     """
 
     features: int
@@ -154,17 +164,17 @@ class NgramMemorySpec(Spec):
 
     @property
     def n_tables(self) -> int:
-        """Number of tables of all orders."""
+        """Number of tables for all orders."""
         return len(self.orders) * self.heads
 
     @property
     def reach(self) -> int:
-        """Number of earlier tokens whose values the convolution reads, from the nearest on."""
+        """Number of consecutive earlier tokens in the convolution's receptive field."""
         return max(self.kernel - 1, 0) * max(self.orders)
 
     @property
     def row_size(self) -> int:
-        """Numbers that are read of tables for one token."""
+        """Number of table values read per token."""
         assert self.width is not None
         return self.n_tables * self.width
 
@@ -185,10 +195,10 @@ class NgramMemorySpec(Spec):
         return tuple(found)
 
     def history(self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None) -> History:
-        """Return what the layer keeps before the first token of texts of this batch shape.
+        """Return the state before the first token, for sequences with this batch shape.
 
         Args:
-          dtype: of the inputs, where the layer has no `dtype`; by default that of the parameters.
+          dtype: input dtype, if the layer has no `dtype`; by default the parameter dtype.
         """
         kept = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
         before = max(self.orders) - 1
@@ -200,7 +210,7 @@ class NgramMemorySpec(Spec):
 
     @names_layer
     def row_ids(self, tokens: Any, segments: Any = None, history: History | None = None) -> Any:
-        """Return the rows that tokens read, ``[..., length, tables]``, from ids alone; see `lutjax.ngram_rows`."""
+        """Return row ids ``[..., length, tables]`` for token ids; see `lutjax.ngram_rows`."""
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
@@ -223,7 +233,7 @@ class NgramMemorySpec(Spec):
             )
 
     def _placed(self, tokens: Any, segments: Any, history: History | None) -> jax.Array:
-        """Return the place of each token in its run, which the history may have begun."""
+        """Return each token's position in its run, which may begin in the history."""
         length = tokens.shape[-1]
         if history is None and segments is None:
             return jnp.asarray(places(jnp, None, length))
@@ -286,7 +296,7 @@ class NgramMemorySpec(Spec):
     def _addressed(
         self, tokens: jax.Array, segments: Any, history: History | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the row ids of tokens, and the places of tokens in their runs."""
+        """Return the tokens' row ids, and their positions in their runs."""
         place = self._placed(tokens, segments, history)
         index = self._found(tokens, place, history)
         return index, jnp.broadcast_to(place, tokens.shape)
@@ -301,7 +311,7 @@ class NgramMemorySpec(Spec):
         *,
         dtype: Any,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the output for rows that were read ``[..., tables, width]``, and what the convolution reads."""
+        """Return the output for gathered rows ``[..., tables, width]``, and the gated rows."""
         rows = rows.astype(dtype).reshape(*rows.shape[:-2], self.row_size)
         key, value = (jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value"))
         query = normalized(x, arrays["query_scale"])
@@ -317,7 +327,7 @@ class NgramMemorySpec(Spec):
     def _convolved(
         self, kernel: jax.Array, values: jax.Array, place: jax.Array, before: jax.Array | None
     ) -> jax.Array:
-        """Return for each channel the sum of its value and earlier ones of the same run, times the rows of the kernel."""
+        """Return the causal depthwise convolution within each run."""
         length, step = values.shape[-2], max(self.orders)
         if before is None:
             before = jnp.zeros((*values.shape[:-2], self.reach, self.features), values.dtype)
@@ -332,7 +342,6 @@ class NgramMemorySpec(Spec):
         return total
 
     def _after(self, tokens: jax.Array, segments: Any, values: jax.Array, history: History) -> History:
-        """Return the history after tokens."""
 
         def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
             old = jnp.asarray(old)
@@ -350,7 +359,7 @@ class NgramMemorySpec(Spec):
 
 
 def check_placement(spec: Any) -> None:
-    """Raise ValueError if the tables of a spec cannot lie where it says."""
+    """Raise ValueError if a spec does not support its placement."""
     spec._require_one_of("placement", PLACEMENTS)
     if spec.placement == "host" and spec.row_axis is not None:
         raise ValueError(
@@ -359,7 +368,7 @@ def check_placement(spec: Any) -> None:
 
 
 def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
-    """Return variables that are tables; of those in the memory of the host the keys that draw them."""
+    """Return table variables, or the PRNG keys of host-resident tables."""
     if spec.placement == "device":
         return tables
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
@@ -370,7 +379,7 @@ def placed(spec: Any, *tables: Variable) -> tuple[Variable, ...]:
 
 
 def rows_here(spec: Any, n_rows: int) -> int:
-    """Return the rows of a table that a device has: inside of a `jax.shard_map` over the axis of rows a block, else all."""
+    """Return the number of rows on this device: a block inside `jax.shard_map`, else all."""
     if spec.row_axis not in jax.sharding.get_abstract_mesh().manual_axes:
         return n_rows
     n_devices = jax.lax.axis_size(spec.row_axis)
@@ -389,7 +398,7 @@ def read_rows(
     coefficients: jax.Array,
     groups: int | None = None,
 ) -> jax.Array:
-    """Return weighted sums of rows of tables that are whole, or of which a device has a block."""
+    """Return weighted row sums from whole tables, or from a device's block."""
     options = {"groups": groups, "accumulate": spec.accumulate, "implementation": spec.implementation}
     if isinstance(weights, HostTable):
         return weights.weighted_lookup(index, coefficients, **options)
@@ -400,7 +409,7 @@ def read_rows(
 
 
 def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Return vectors divided by the root of their mean square, and scaled; of 16-bit ones in float32."""
+    """Return vectors divided by their root mean square and scaled, in at least float32."""
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)
     square = jnp.mean(jnp.square(x), -1, keepdims=True)
@@ -408,5 +417,5 @@ def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:
-    """Return an array with axes of size 1 in front, up to so many axes."""
+    """Prepend axes of size 1 up to a rank."""
     return a.reshape((1,) * (rank - a.ndim) + a.shape)

@@ -1,4 +1,4 @@
-"""Memories that are addressed by products of keys: arguments, variables and forward pass, for all libraries."""
+"""Product-key memories for all libraries: arguments, variables and forward pass."""
 
 import dataclasses
 import functools
@@ -24,22 +24,22 @@ from lutjax.ops._checks import accumulation
 from lutjax.tables.host_tables import HostTables
 
 _MOST_KEYS = 46340
-"""Largest number of keys of a set: ids of pairs are int32."""
+"""Largest number of keys in a set: pair ids are int32."""
 
 
 def unit_rows(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Return rows drawn from normal(1 / sqrt(numbers of a row)), so that their lengths are about 1."""
+    """Return rows sampled from normal(1 / sqrt(row size)), so that their lengths are about 1."""
     return jax.random.normal(key, shape, dtype) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
 
 
 def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Return keys drawn from uniform(-1, 1) / sqrt(numbers of a key)."""
+    """Return keys sampled from uniform(-1, 1) / sqrt(key size)."""
     return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _KeySpec(Spec):
-    """Base of the specs of layers whose rows are addressed by products of keys."""
+    """Base spec for layers with product-key row addresses."""
 
     in_features: int
     out_features: int
@@ -81,11 +81,11 @@ class _KeySpec(Spec):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of a table."""
+        """Number of rows per table."""
         return self.n_keys**2
 
     def _tables(self) -> tuple[Variable, ...]:
-        """Return the tables that are addressed."""
+        """Return the addressed tables."""
         raise NotImplementedError
 
     def variables(self) -> tuple[Variable, ...]:
@@ -107,7 +107,7 @@ class _KeySpec(Spec):
     def reads(
         self, arrays: Arrays, x: Float[Array, "*batch inputs"]
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
-        """Return the ids of the rows that are read, those of each head one after the other, and their weights."""
+        """Return the selected row ids, head by head, and their weights."""
         names = ("query_kernel", "query_scale", "half_keys")
         choose = _meshes.divided_by_compiler(
             self._chosen, lambda x, *_: (PartitionSpec(*_meshes.spec_of(x)[:-1]),) * 2
@@ -133,9 +133,10 @@ class _KeySpec(Spec):
 
 @functools.cache
 def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places in two lists from the largest down of pairs that may be among the `k` with the largest sums.
+    """Return rank pairs that may have one of the `k` largest sums over two descending lists.
 
-    A pair ``i, j`` is no better than the ``(i + 1) (j + 1) - 1`` pairs of no later places.
+    Pair ``i, j`` is no better than the ``(i + 1) (j + 1) - 1`` other pairs with ranks up to
+    ``i, j``.
     """
     i, j = np.indices((k, k)).reshape(2, -1)
     may = (i + 1) * (j + 1) <= k
@@ -144,12 +145,13 @@ def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProductKeyMemorySpec(_KeySpec):
-    """Large table of ``n_keys**2`` rows, addressed by products of keys.
+    """Large table with ``n_keys**2`` rows, addressed by products of keys.
 
-    A projection makes two queries for each head, each divided by its root mean square and scaled. Each is compared to `n_keys` keys by inner products.
-    The score of row ``i * n_keys + j`` is the sum of the scores of key ``i`` of the first set and key ``j`` of the second. Each head reads the `k` rows
-    with the largest scores, weighted by their softmax. They are among the pairs of the `k` best keys of both sets, so ``2 * n_keys`` scores suffice.
-    The rows of all heads are added.
+    A projection makes two queries for each head, each divided by its root mean square and scaled.
+    Each is compared to `n_keys` keys by inner products. The score of row ``i * n_keys + j`` sums
+    the scores of key ``i`` in the first set and key ``j`` in the second. Each head reads the `k`
+    rows with the largest scores, weighted by their softmax. They are among the pairs of the `k`
+    best keys in both sets, so ``2 * n_keys`` scores suffice. The rows of all heads are added.
 
     Variables:
       query_kernel: trained, ``[in_features, heads * 2 * key_size]``, LeCun normal.
@@ -160,13 +162,15 @@ class ProductKeyMemorySpec(_KeySpec):
     Args:
       in_features: number of inputs.
       out_features: number of outputs.
-      n_keys: keys of each of the two sets of a head; all heads share the ``n_keys**2`` rows.
-      heads: number of pairs of queries, each with its own keys.
-      k: number of rows that each head reads.
-      key_size: size of a key; by default half of `in_features`, rounded up.
-      dtype: dtype of projection and output; by default promoted from inputs and parameters. The table keeps its own; scores are at least float32.
-      param_dtype: dtype of the parameters: float32, bfloat16, float16 or float64.
-      weights_init, keys_init, kernel_init: initializers of table, keys and projection, as in `jax.nn.initializers`.
+      n_keys: keys in each of a head's two sets; all heads share the ``n_keys**2`` rows.
+      heads: number of query pairs, each with its own keys.
+      k: number of rows per head.
+      key_size: key size; by default half of `in_features`, rounded up.
+      dtype: dtype of projection and output; by default promoted from inputs and parameters. The
+        table keeps its own; scores are at least float32.
+      param_dtype: parameter dtype: float32, bfloat16, float16 or float64.
+      weights_init, keys_init, kernel_init: initializers of table, keys and projection, as in
+        `jax.nn.initializers`.
       row_axis, accumulate, implementation, placement: as in `NgramMemory`.
 
     Raises:
@@ -174,8 +178,8 @@ class ProductKeyMemorySpec(_KeySpec):
 
     Source: docs/semantics.md, section 15.
 
-    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with the normalization of each query by
-    itself in place of that over the batch (Berges et al., Memory Layers at Scale, 2024).
+    Published: Lample et al., Large Memory Layers with Product Keys, 2019, with normalization of
+    each query by itself instead of over the batch (Berges et al., Memory Layers at Scale, 2024).
     """
 
     example: ClassVar[Example] = ("16, 8, n_keys=32, k=4", (32, 16), (32, 8))
@@ -193,22 +197,26 @@ class ProductKeyMemorySpec(_KeySpec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProductKeyExpertsSpec(_KeySpec):
-    """Experts of one neuron each, ``n_keys**2`` of them, of which products of keys select a few for each input.
+    """Single-neuron experts, ``n_keys**2`` in total; product keys select a few for each input.
 
-    Experts are selected and weighted as the rows of a `ProductKeyMemory`. Expert ``i`` adds ``activation(<x, down[i]>) * up[i]``, times its weight.
+    Experts are selected and weighted like the rows in a `ProductKeyMemory`. Expert ``i`` adds
+    ``activation(<x, down[i]>) * up[i]``, times its weight.
 
     Variables:
       query_kernel, query_scale, half_keys: as in `ProductKeyMemory`.
-      down: table of input weights, trained, ``[1, n_keys**2, in_features]``, normal(1 / sqrt(in_features)).
-      up: table of output weights, trained, ``[1, n_keys**2, out_features]``, normal(1 / sqrt(out_features)).
+      down: input weight table, trained, ``[1, n_keys**2, in_features]``, normal(1 /
+        sqrt(in_features)).
+      up: output weight table, trained, ``[1, n_keys**2, out_features]``, normal(1 /
+        sqrt(out_features)).
 
     Args:
-      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init: as in `ProductKeyMemory`.
+      in_features, out_features, heads, key_size, dtype, param_dtype, keys_init, kernel_init: as in
+        `ProductKeyMemory`.
       row_axis, accumulate, implementation, placement: as in `ProductKeyMemory`.
-      n_keys: keys of each of the two sets of a head; all heads share the ``n_keys**2`` experts.
-      k: number of experts that each head selects.
+      n_keys: keys in each of a head's two sets; all heads share the ``n_keys**2`` experts.
+      k: number of experts per head.
       weights_init: initializer of both tables, as in `jax.nn.initializers`.
-      activation: activation of the neurons, a function of arrays.
+      activation: activation function, applied to arrays.
 
     Raises:
       ValueError: a size is impossible.

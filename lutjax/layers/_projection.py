@@ -1,4 +1,4 @@
-"""Layer of scored tables between two projections: arguments, variables and forward pass, for all libraries."""
+"""Scored table layer between two projections, for all libraries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -37,12 +37,12 @@ CONFIDENCE = Confidence()
 
 
 def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Return tables drawn from uniform(-0.001, 0.001)."""
+    """Return tables sampled from uniform(-0.001, 0.001)."""
     return jax.random.uniform(key, shape, dtype, -1e-3, 1e-3)
 
 
 def check_read(layer: str, read: Any) -> None:
-    """Raise if a read is none."""
+    """Raise if `read` is not a read."""
     if not isinstance(read, Read):
         raise ValueError(
             f"{layer}: read is {shown(read)}; expected one of lutjax.reads, such as Confidence()."
@@ -50,21 +50,21 @@ def check_read(layer: str, read: Any) -> None:
 
 
 def scalars_of(read: Read) -> tuple[Variable, ...]:
-    """Return the learned scalars of a read as variables."""
+    """Return a read's learned scalars as variables."""
     return tuple(
         Variable(name, "scalars", (), value.dtype, lambda key, name=name: read.initial()[name])  # type: ignore[misc]
-        for name, value in jax.eval_shape(read.initial).items()  # no array is made before one is drawn
+        for name, value in jax.eval_shape(read.initial).items()  # no array is allocated before initialization
     )
 
 
 def check_scalar(layer: str, name: str, value: Any) -> None:
-    """Raise if a scalar of a read is not finite."""
+    """Raise if a read scalar is not finite."""
     if not np.isfinite(np.asarray(value)):
         raise ValueError(f"{layer}: {name} is {value}; it must be finite.")
 
 
 class ScoredSpec(Spec):
-    """Base of the specs of layers of scored tables: dropout of tables, and tables of integers."""
+    """Base spec for scored table layers: table dropout and integer tables."""
 
     stream: ClassVar[str] = "dropout"
 
@@ -80,7 +80,7 @@ class ScoredSpec(Spec):
 
     @property
     def table_groups(self) -> int:
-        """Number of groups of tables, each with scales of its own for integers."""
+        """Number of table groups, each with its own integer scales."""
         raise NotImplementedError
 
     def _check_scored(self) -> None:
@@ -97,7 +97,7 @@ class ScoredSpec(Spec):
             )
 
     def _quantized_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
-        """Return the variables of tables of integers of a shape."""
+        """Return the variables for integer tables."""
 
         def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
             return Variable(name, QUANTIZED, shape, dtype, lambda key: jnp.zeros(shape, dtype))
@@ -106,13 +106,14 @@ class ScoredSpec(Spec):
 
     @names_layer
     def quantize(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
-        """Return the spec of the layer with tables of integers, and its arrays ``weights`` and ``exponents``.
+        """Return the spec with integer tables, and its arrays ``weights`` and ``exponents``.
 
         Args:
-          weights: tables of floats, with any axes in front of stacked layers.
+          weights: float tables ``[..., tables, rows, outputs]``, with extra axes for stacked
+            layers.
 
         Raises:
-          ValueError: the read is another one than `lutjax.reads.PowersOfTwo`.
+          ValueError: the read is not `lutjax.reads.PowersOfTwo`.
         """
         spec = dataclasses.replace(self, quantized=True)  # type: ignore[call-arg]
 
@@ -125,12 +126,12 @@ class ScoredSpec(Spec):
         return spec, quantize(weights)
 
     def tables_of(self, arrays: Arrays) -> Any:
-        """Return the tables as ops take them."""
+        """Return the tables in the op's format."""
         weights = arrays["weights"]  # the array itself: see lutjax.optim
         return lutjax.QuantizedTables(weights, arrays["exponents"]) if self.quantized else weights
 
     def scalars_of(self, arrays: Arrays) -> dict[str, Any] | None:
-        """Return the scalars of the read; None without a read."""
+        """Return the read's scalars; None without a read."""
         names = (v.name for v in self.all_variables if v.kind == "scalars")
         return None if self.read is None else {name: arrays[name] for name in names}
 
@@ -138,7 +139,7 @@ class ScoredSpec(Spec):
         return not self.random or (self.deterministic if deterministic is None else deterministic)
 
     def _keep(self, key: Array | None, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draw factors of tables ``[..., T]``, of mean 1."""
+        """Sample table dropout factors ``[..., T]`` with mean 1."""
         if key is None:
             raise self._error(
                 f"table_dropout is {self.table_dropout}, which needs rngs; or pass deterministic=True."
@@ -150,45 +151,56 @@ class ScoredSpec(Spec):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProjectionLUTSpec(ScoredSpec):
-    """Replacement of a feed-forward layer: a projection, heads of lookup tables, and a second projection.
+    """Feed-forward layer replacement: a projection, heads of lookup tables, another projection.
 
-    The first projection makes `width` inputs for each head. The tables of a head compare pairs of its inputs, and add the selected rows, weighted by
-    a score of the comparison margins: see `lutjax.scored_lut`. The second projection starts at zero, so a residual block with a new layer is the
-    identity. Without both projections the layer consists of tables only.
+    The first projection makes `width` inputs for each head. The tables of a head compare pairs of
+    its inputs, and add the selected rows, weighted by a score of the comparison margins: see
+    `lutjax.scored_lut`. The second projection starts at zero, so a residual block with a new layer
+    is the identity. Without both projections the layer consists only of tables.
 
     Variables:
-      compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and zeros.
-      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, different pairs ``a < b`` as far as possible.
+      compress_kernel, compress_bias: trained, ``[in_features, heads * width]``, normal(0.02), and
+        zeros.
+      anchors: int32 ids of a head's inputs ``[heads * tables, bits, 2]``, distinct pairs ``a < b``
+        if possible.
       weights: tables, trained, ``[heads * tables, 2**bits, outputs]``, uniform(-0.001, 0.001).
-      log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in ``read.initial()``.
+      log_beta, log_gamma, log_tau: trained scalars of the read, float32, by their names in
+        ``read.initial()``.
       decompress_kernel, decompress_bias: trained, ``[heads * outputs, out_features]``, zeros.
-      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with ``quantized=True``.
+      weights, exponents: int8 tables and their scale, int32 ``[heads, outputs]``, not trained, with
+        ``quantized=True``.
 
     Args:
       in_features: number of inputs.
       out_features: number of outputs.
-      heads: number of groups of tables.
-      tables: number of tables of each head.
-      bits: number of anchor pairs of each table.
-      width: inputs of a head; by default an equal share of `in_features`, rounded up, or all with `share_input`.
-      outputs: outputs of a head; by default an equal share of `out_features`, rounded up, or all with `sum_heads`.
+      heads: number of table groups.
+      tables: number of tables per head.
+      bits: number of anchor pairs per table.
+      width: inputs per head; by default an equal share of `in_features`, rounded up, or all with
+        `share_input`.
+      outputs: outputs per head; by default an equal share of `out_features`, rounded up, or all
+        with `sum_heads`.
       read: one of `lutjax.reads` or your own.
       share_input: whether all heads read the same inputs.
       sum_heads: whether the outputs of all heads are added.
-      compress: whether there is a first projection; otherwise inputs are those of the heads, concatenated.
+      compress: whether there is a first projection; otherwise inputs are the concatenated head
+        inputs.
       decompress: whether there is a second projection.
-      table_dropout: share of tables dropped in training, for each sample; other tables are scaled up.
+      table_dropout: share of tables dropped in training, for each sample; other tables are scaled
+        up.
       deterministic: whether calls run without dropout.
       quantized: int8 tables without gradients, for a layer trained with `lutjax.reads.PowersOfTwo`.
-      dtype: dtype of projections and output; by default promoted from inputs and parameters. Tables keep theirs; scores are at least float32.
+      dtype: dtype of projections and output; by default promoted from inputs and parameters. Tables
+        keep theirs; scores are at least float32.
       param_dtype: dtype of tables and projections: float32, bfloat16, float16 or float64.
-      weights_init, compress_init, decompress_init: initializers of tables and projections, as in `jax.nn.initializers`.
-      accumulate: fixed-point accumulation of the lookup; see `lutjax.FixedPoint`.
+      weights_init, compress_init, decompress_init: initializers of tables and projections, as in
+        `jax.nn.initializers`.
+      accumulate: fixed-point accumulation in the lookup; see `lutjax.FixedPoint`.
       implementation: implementation of the lookup; see `lutjax.scored_lut`.
       anchors: int32 ``[heads * tables, bits, 2]``, instead of random ones.
 
     Raises:
-      ValueError: a size is impossible, or an anchor is not an input of a head.
+      ValueError: a size is impossible, or an anchor is not a head input.
 
     Source: docs/semantics.md, section 12.
     """
@@ -238,14 +250,14 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.width < 2:  # type: ignore[operator]
             raise self._error(f"width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
-        taken = names & set(jax.eval_shape(self.read.initial))  # sizes of layers are checked without a device
+        taken = names & set(jax.eval_shape(self.read.initial))  # checks layer sizes without a device
         if taken:
             raise self._error(
                 f"{self.read!r} has scalars called {sorted(taken)}, as variables of the layer are; give them other names."
             )
 
     def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:
-        """Fill in a size of heads, or check it where the features are those of the heads."""
+        """Fill in a head size, or check it without a projection."""
         total = getattr(self, features)
         if getattr(self, name) is None:
             setattr(self, name, -(-total // n))
@@ -262,16 +274,16 @@ class ProjectionLUTSpec(ScoredSpec):
 
     @property
     def n_inputs(self) -> int:
-        """Number of heads with inputs of their own."""
+        """Number of heads with separate inputs."""
         return 1 if self.share_input else self.heads
 
     @property
     def n_outputs(self) -> int:
-        """Number of heads with outputs of their own."""
+        """Number of heads with separate outputs."""
         return 1 if self.sum_heads else self.heads
 
     def _arrays_of_layer(self) -> tuple[Variable, ...]:
-        """Return the variables but for the scalars of the read."""
+        """Return all variables except the read's scalars."""
         n_tables, width, outputs = self.heads * self.tables, self.width, self.outputs
         assert width is not None
         assert outputs is not None
@@ -332,7 +344,7 @@ class ProjectionLUTSpec(ScoredSpec):
 
     @names_layer
     def compressed(self, arrays: Arrays, x: Any) -> jax.Array:
-        """Check and cast inputs, and return those of the heads, ``[..., heads, width]``."""
+        """Check and cast inputs, and return head inputs, ``[..., heads, width]``."""
         require_array(self.layer, "x", x)
         if not x.ndim or x.shape[-1] != self.in_features:
             raise self._error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
@@ -352,7 +364,7 @@ class ProjectionLUTSpec(ScoredSpec):
         deterministic: bool | None = None,
         key: Any = None,
     ) -> jax.Array:
-        """Return the outputs of `lutjax.scored_lut` with the options of the layer, ``[..., heads, outputs]``."""
+        """Run `lutjax.scored_lut` with the layer's options: ``[..., heads, outputs]``."""
         shape = (*z.shape[:-2], self.heads * self.tables)
         return op(
             z,
@@ -367,7 +379,7 @@ class ProjectionLUTSpec(ScoredSpec):
 
     @names_layer
     def decompressed(self, arrays: Arrays, y: jax.Array, x: Any) -> jax.Array:
-        """Return outputs of the layer for those of the heads and its inputs."""
+        """Return layer outputs for head outputs and layer inputs."""
         y = y.reshape(*y.shape[:-2], y.shape[-2] * y.shape[-1]).astype(self._promoted(x))
         if self.decompress:
             y = _projected(y, arrays["decompress_kernel"], arrays["decompress_bias"])
